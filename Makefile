@@ -1,0 +1,46 @@
+# make demo   set up, profile the bundled example on the CPU, show where its time went
+# make test   set up, then everything CI runs: lint, types, import contracts, all tests
+# make check  the fast part of `make test`, without installing anything
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check lint types contracts unit slow schemas docs clean
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp a set of extras, made again when what is to be installed changes.
+$(STAMP)-run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch]'
+	touch $@
+
+$(STAMP)-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
+	touch $@ $(STAMP)-run
+
+demo: $(STAMP)-run
+	$(BIN)/uprof run --backend cpu --force -o .cache/demo examples/transformer.py
+
+test: $(STAMP)-dev
+	$(MAKE) lint types contracts
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients'
+
+check: lint types contracts unit
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+contracts:
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+unit:
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

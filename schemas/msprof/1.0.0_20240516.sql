@@ -1,0 +1,331 @@
+-- msprof database, schema revision 1.0.0_20240516. Frozen: never edited after release.
+CREATE TABLE STRING_IDS (
+  id INTEGER PRIMARY KEY,
+  value TEXT
+);
+CREATE TABLE SESSION_TIME_INFO (
+  startTimeNs INTEGER,
+  endTimeNs INTEGER
+);
+CREATE TABLE NPU_INFO (
+  id INTEGER,
+  name TEXT
+);
+CREATE TABLE HOST_INFO (
+  hostUid INTEGER,
+  hostName TEXT
+);
+CREATE TABLE TASK (
+  startNs INTEGER,
+  endNs INTEGER,
+  deviceId INTEGER,
+  connectionId INTEGER,
+  globalTaskId INTEGER,
+  globalPid INTEGER,
+  taskType INTEGER,
+  contextId INTEGER,
+  streamId INTEGER,
+  taskId INTEGER,
+  modelId INTEGER
+);
+CREATE TABLE COMPUTE_TASK_INFO (
+  name INTEGER,
+  globalTaskId INTEGER PRIMARY KEY,
+  block_dim INTEGER,
+  mixBlockDim INTEGER,
+  taskType INTEGER,
+  opType INTEGER,
+  inputFormats INTEGER,
+  inputDataTypes INTEGER,
+  inputShapes INTEGER,
+  outputFormats INTEGER,
+  outputDataTypes INTEGER,
+  outputShapes INTEGER,
+  attrInfo INTEGER
+);
+CREATE TABLE COMMUNICATION_TASK_INFO (
+  name INTEGER,
+  globalTaskId INTEGER,
+  taskType INTEGER,
+  planeId INTEGER,
+  groupName INTEGER,
+  notifyId INTEGER,
+  rdmaType INTEGER,
+  srcRank INTEGER,
+  dstRank INTEGER,
+  transportType INTEGER,
+  size INTEGER,
+  dataType INTEGER,
+  linkType INTEGER,
+  opId INTEGER
+);
+CREATE TABLE COMMUNICATION_OP (
+  opName INTEGER,
+  startNs INTEGER,
+  endNs INTEGER,
+  connectionId INTEGER,
+  groupName INTEGER,
+  opId INTEGER PRIMARY KEY,
+  relay INTEGER,
+  retry INTEGER,
+  dataType INTEGER,
+  algType INTEGER,
+  count NUMERIC,
+  opType INTEGER
+);
+CREATE TABLE CANN_API (
+  startNs INTEGER,
+  endNs INTEGER,
+  type INTEGER,
+  globalTid INTEGER,
+  connectionId INTEGER PRIMARY KEY,
+  name INTEGER
+);
+CREATE TABLE NPU_MEM (
+  type INTEGER,
+  ddrUsage NUMERIC,
+  hbmUsage NUMERIC,
+  timestampNs INTEGER,
+  deviceId INTEGER
+);
+CREATE TABLE NPU_MODULE_MEM (
+  moduleId INTEGER,
+  timestampNs INTEGER,
+  totalReserved NUMERIC,
+  deviceId INTEGER
+);
+CREATE TABLE NPU_OP_MEM (
+  operatorName INTEGER,
+  addr INTEGER,
+  type INTEGER,
+  size INTEGER,
+  timestampNs INTEGER,
+  globalTid INTEGER,
+  totalAllocate NUMERIC,
+  totalReserve NUMERIC,
+  component INTEGER,
+  deviceId INTEGER
+);
+CREATE TABLE NIC (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  bandwidth INTEGER,
+  rxPacketRate NUMERIC,
+  rxByteRate NUMERIC,
+  rxPackets INTEGER,
+  rxBytes INTEGER,
+  rxErrors INTEGER,
+  rxDropped INTEGER,
+  txPacketRate NUMERIC,
+  txByteRate NUMERIC,
+  txPackets INTEGER,
+  txBytes INTEGER,
+  txErrors INTEGER,
+  txDropped INTEGER,
+  funcId INTEGER
+);
+CREATE TABLE ROCE (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  bandwidth INTEGER,
+  rxPacketRate NUMERIC,
+  rxByteRate NUMERIC,
+  rxPackets INTEGER,
+  rxBytes INTEGER,
+  rxErrors INTEGER,
+  rxDropped INTEGER,
+  txPacketRate NUMERIC,
+  txByteRate NUMERIC,
+  txPackets INTEGER,
+  txBytes INTEGER,
+  txErrors INTEGER,
+  txDropped INTEGER,
+  funcId INTEGER
+);
+CREATE TABLE HBM (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  bandwidth NUMERIC,
+  hbmId INTEGER,
+  type INTEGER
+);
+CREATE TABLE DDR (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  read NUMERIC,
+  write NUMERIC
+);
+CREATE TABLE LLC (
+  deviceId INTEGER,
+  llcId INTEGER,
+  timestampNs INTEGER,
+  hitRate REAL,
+  throughput INTEGER,
+  mode INTEGER
+);
+CREATE TABLE TASK_PMU_INFO (
+  globalTaskId INTEGER,
+  name INTEGER,
+  value NUMERIC
+);
+CREATE TABLE SAMPLE_PMU_TIMELINE (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  totalCycle INTEGER,
+  usage NUMERIC,
+  freq NUMERIC,
+  coreId INTEGER,
+  coreType INTEGER
+);
+CREATE TABLE SAMPLE_PMU_SUMMARY (
+  deviceId INTEGER,
+  metric INTEGER,
+  value NUMERIC,
+  coreId INTEGER,
+  coreType INTEGER
+);
+CREATE TABLE PCIE (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  txPostMin NUMERIC,
+  txPostMax NUMERIC,
+  txPostAvg NUMERIC,
+  txNonpostMin NUMERIC,
+  txNonpostMax NUMERIC,
+  txNonpostAvg NUMERIC,
+  txCplMin NUMERIC,
+  txCplMax NUMERIC,
+  txCplAvg NUMERIC,
+  txNonpostLatencyMin NUMERIC,
+  txNonpostLatencyMax NUMERIC,
+  txNonpostLatencyAvg NUMERIC,
+  rxPostMin NUMERIC,
+  rxPostMax NUMERIC,
+  rxPostAvg NUMERIC,
+  rxNonpostMin NUMERIC,
+  rxNonpostMax NUMERIC,
+  rxNonpostAvg NUMERIC,
+  rxCplMin NUMERIC,
+  rxCplMax NUMERIC,
+  rxCplAvg NUMERIC
+);
+CREATE TABLE HCCS (
+  deviceId INTEGER,
+  timestampNs INTEGER,
+  txThroughput NUMERIC,
+  rxThroughput NUMERIC
+);
+CREATE TABLE ACC_PMU (
+  accId INTEGER,
+  readBwLevel INTEGER,
+  writeBwLevel INTEGER,
+  readOstLevel INTEGER,
+  writeOstLevel INTEGER,
+  timestampNs NUMERIC,
+  deviceId INTEGER
+);
+CREATE TABLE SOC_BANDWIDTH_LEVEL (
+  l2BufferBwLevel INTEGER,
+  mataBwLevel INTEGER,
+  timestampNs NUMERIC,
+  deviceId INTEGER
+);
+CREATE TABLE META_DATA (
+  name TEXT,
+  value TEXT
+);
+CREATE TABLE ENUM_API_TYPE (
+  id INTEGER PRIMARY KEY,
+  name TEXT
+);
+CREATE TABLE ENUM_MODULE (
+  id INTEGER PRIMARY KEY,
+  name TEXT
+);
+CREATE INDEX TaskIndex ON TASK (startNs, globalTaskId);
+CREATE INDEX CommunicationTaskIndex ON COMMUNICATION_TASK_INFO (globalTaskId);
+INSERT INTO META_DATA (name, value) VALUES ('SCHEMA_VERSION', '1.0.0');
+INSERT INTO META_DATA (name, value) VALUES ('SCHEMA_VERSION_MAJOR', '1');
+INSERT INTO META_DATA (name, value) VALUES ('SCHEMA_VERSION_MINOR', '0');
+INSERT INTO META_DATA (name, value) VALUES ('SCHEMA_VERSION_MICRO', '0');
+INSERT INTO ENUM_API_TYPE (id, name) VALUES (5000, 'runtime');
+INSERT INTO ENUM_API_TYPE (id, name) VALUES (5500, 'hccl');
+INSERT INTO ENUM_API_TYPE (id, name) VALUES (10000, 'node');
+INSERT INTO ENUM_API_TYPE (id, name) VALUES (15000, 'model');
+INSERT INTO ENUM_API_TYPE (id, name) VALUES (20000, 'acl');
+INSERT INTO ENUM_MODULE (id, name) VALUES (0, 'SLOG');
+INSERT INTO ENUM_MODULE (id, name) VALUES (1, 'IDEDD');
+INSERT INTO ENUM_MODULE (id, name) VALUES (2, 'IDEDH');
+INSERT INTO ENUM_MODULE (id, name) VALUES (3, 'HCCL');
+INSERT INTO ENUM_MODULE (id, name) VALUES (4, 'FMK');
+INSERT INTO ENUM_MODULE (id, name) VALUES (5, 'HIAIENGINE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (6, 'DVPP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (7, 'RUNTIME');
+INSERT INTO ENUM_MODULE (id, name) VALUES (8, 'CCE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (9, 'HDC');
+INSERT INTO ENUM_MODULE (id, name) VALUES (10, 'DRV');
+INSERT INTO ENUM_MODULE (id, name) VALUES (11, 'MDCFUSION');
+INSERT INTO ENUM_MODULE (id, name) VALUES (12, 'MDCLOCATION');
+INSERT INTO ENUM_MODULE (id, name) VALUES (13, 'MDCPERCEPTION');
+INSERT INTO ENUM_MODULE (id, name) VALUES (14, 'MDCFSM');
+INSERT INTO ENUM_MODULE (id, name) VALUES (15, 'MDCCOMMON');
+INSERT INTO ENUM_MODULE (id, name) VALUES (16, 'MDCMONITOR');
+INSERT INTO ENUM_MODULE (id, name) VALUES (17, 'MDCBSWP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (18, 'MDCDEFAULT');
+INSERT INTO ENUM_MODULE (id, name) VALUES (19, 'MDCSC');
+INSERT INTO ENUM_MODULE (id, name) VALUES (20, 'MDCPNC');
+INSERT INTO ENUM_MODULE (id, name) VALUES (21, 'MLL');
+INSERT INTO ENUM_MODULE (id, name) VALUES (22, 'DEVMM');
+INSERT INTO ENUM_MODULE (id, name) VALUES (23, 'KERNEL');
+INSERT INTO ENUM_MODULE (id, name) VALUES (24, 'LIBMEDIA');
+INSERT INTO ENUM_MODULE (id, name) VALUES (25, 'CCECPU');
+INSERT INTO ENUM_MODULE (id, name) VALUES (26, 'ASCENDDK');
+INSERT INTO ENUM_MODULE (id, name) VALUES (27, 'ROS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (28, 'HCCP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (29, 'ROCE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (30, 'TEFUSION');
+INSERT INTO ENUM_MODULE (id, name) VALUES (31, 'PROFILING');
+INSERT INTO ENUM_MODULE (id, name) VALUES (32, 'DP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (33, 'APP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (34, 'TS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (35, 'TSDUMP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (36, 'AICPU');
+INSERT INTO ENUM_MODULE (id, name) VALUES (37, 'LP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (38, 'TDT');
+INSERT INTO ENUM_MODULE (id, name) VALUES (39, 'FE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (40, 'MD');
+INSERT INTO ENUM_MODULE (id, name) VALUES (41, 'MB');
+INSERT INTO ENUM_MODULE (id, name) VALUES (42, 'ME');
+INSERT INTO ENUM_MODULE (id, name) VALUES (43, 'IMU');
+INSERT INTO ENUM_MODULE (id, name) VALUES (44, 'IMP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (45, 'GE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (46, 'MDCFUSA');
+INSERT INTO ENUM_MODULE (id, name) VALUES (47, 'CAMERA');
+INSERT INTO ENUM_MODULE (id, name) VALUES (48, 'ASCENDCL');
+INSERT INTO ENUM_MODULE (id, name) VALUES (49, 'TEEOS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (50, 'ISP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (51, 'SIS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (52, 'HSM');
+INSERT INTO ENUM_MODULE (id, name) VALUES (53, 'DSS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (54, 'PROCMGR');
+INSERT INTO ENUM_MODULE (id, name) VALUES (55, 'BBOX');
+INSERT INTO ENUM_MODULE (id, name) VALUES (56, 'AIVECTOR');
+INSERT INTO ENUM_MODULE (id, name) VALUES (57, 'TBE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (58, 'FV');
+INSERT INTO ENUM_MODULE (id, name) VALUES (59, 'MDCMAP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (60, 'TUNE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (61, 'HSS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (62, 'FFTS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (63, 'OP');
+INSERT INTO ENUM_MODULE (id, name) VALUES (64, 'UDF');
+INSERT INTO ENUM_MODULE (id, name) VALUES (65, 'HICAID');
+INSERT INTO ENUM_MODULE (id, name) VALUES (66, 'TSYNC');
+INSERT INTO ENUM_MODULE (id, name) VALUES (67, 'AUDIO');
+INSERT INTO ENUM_MODULE (id, name) VALUES (68, 'TPRT');
+INSERT INTO ENUM_MODULE (id, name) VALUES (69, 'ASCENDCKERNEL');
+INSERT INTO ENUM_MODULE (id, name) VALUES (70, 'ASYS');
+INSERT INTO ENUM_MODULE (id, name) VALUES (71, 'ATRACE');
+INSERT INTO ENUM_MODULE (id, name) VALUES (72, 'RTC');
+INSERT INTO ENUM_MODULE (id, name) VALUES (73, 'SYSMONITOR');
+INSERT INTO ENUM_MODULE (id, name) VALUES (74, 'MBUFF');
+INSERT INTO ENUM_MODULE (id, name) VALUES (75, 'CUSTOM');

@@ -1,0 +1,36 @@
+"""uprof: one profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.
+
+The public API in one screen; everything is imported when it is first used, so that
+`import unified_prof` loads neither torch nor NumPy nor SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS: dict[str, str] = {}
+"""Public name -> module that defines it."""
+
+__all__ = ["__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name the first time it is asked for."""
+    try:
+        module = _EXPORTS[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    pass

@@ -1,0 +1,1 @@
+"""Report files to numbers: totals, breakdowns, comparison, gate."""

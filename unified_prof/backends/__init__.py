@@ -1,0 +1,1 @@
+"""Run a workload under a profiler of one kind of device."""

@@ -1,0 +1,84 @@
+"""What a backend is: the few things the pipeline asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from unified_prof.tracking.records import TrackedRun
+
+RUN_TIME = "run-time"
+MEMORY = "memory"
+TIMELINE = "timeline"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What to run and what to measure; the same for every backend."""
+
+    target: str
+    """Path of a script, or a module name when `is_module`."""
+    is_module: bool
+    arguments: tuple[str, ...]
+    """The workload's own arguments."""
+    reports: tuple[str, ...]
+    """Of RUN_TIME, MEMORY, TIMELINE."""
+    output_dir: Path
+    """Exists; a backend may keep raw recordings below it."""
+    project_root: Path
+    warmup: int
+    iterations: int
+    scope: str = "module"
+    """`module`: operations below a module of the project; `project`: all with a project frame."""
+    stop_after: bool = False
+    """End the script once the asked iterations are measured."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options only one backend knows, checked by that backend before anything starts."""
+    progress: Callable[[str], None] = lambda _: None
+    """Told in a few words what is going on; never called from a measured region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Something raw that a backend left on disk for a decoder."""
+
+    kind: str
+    """Name of the decoder: `prof` or `kineto`."""
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a backend brings back."""
+
+    exit_code: int
+    """The workload's own."""
+    tracked: TrackedRun | None = None
+    recordings: tuple[Recording, ...] = ()
+    failure: str | None = None
+    """Why the measurement is missing or partial, in a sentence for the user."""
+
+
+class Backend(Protocol):
+    """Runs a workload on one kind of device.
+
+    It neither writes reports nor opens databases: it returns records and raw recordings.
+    """
+
+    name: str
+    reports: tuple[str, ...]
+    """The report families it can produce, of RUN_TIME, MEMORY, TIMELINE."""
+
+    def unavailable_reason(self) -> str | None:
+        """Return why this backend cannot run here, or None when it can; asks the device."""
+
+    def run(self, spec: RunSpec) -> Capture:
+        """Run the workload and measure it.
+
+        Raises:
+            UsageError: an option this backend cannot honour, found before anything started.
+            DeviceUnavailableError: the device went away.
+            CaptureError: the profiler failed, or the workload broke the providers' rules.
+        """

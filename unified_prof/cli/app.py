@@ -1,0 +1,53 @@
+"""The `uprof` command: one Typer application, one error boundary, one file per command."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from unified_prof import __version__
+from unified_prof.errors import UprofError
+
+app = typer.Typer(
+    name="uprof",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
+)
+
+# One module a command (or group of commands), in the order of `uprof --help`. Each has a
+# function `register(app)`; heavy imports belong inside the commands' functions.
+COMMANDS: tuple[str, ...] = ()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"uprof {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
+    ),
+) -> None:
+    pass
+
+
+for _command in COMMANDS:
+    import_module(f"unified_prof.cli.{_command}").register(app)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line; a UprofError becomes one or two stderr lines and its exit code."""
+    try:
+        app(argv)
+    except UprofError as err:
+        typer.echo(f"uprof: error: {err}", err=True)
+        if err.hint:
+            typer.echo(f"uprof: hint: {err.hint}", err=True)
+        sys.exit(err.exit_code)

@@ -1,0 +1,1 @@
+"""Raw files of other profilers to columns."""

@@ -1,0 +1,74 @@
+"""Every error uprof raises on purpose, and the exit code the shell sees.
+
+UprofError                  1   the answer is no, or an error of no finer kind
++- UsageError               2   wrong use: an option, a path or a value that cannot be meant
++- InconclusiveError        3   not enough data to answer
++- DeviceUnavailableError   4   no such device, driver or toolkit here
++- CaptureError             5   the profiler ran and failed, or the workload broke its rules
++- RawFormatError           6   a raw file is not what its version says
++- StoreError               7   a report cannot be read or written as a database
+|  +- SchemaVersionError    8   readable, but at a version that is not accepted
++- OutputError              9   the output cannot be written (exists, read-only, disk full)
+
+`uprof run` returns the workload's own exit code whenever that is not 0.
+"""
+
+from __future__ import annotations
+
+
+class UprofError(Exception):
+    """Base class: `str(err)` is the one-line message, `hint` says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(UprofError):
+    """The command or call cannot be meant as it was written."""
+
+    exit_code = 2
+
+
+class InconclusiveError(UprofError):
+    """The question is sound but the data cannot answer it."""
+
+    exit_code = 3
+
+
+class DeviceUnavailableError(UprofError):
+    """A device, driver or toolkit that the request needs is not here."""
+
+    exit_code = 4
+
+
+class CaptureError(UprofError):
+    """A profiler ran and failed, or the workload did not do what it must."""
+
+    exit_code = 5
+
+
+class RawFormatError(UprofError):
+    """A raw recording is not what its kind and version promise."""
+
+    exit_code = 6
+
+
+class StoreError(UprofError):
+    """A report cannot be used as the database it should be."""
+
+    exit_code = 7
+
+
+class SchemaVersionError(StoreError):
+    """A report is readable, but at a schema version that is not accepted."""
+
+    exit_code = 8
+
+
+class OutputError(UprofError):
+    """An output cannot be written: it exists, its place is read-only, the disk is full."""
+
+    exit_code = 9

@@ -1,0 +1,1 @@
+"""Recognise any report file and bring older ones up to date."""

@@ -1,0 +1,1 @@
+"""The on-disk schemas as SQLAlchemy models, and their frozen text."""

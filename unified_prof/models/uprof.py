@@ -1,0 +1,63 @@
+"""What uprof adds to a report, in tables of its own: never in a vendor's table.
+
+The same tables serve both families; each exists only where it has rows.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class UprofBase(DeclarativeBase):
+    """Registry of the UPROF_ tables."""
+
+
+class Run(UprofBase):
+    """One fact about how the report came to be (provenance)."""
+
+    __tablename__ = "UPROF_RUN"
+    name: Mapped[str] = mapped_column(primary_key=True, doc="what the fact is about")
+    value: Mapped[str | None] = mapped_column(doc="the fact; lists and mappings are JSON")
+
+
+class Anomaly(UprofBase):
+    """Something that was skipped, truncated, unmatched, unknown or could not be measured."""
+
+    __tablename__ = "UPROF_ANOMALIES"
+    name: Mapped[str] = mapped_column(primary_key=True, doc="kind of anomaly, snake_case")
+    count: Mapped[int] = mapped_column(doc="how often")
+    detail: Mapped[str | None] = mapped_column(doc="the first case, in words")
+
+
+class Iteration(UprofBase):
+    """One measured iteration of a Skyline run."""
+
+    __tablename__ = "UPROF_ITERATIONS"
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="number from 0, warm-up excluded")
+    total_ms: Mapped[float] = mapped_column(doc="wall or device time of the whole iteration, ms")
+    forward_ms: Mapped[float | None] = mapped_column(doc="outside backward and optimizer, ms")
+    backward_ms: Mapped[float | None] = mapped_column(doc="inside the autograd engine, ms")
+    peak_usage_bytes: Mapped[int | None] = mapped_column(doc="peak of this iteration, bytes")
+    matched: Mapped[int] = mapped_column(
+        doc="1: same operation sequence as the report's entries; 0: differs, not averaged"
+    )
+
+
+class RunTimeSample(UprofBase):
+    """One operation's time in one iteration: the sample behind a run_time_entries median."""
+
+    __tablename__ = "UPROF_RUN_TIME_SAMPLES"
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="run_time_entries.id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    forward_ms: Mapped[float] = mapped_column(doc="forward time of this call, ms")
+    backward_ms: Mapped[float | None] = mapped_column(doc="backward time of this call, ms, or NULL")
+
+
+class ModulePath(UprofBase):
+    """The qualified nn.Module path an entry belongs to, such as `encoder.layers.0.linear1`."""
+
+    __tablename__ = "UPROF_MODULES"
+    kind: Mapped[str] = mapped_column(primary_key=True, doc="operation, weight or activation")
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    module_path: Mapped[str] = mapped_column(doc="as in named_modules(); '' is the root model")
+    module_class: Mapped[str | None] = mapped_column(doc="class name of that module")

@@ -1,0 +1,1 @@
+"""Whole jobs: from a recording or a workload to finished report files."""

@@ -1,0 +1,1 @@
+"""Numbers to text, JSON, Markdown, HTML and traces."""

@@ -1,0 +1,1 @@
+"""Columns to SQLite files and back: interning, writing, reading."""

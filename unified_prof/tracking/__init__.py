@@ -1,0 +1,1 @@
+"""In-process tracking of torch operations: identity, time, memory."""

@@ -1,0 +1,38 @@
+"""The only unit conversions, all exact.
+
+Times inside uprof are whole nanoseconds since the Unix epoch as Python or NumPy int64. A
+float64 cannot hold those: above 2**53 ns (104 days after 1970) it loses nanoseconds.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def us_text_to_ns(text: str) -> int:
+    """Convert decimal microseconds, as vendors print them, to whole nanoseconds.
+
+    Digits beyond the nanosecond are cut off towards zero.
+
+    Raises:
+        ValueError: `text` is not a finite decimal number.
+    """
+    try:
+        value = Decimal(text) * NS_PER_US
+        return int(value)
+    except (ArithmeticError, ValueError, OverflowError):
+        raise ValueError(f"not a decimal number of microseconds: {text!r}") from None
+
+
+def ns_to_ms(duration_ns: float) -> float:
+    """Convert a duration (not a point in time) from nanoseconds to milliseconds."""
+    return duration_ns / NS_PER_MS
+
+
+def ms_to_ns(duration_ms: float) -> int:
+    """Convert a duration from milliseconds to the nearest whole nanosecond."""
+    return round(duration_ms * NS_PER_MS)
