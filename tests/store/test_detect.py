@@ -136,7 +136,7 @@ def test_what_viewers_add_does_not_mislead(tmp_path: Path) -> None:
             "1.0.0_20240711",
             "ALTER TABLE TASK ADD COLUMN depth integer",
             "ALTER TABLE COMPUTE_TASK_INFO ADD COLUMN gridDim INTEGER",
-            "CREATE TABLE OVERLAP_ANALYSIS (id INTEGER PRIMARY KEY AUTOINCREMENT, deviceId integer)",
+            "CREATE TABLE OVERLAP_ANALYSIS (id INTEGER PRIMARY KEY AUTOINCREMENT, type integer)",
             "CREATE TABLE status_info (id INTEGER PRIMARY KEY, key TEXT, value TEXT)",
             "CREATE TABLE RANK_DEVICE_MAP (rankId INTEGER, deviceId INTEGER)",
             "CREATE TABLE STEP_TIME (id INTEGER, startNs INTEGER, endNs INTEGER)",

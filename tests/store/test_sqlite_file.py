@@ -29,9 +29,9 @@ def rows(path: Path) -> int:
 
 
 def test_reading_leaves_the_file_and_its_folder_as_they_were(database: Path) -> None:
-    before = (database.read_bytes(), database.stat().st_mtime_ns, os.listdir(database.parent))
+    before = (database.read_bytes(), database.stat().st_mtime_ns, [*database.parent.iterdir()])
     assert rows(database) == 400
-    after = (database.read_bytes(), database.stat().st_mtime_ns, os.listdir(database.parent))
+    after = (database.read_bytes(), database.stat().st_mtime_ns, [*database.parent.iterdir()])
     assert after == before
 
 
@@ -89,9 +89,8 @@ def test_damage_inside_is_reported_not_raised_as_sqlite_error(database: Path) ->
     content = bytearray(database.read_bytes())
     content[4096 * 2 : 4096 * 6] = b"\xff" * (4096 * 4)
     database.write_bytes(content)
-    with pytest.raises(StoreError, match="malformed"):
-        with reading(database) as db:
-            db.execute("SELECT sum(length(a)) FROM t").fetchall()
+    with pytest.raises(StoreError, match="malformed"), reading(database) as db:
+        db.execute("SELECT sum(length(a)) FROM t").fetchall()
 
 
 def crashed_with_log(database: Path, mode: str) -> Path:
@@ -129,7 +128,7 @@ def test_a_cleanly_closed_file_in_log_mode_gets_no_log_beside_it(database: Path)
     with closing(sqlite3.connect(database)) as db:
         db.execute("PRAGMA journal_mode = WAL")
     assert rows(database) == 400
-    assert os.listdir(database.parent) == [database.name]
+    assert [*database.parent.iterdir()] == [database]
 
 
 def test_a_locked_file_is_named(database: Path) -> None:

@@ -197,11 +197,10 @@ def _msprof(path: Path, facts: Facts) -> Detection:
         viewer="MindStudio Insight" if _seen_by_insight(facts) else None,
         notes=tuple(_meta_notes(facts)),
     )
-    if old := fingerprint.PREHISTORY_TABLES & set(facts.tables):
-        if not versions:
-            words = f"older than {catalogue.REVISIONS[catalogue.MSPROF][0]}, the first one"
-            signs = tuple(f"has table {name}" for name in sorted(old))
-            return replace(known, description=f"it is {words}", recognised_by=signs)
+    if (old := fingerprint.PREHISTORY_TABLES & set(facts.tables)) and not versions:
+        words = f"it is older than {catalogue.REVISIONS[catalogue.MSPROF][0]}, the first one"
+        signs = tuple(f"has table {name}" for name in sorted(old))
+        return replace(known, description=words, recognised_by=signs)
     if unknown := [v for v in versions if v not in _known_versions()]:
         return replace(
             known,
