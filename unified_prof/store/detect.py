@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.fingerprint import Facts
-from unified_prof.store.sqlite_file import reading
+from unified_prof.store.opening import open_read_only, read_error
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
 """META_DATA row in which a file written or migrated by uprof names its revision."""
@@ -131,8 +132,12 @@ def detect(path: Path | str) -> Detection:
         StoreError: it is missing, unreadable, or not a sound SQLite database.
     """
     path = Path(path)
-    with reading(path) as db:
-        return recognise(db, path)
+    with ExitStack() as resources:
+        db = open_read_only(path, resources)
+        try:
+            return recognise(db, path)
+        except sqlite3.Error as err:
+            raise read_error(path, err) from err
 
 
 def recognise(db: sqlite3.Connection, path: Path) -> Detection:
