@@ -25,11 +25,12 @@ _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 
 
 class TableWriter:
-    """One table of the file being written; creating it is the first thing it does."""
+    """One table of the file being written, created when there is something to write."""
 
     def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
         self.layout = layout
         self.rows = 0
+        self.exists = False
         self._db = db
         self._columns = layout.spec.columns
         self._rows_per_statement = max(
@@ -41,7 +42,12 @@ class TableWriter:
         self._indexes = [
             _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
         ]
-        db.execute(layout.spec.create_sql)
+
+    def create(self) -> None:
+        """Create the table if it is not there yet."""
+        if not self.exists:
+            self._db.execute(self.layout.spec.create_sql)
+            self.exists = True
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
         """Append `rows` rows; columns without a source are NULL.
@@ -55,6 +61,7 @@ class TableWriter:
         """
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
+        self.create()
         by_file_name = dict(zip(self.layout.spec.column_names, ordered, strict=True))
         for index in self._indexes:
             index.before(by_file_name, rows)
@@ -63,8 +70,9 @@ class TableWriter:
 
     def finish(self) -> None:
         """Create the indexes that were cheaper to leave until now."""
-        for index in self._indexes:
-            index.finish()
+        if self.exists:
+            for index in self._indexes:
+                index.finish()
 
     def _refuse_impossible(self, ordered: list[Source], rows: int) -> None:
         for column, source in zip(self._columns, ordered, strict=True):
