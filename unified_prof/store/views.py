@@ -98,11 +98,14 @@ def _selection(
 
 
 def _enum_id(enum: str, string_id: str) -> str:
-    """Return SQL for the enum id of the name that `string_id` stands for; NULL: no such name."""
-    return (
-        f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 ="
-        f" (SELECT value FROM main.STRING_IDS WHERE id = {string_id}))"
-    )
+    """Return SQL for the enum id of the text that `string_id` stands for; NULL: it has none.
+
+    What msprof had no name for it wrote as its number.
+    """
+    is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
+    number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"
+    named = f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 = value)"
+    return f"(SELECT coalesce({named}, {number}) FROM main.STRING_IDS WHERE id = {string_id})"
 
 
 def _enum_values(enum: str) -> str:
