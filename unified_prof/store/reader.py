@@ -151,7 +151,9 @@ class Report:
             raise UsageError(
                 f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
             )
-        return self.columns(f'SELECT * FROM "{table}"')
+        columns = self.columns(f'SELECT * FROM "{table}"')
+        columns.pop("rowid", None)  # of a view (store/views.py)
+        return columns
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
