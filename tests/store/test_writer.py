@@ -259,6 +259,8 @@ def test_writing_belongs_inside_the_block(path: Path) -> None:
         pass
     with pytest.raises(UsageError, match="is not open"):
         report.write("TASK", {"startNs": [1]})
+    with pytest.raises(UsageError, match="has been written"), report:
+        pass
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError, SystemExit])

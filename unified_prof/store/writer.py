@@ -134,6 +134,8 @@ class ReportWriter:
         self._facts[name] = None if value is None else str(value)
 
     def __enter__(self) -> ReportWriter:
+        if self._file is not None:
+            raise UsageError(f"{self.path} has been written, a second report needs a second writer")
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with engine.translated(self.path):
