@@ -98,7 +98,8 @@ def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = (
     if not state().holds_records:
         for number in (*remove, *add):
             bind.execute(sa.text(f'DELETE FROM "{table}" WHERE id = :id'), {"id": number})
-    found = dict(bind.exec_driver_sql(f'SELECT id, name FROM "{table}"').tuples().all())
+    rows = bind.exec_driver_sql(f'SELECT id, name FROM "{table}"')
+    found = {number: name for number, name in rows}  # noqa: C416 (rows are no tuples to mypy)
     for number, name in sorted(add.items()):
         if number not in found:
             insert = sa.text(f'INSERT INTO "{table}" (id, name) VALUES (:id, :name)')
