@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from unified_prof.models import catalogue
 
 REVISIONS = catalogue.REVISIONS["msprof"]
-Rows = dict[str, Iterable[tuple[Any, ...]]]
+Rows = Mapping[str, Iterable[tuple[Any, ...]]]
 
 
 def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) -> Path:
@@ -20,7 +20,7 @@ def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) 
     schema = catalogue.load("msprof", revision)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")
-        db.executescript(catalogue.frozen_text("msprof", revision))
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text('msprof', revision)}COMMIT;")
         for table in schema.tables:
             always = table in catalogue.ALWAYS_PRESENT or table in schema.rows
             if not always and table not in rows:
@@ -31,6 +31,7 @@ def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) 
         for statement in statements:
             db.execute(statement)
         db.commit()
+        db.execute("VACUUM")
     return path
 
 

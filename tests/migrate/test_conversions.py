@@ -229,7 +229,7 @@ def test_changed_meanings_that_nothing_can_convert_are_counted(
     anomaly: str,
     count: int,
 ) -> None:
-    path = make(tmp_path / "a.db", revision, rows, *statements)  # type: ignore[arg-type]
+    path = make(tmp_path / "a.db", revision, rows, *statements)
     before = {table: rows_of(path, f"SELECT * FROM {table}") for table in rows}
     found = {a.name: a.count for a in upgrade(path).anomalies}
     assert found.pop(anomaly) == count
