@@ -89,47 +89,74 @@ def compare(base: Sequence[float] | Floats, new: Sequence[float] | Floats) -> Co
 
 
 def mann_whitney(a: Floats, b: Floats) -> float:
-    """Return the two-sided p-value of the Mann-Whitney U test.
+    """Return the two-sided p-value of the Mann-Whitney U test of two samples."""
+    return float(mann_whitney_rows(a[None, :], b[None, :])[0])
+
+
+def mann_whitney_rows(a: Floats, b: Floats) -> Floats:
+    """Return the two-sided p-value of the Mann-Whitney U test for each row of two matrices.
 
     Exact for small samples without ties, else the normal approximation with corrections for ties
     and for continuity.
+
+    Args:
+        a: shape (rows, samples of the one side).
+        b: shape (rows, samples of the other).
     """
-    count_a, count_b = len(a), len(b)
-    both = np.concatenate((a, b))
-    order = np.argsort(both, kind="stable")
-    ordered = both[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    sizes = np.diff(np.r_[starts, len(ordered)])
-    ranks = np.empty(len(both))
-    # Tied values share the mean of the ranks they occupy.
-    ranks[order] = np.repeat(starts + (sizes + 1) / 2, sizes)
-    u = float(ranks[:count_a].sum() - count_a * (count_a + 1) / 2)
-    if (sizes == 1).all() and max(count_a, count_b) <= _EXACT_LIMIT:
-        smaller = round(min(u, count_a * count_b - u))
-        ways = _ways(count_a, count_b)
-        return min(1.0, 2 * sum(ways[: smaller + 1]) / math.comb(count_a + count_b, count_a))
+    count_a, count_b = a.shape[1], b.shape[1]
     total = count_a + count_b
-    ties = float((sizes.astype(np.float64) ** 3 - sizes).sum()) / (total * (total - 1))
-    variance = count_a * count_b / 12 * (total + 1 - ties)
-    if variance <= 0:
-        return 1.0
-    z = max(0.0, abs(u - count_a * count_b / 2) - 0.5) / math.sqrt(variance)
-    return math.erfc(z / math.sqrt(2))
+    both = np.concatenate((a, b), axis=1)
+    order = np.argsort(both, axis=1, kind="stable")
+    ordered = np.take_along_axis(both, order, axis=1)
+    first = np.ones(both.shape, bool)
+    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    # Tied values share the mean of the ranks they occupy; a row's first value is a first too,
+    # so the flat matrix can be cut into ties at once.
+    starts = np.flatnonzero(first)
+    sizes = np.diff(np.append(starts, both.size))
+    shared = starts % total + (sizes + 1) / 2
+    ranks = np.empty(both.shape)
+    np.put_along_axis(ranks, order, np.repeat(shared, sizes).reshape(both.shape), axis=1)
+    u = ranks[:, :count_a].sum(axis=1) - count_a * (count_a + 1) / 2
+    ties = np.add.reduceat(
+        sizes.astype(np.float64) ** 3 - sizes, np.searchsorted(starts, np.arange(len(a)) * total)
+    )
+    p_values = _approximate(u, ties, count_a, count_b)
+    if max(count_a, count_b) <= _EXACT_LIMIT:
+        exact = ties == 0
+        smaller = np.minimum(u, count_a * count_b - u)[exact].round().astype(np.intp)
+        p_values[exact] = _exact_p_values(count_a, count_b)[smaller]
+    return p_values
+
+
+def _approximate(u: Floats, ties: Floats, count_a: int, count_b: int) -> Floats:
+    total = count_a + count_b
+    variance = count_a * count_b / 12 * (total + 1 - ties / (total * (total - 1)))
+    distance = np.maximum(0.0, np.abs(u - count_a * count_b / 2) - 0.5)
+    # All values equal: no variance, and nothing to tell the sides apart.
+    z = np.divide(distance, np.sqrt(variance), out=np.zeros_like(u), where=variance > 1e-9)
+    return np.array([math.erfc(one / math.sqrt(2)) for one in z.tolist()])
 
 
 @cache
-def _ways(count_a: int, count_b: int) -> tuple[int, ...]:
-    """Return in how many of the orders of the samples U takes each of its values."""
-    # The Gaussian binomial coefficient (count_a + count_b over count_a), term by term:
+def _exact_p_values(count_a: int, count_b: int) -> Floats:
+    """Return the two-sided p-value of each value of the smaller U, from 0."""
+    # The number of orders with each U are the terms of a Gaussian binomial coefficient:
     # multiply by (1 - q^(b + i)) and divide by (1 - q^i) for i = 1..a.
     size = count_a * count_b + 1
-    terms = [1] + [0] * (size - 1)
+    ways = [1] + [0] * (size - 1)
     for i in range(1, count_a + 1):
         for k in range(size - 1, count_b + i - 1, -1):
-            terms[k] -= terms[k - count_b - i]
+            ways[k] -= ways[k - count_b - i]
         for k in range(i, size):
-            terms[k] += terms[k - i]
-    return tuple(terms)
+            ways[k] += ways[k - i]
+    orders = math.comb(count_a + count_b, count_a)
+    below = 0
+    p_values = []
+    for count in ways[: size // 2 + 1]:
+        below += count
+        p_values.append(min(1.0, 2 * below / orders))
+    return np.array(p_values)
 
 
 def ratio_interval(a: Floats, b: Floats, *, alpha: float = ALPHA) -> tuple[float, float]:
@@ -159,15 +186,14 @@ def _resampled_medians(sample: Floats, generator: np.random.Generator) -> Floats
     return np.median(sample[picks], axis=1)
 
 
-def correct_for_many(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return the p-values corrected by Benjamini and Hochberg; None stays None.
+def correct_for_many(p_values: Floats) -> Floats:
+    """Return the p-values corrected by Benjamini and Hochberg; NaN (not tested) stays NaN.
 
     Ten thousand comparisons of unchanged operations would else name five hundred of them.
     """
-    known = [(p, index) for index, p in enumerate(p_values) if p is not None]
-    corrected: list[float | None] = [None] * len(p_values)
-    smallest = 1.0
-    for rank, (p, index) in sorted(enumerate(sorted(known), start=1), reverse=True):
-        smallest = min(smallest, p * len(known) / rank)
-        corrected[index] = smallest
+    corrected = np.full(len(p_values), np.nan)
+    known = np.flatnonzero(~np.isnan(p_values))
+    order = known[np.argsort(p_values[known], kind="stable")]
+    scaled = p_values[order] * len(known) / np.arange(1, len(known) + 1)
+    corrected[order] = np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1])
     return corrected
