@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import typer
 
 from unified_prof import __version__
+from unified_prof.cli import config
 from unified_prof.errors import UprofError
 
 app = typer.Typer(
@@ -15,6 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "UPROF"},
     help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
@@ -31,11 +34,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    pass
+    if (path := config.find(Path.cwd())) is not None:
+        context.default_map = {**config.defaults(path, context.command)}
 
 
 for _command in COMMANDS:
