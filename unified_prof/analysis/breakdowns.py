@@ -1,0 +1,61 @@
+"""Breakdowns of the call table by the labels it carries, and what all breakdowns share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from unified_prof.analysis.calls import KINDS, UNKNOWN, Calls, group
+from unified_prof.analysis.model import Breakdown, By, Row
+
+NO_MODULE = "(outside any module)"
+NO_LINE = "(no source line)"
+ROOT_MODULE = "(root)"
+
+
+def available(
+    calls: Calls, *, steps: bool, kernels: bool = False, streams: bool = False
+) -> tuple[By, ...]:
+    """Return the breakdowns that a report with these calls can give."""
+    result: list[By] = []
+    if len(calls):
+        result.append("operation")
+        if calls.module is not None:
+            result.append("module")
+        if calls.line is not None:
+            result.append("line")
+    if kernels:
+        result.append("kernel")
+    if streams:
+        result.append("stream")
+    if steps:
+        result.append("step")
+    return tuple(result)
+
+
+def by_label(calls: Calls, by: By) -> Breakdown:
+    """Break the calls down by operation, module or line."""
+    texts = calls.labels.texts
+    if by == "operation":
+        # A weight called `linear` is not an operation `linear`: the kind is part of the key.
+        key = calls.name.astype(np.int64) * len(KINDS) + calls.kind
+        return finish(by, group(calls, key, [text for text in texts for _ in KINDS]))
+    label = calls.module if by == "module" else calls.line
+    assert label is not None, f"asked for {by}, which `available` does not offer"
+    key = np.where(label == UNKNOWN, len(texts), label)
+    if by == "line":
+        rows = group(calls, key, [*texts, NO_LINE])
+    else:
+        names = [*(text or ROOT_MODULE for text in texts), NO_MODULE]
+        rows = group(calls, key, names, [*map(calls.module_class.get, texts), None])
+    return finish(by, [replace(row, kind=by) for row in rows])
+
+
+def finish(by: By, rows: Iterable[Row]) -> Breakdown:
+    """Return the rows as a breakdown whose percentages refer to their sum."""
+    rows = tuple(rows)
+    times = [row.total_ns for row in rows if row.total_ns is not None]
+    sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
+    return Breakdown(by, rows, sum(times) if times else None, sum(sizes) if sizes else None)
