@@ -5,7 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from unified_prof.analysis.calls import Calls
-from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Distribution,
+    PmuFigure,
+    Row,
+    Samples,
+    Series,
+    Summary,
+)
 from unified_prof.analysis.timeline import Timeline
 
 
@@ -43,6 +52,10 @@ class Analysis(ABC):
 
         Of several tasks that one call launched the first counts; queueing is included.
         """
+        return None
+
+    def samples(self) -> Samples | None:
+        """Return the single measurements behind the calls, None where the report keeps none."""
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from unified_prof.analysis.model import Anomaly
 
 
@@ -33,6 +35,9 @@ class Source(Protocol):
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
+
+    def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
+        """Return the result of a query as one array a column; NULL is masked or NaN."""
 
 
 class Findings:
