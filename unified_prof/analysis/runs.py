@@ -110,7 +110,7 @@ def _grouped(calls: Calls, rows: Ints) -> tuple[Ints, Ints]:
 
 def _sum(values: Floats, group: Ints, groups: int) -> Floats:
     known = ~np.isnan(values)
-    total: Floats = np.bincount(group[known], weights=values[known], minlength=groups)
+    total = np.bincount(group[known], weights=values[known], minlength=groups).astype(np.float64)
     total[np.bincount(group[known], minlength=groups) == 0] = np.nan
     return total
 
