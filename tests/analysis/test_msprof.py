@@ -206,3 +206,20 @@ def test_counters_over_time_and_by_operator(tmp_path: Path) -> None:
     assert (ratio.counter, ratio.mean, ratio.total) == ("aic_mac_ratio", 0.5, None)
     assert (cycles.op_type, cycles.total) == ("MatMul", 900.0)
     assert peak == 7
+
+
+def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::linear")
+        device.call(10, 50, "aten::addmm", launches=3)
+        device.call(200, 230, "aten::relu")
+        device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
+        names = [device.text(name) for name in ("aten::addmm", "aten::relu", "aten::relu")]
+        times = [device.T0 + 20, device.T0 + 210, None]
+        row = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
+        device.writer.write("OP_MEMORY", row)
+    rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
+    linear, relu = rows["aten::linear"], rows["aten::relu"]
+    assert (linear.count, linear.total_ns, linear.allocated_bytes) == (1, 10, 512)
+    # It allocated, but no device work of its own was recorded: its time is not zero but unknown.
+    assert (relu.total_ns, relu.allocated_bytes) == (None, 1024)

@@ -6,7 +6,7 @@ reports call by call) is written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,15 +22,8 @@ Ints = NDArray[np.integer]
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 
-SUMMED = (
-    "total_ns",
-    "forward_ns",
-    "backward_ns",
-    "weight_bytes",
-    "gradient_bytes",
-    "activation_bytes",
-    "allocated_bytes",
-)
+SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
+SUMMED = ("total_ns", "forward_ns", "backward_ns", *SIZES)
 """The columns of `Calls` that add up; they are fields of `Row` too."""
 
 
@@ -157,7 +150,7 @@ def sums_by(key: Ints, groups: int, values: Ints | None) -> list[int | None]:
 
 
 def group(
-    calls: Calls, key: Ints, names: Sequence[str], details: Sequence[str | None] | None = None
+    calls: Calls, key: Ints, names: Sequence[str], details: Mapping[int, str] | None = None
 ) -> list[Row]:
     """Return one row for each key 0..len(names)-1 that occurs, in falling order of time and size.
 
@@ -165,7 +158,7 @@ def group(
         calls: the calls to sum up.
         key: the group of each call; UNKNOWN leaves the call out.
         names: the groups' names.
-        details: the groups' details, if they have any.
+        details: key -> the group's detail, for groups that have one.
     """
     groups = len(names)
     inside: slice | NDArray[np.intp] = slice(None)
@@ -200,7 +193,7 @@ def group(
             gradient_bytes=sums["gradient_bytes"][number],
             activation_bytes=sums["activation_bytes"][number],
             allocated_bytes=sums["allocated_bytes"][number],
-            detail=details[number] if details else None,
+            detail=details.get(number) if details else None,
         )
         for number in np.flatnonzero(entries).tolist()
     ]

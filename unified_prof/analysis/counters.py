@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unified_prof.analysis import bulk
 from unified_prof.analysis.model import PmuFigure, Series
 from unified_prof.analysis.source import Source
 from unified_prof.analysis.tasks import NOT_AVAILABLE, Strings
@@ -58,6 +60,26 @@ _COUNTERS = (
     _Counter("CPU_USAGE", (("usage", "host CPU"),), "%", keys=("cpuId",), device=None),
     _Counter("HOST_MEM_USAGE", (("usage", "host memory"),), "%", device=None),
 )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocations:
+    """Blocks that the framework's operations asked of the allocator."""
+
+    names: list[str]
+    """The operation that was running."""
+    size_bytes: NDArray[np.int64]
+    at_ns: NDArray[np.int64]
+
+
+def allocations(source: Source, strings: Strings) -> Allocations:
+    """Return the allocations of OP_MEMORY; those from before the recording have no time there."""
+    columns = bulk.fetch(
+        source, "OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"}
+    )
+    known = (columns["at"] > 0) & (columns["size"] > 0) & (columns["size"] < 1 << 53)
+    names = [strings.get(number) or "(unnamed)" for number in columns["name"][known].tolist()]
+    return Allocations(names, columns["size"][known], columns["at"][known])
 
 
 def memory_series(source: Source, strings: Strings) -> tuple[Series, ...]:

@@ -13,7 +13,7 @@ with one number the last to start is the one that made the node.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -114,14 +114,35 @@ class Framework:
         call = np.full(len(distinct), NONE, np.int64)
         passes = np.full(len(distinct), -1, np.int8)
         at = launcher[found]
-        node = self._node[at]
-        backward = self._in_backward[at]
         passes[found] = np.where(
-            backward, BACKWARD, np.where(self._in_optimizer[at], OTHER_PASS, FORWARD)
+            self._in_backward[at],
+            BACKWARD,
+            np.where(self._in_optimizer[at], OTHER_PASS, FORWARD),
         )
-        forward = self._forward_of(node)
-        call[found] = np.where(backward & (forward != NONE), forward, self._call_of(at))
+        call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
+
+    def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
+        """Return the operation within which a range of each name was open at each time, or -1."""
+        result = np.full(len(at_ns), NONE, np.int64)
+        wanted = np.array(names, object)
+        for code, text in enumerate(self._names):
+            points = np.flatnonzero(wanted == text)
+            if not len(points):
+                continue
+            ranges = np.flatnonzero(self._name_code == code)
+            ranges = ranges[np.argsort(self.start_ns[ranges], kind="stable")]
+            last = np.searchsorted(self.start_ns[ranges], at_ns[points], side="right") - 1
+            found = ranges[np.maximum(last, 0)]
+            inside = (last >= 0) & (at_ns[points] <= self.end_ns[found])
+            result[points[inside]] = self._owner(found[inside])
+        return result
+
+    def _owner(self, at: Ints) -> Ints:
+        """Return the operation that each range's work counts for: of a backward range, forward."""
+        forward = self._forward_of(self._node[at])
+        backward = self._in_backward[at] & (forward != NONE)
+        return np.where(backward, forward, self._call_of(at))
 
     @cached_property
     def calls(self) -> Ints:

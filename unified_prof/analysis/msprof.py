@@ -9,7 +9,7 @@ import numpy as np
 
 from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import Calls
+from unified_prof.analysis.calls import UNKNOWN, Calls
 from unified_prof.analysis.collectives import Collectives
 from unified_prof.analysis.device import DeviceWork, step_rows, stream_rows
 from unified_prof.analysis.framework import NO_CONNECTION, Framework
@@ -51,7 +51,8 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def work(self) -> Work:
         """Every kernel, copy and collective."""
-        return Work(self._tasks, self._comms, self._framework, self._strings)
+        allocations = counters.allocations(self._source, self._strings)
+        return Work(self._tasks, self._comms, self._framework, self._strings, allocations)
 
     @cached_property
     def summary(self) -> Summary:
@@ -184,11 +185,15 @@ class MsprofAnalysis(Analysis):
             forward_ns=sums["forward_ns"],
             backward_ns=sums["backward_ns"],
             other_ns=self.work.other_pass_ns() if self._clock == "device" else None,
-            count=len(self.calls) if self._clock != "none" else None,
+            count=self._timed_calls() if self._clock != "none" else None,
             peak_bytes=counters.peak_memory(self._source),
             iteration_ns=int(np.median(steps)) if steps else None,
             iterations=len(steps) or None,
         )
+
+    def _timed_calls(self) -> int:
+        total = self.calls.total_ns
+        return 0 if total is None else int((total != UNKNOWN).sum())
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = recorded_facts(self._source)

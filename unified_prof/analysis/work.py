@@ -23,6 +23,7 @@ from unified_prof.analysis.calls import (
     group,
 )
 from unified_prof.analysis.collectives import Collectives
+from unified_prof.analysis.counters import Allocations
 from unified_prof.analysis.framework import BACKWARD, FORWARD, NONE, Framework, module_class
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.tasks import Strings, Tasks, codes
@@ -35,7 +36,12 @@ class Work:
     """Columns over all pieces of work: the tasks among them first, then the collectives."""
 
     def __init__(
-        self, tasks: Tasks, comms: Collectives, framework: Framework | None, strings: Strings
+        self,
+        tasks: Tasks,
+        comms: Collectives,
+        framework: Framework | None,
+        strings: Strings,
+        allocations: Allocations,
     ) -> None:
         mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
         if not len(comms):
@@ -43,7 +49,7 @@ class Work:
             mask |= tasks.kind == COMMUNICATION
         self._task = np.flatnonzero(mask)
         self._tasks, self._comms, self._strings = tasks, comms, strings
-        self._framework = framework
+        self._framework, self._allocations = framework, allocations
         self.labels = Labels()
         self.start_ns = self._with_comms(tasks.start_ns[self._task], comms.start_ns)
         self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
@@ -96,6 +102,8 @@ class Work:
                 **_origin(self._framework, self.labels, call[alone]),
             }
         parts.append(rest)
+        if self._framework is not None and len(self._allocations.at_ns):
+            parts.append(_allocated(self._framework, self.labels, self._allocations))
         return _joined(self.labels, parts)
 
     def kernel_rows(self) -> list[Row]:
@@ -114,10 +122,11 @@ class Work:
         operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
         operator[kernel[::-1]] = operators[::-1]
         names = self.labels.texts
-        details = [
-            self.labels.text(number) if number != own else None
+        details = {
+            own: names[number]
             for own, number in enumerate(operator.tolist())
-        ]
+            if number not in (own, UNKNOWN)
+        }
         return group(calls, self.kernel, names, details)
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
@@ -142,7 +151,7 @@ class Work:
         )
         operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
         kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
-        rows = group(calls, key, kernels, operations)
+        rows = group(calls, key, kernels, dict(enumerate(operations)))
         return [(row.detail or "", row) for row in rows]
 
     def other_pass_ns(self) -> int | None:
@@ -206,6 +215,22 @@ class Work:
         return np.concatenate((tasks, comms)) if len(comms) else tasks
 
 
+def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
+    """Return one row per allocation, under the operation that asked for it."""
+    call = framework.calls_at(allocations.names, allocations.at_ns)
+    owners = [
+        name if index == NONE else framework.name(index)
+        for name, index in zip(allocations.names, call.tolist(), strict=True)
+    ]
+    return {
+        "when": allocations.at_ns,
+        "name": labels.numbers(owners),
+        "kind": np.full(len(call), OPERATION, np.int8),
+        "allocated_bytes": allocations.size_bytes,
+        **_origin(framework, labels, call),
+    }
+
+
 def host_calls(framework: Framework) -> Calls:
     """Return one row per framework operation, timed on the host: there is no device work."""
     labels = Labels()
@@ -267,7 +292,7 @@ def _joined(labels: Labels, parts: list[Columns]) -> Calls:
     if np.any(when[1:] < when[:-1]):
         order = np.argsort(when, kind="stable")
         columns = {name: values[order] for name, values in columns.items()}
-    for name in ("forward_ns", "backward_ns", "module", "line", "stack"):
+    for name in ("total_ns", "forward_ns", "backward_ns", "module", "line", "stack"):
         if name in columns and not (columns[name] != UNKNOWN).any():
             del columns[name]
     classes = {}

@@ -136,7 +136,7 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
 
 def _refuse_left_overs(target: Path, final: Path) -> None:
     for suffix in SQLITE_SIDE_FILES:
-        if (side := _with_suffix(final, suffix)).exists():
+        if os.path.lexists(side := _with_suffix(final, suffix)):
             raise OutputError(
                 f"{side} is left over from another database and would be read into {target}",
                 hint="move it away, or overwrite it with --force",
