@@ -10,8 +10,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect
 
-from unified_prof import resources
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError
+from unified_prof.migrate.runner import config_of
 from unified_prof.store.baselines import WRITE, BaselineStore, engine_for, translated
 
 FAMILY = "baseline"
@@ -56,12 +56,7 @@ def _prepare_file(path: Path, *, create: bool) -> None:
 
 
 def _bring_up_to_date(engine: Engine, place: str, *, create: bool) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(resources.folder("migrations")))
-    config.set_main_option(
-        "version_locations", str(resources.folder("migrations") / FAMILY).replace("%", "%%")
-    )
-    config.set_main_option("path_separator", "newline")
+    config = config_of(FAMILY)
     head = ScriptDirectory.from_config(config).get_current_head()
     with translated(place), engine.connect() as connection:
         with connection.begin():

@@ -141,7 +141,7 @@ class BaselineStore:
 
     def _unknown(self, session: Session, name: str, version: int | None) -> UsageError:
         query = select(Baseline.name, func.count()).group_by(Baseline.name).order_by(Baseline.name)
-        known = dict(session.execute(query).tuples().all())
+        known = {str(row[0]): int(row[1]) for row in session.execute(query)}
         if name in known:
             return UsageError(
                 f"baseline {name!r} in {self.place} has no version {version}",
