@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from unified_prof.analysis.comparable import Operations, Place, Run, Sized, pool
 from unified_prof.analysis.diff import Difference, diff
+from unified_prof.errors import UsageError
 
 Spec = tuple[str, str, int, float]
 """Name, module, line, milliseconds."""
@@ -30,6 +32,7 @@ def run_of(
     noisy = forward * (1 + generator.uniform(0, 0.01, (len(specs), samples)))
     return Run(
         label=label,
+        families=frozenset({"skyline-run-time"}),
         clock="operation",
         facts={"device": "cpu"},
         operations=Operations(
@@ -106,7 +109,7 @@ def test_several_files_a_side_give_the_samples_that_one_lacks() -> None:
 
 def test_differences_of_device_and_versions_are_warned_of() -> None:
     base, new = run_of(STEP), run_of(STEP)
-    new = Run(new.label, "device", {"device": "npu"}, new.operations, (), new.totals)
+    new = replace(new, clock="device", facts={"device": "npu"})
     warnings = " ".join(diff(base, new).warnings)
     assert "cpu and npu" in warnings
     assert "operation time and device time" in warnings
@@ -114,9 +117,9 @@ def test_differences_of_device_and_versions_are_warned_of() -> None:
 
 def test_sizes_that_changed_are_listed_by_how_much() -> None:
     def sized(*sizes: tuple[str, int]) -> Run:
-        run = run_of(())
+        run = replace(run_of(()), families=frozenset({"skyline-memory"}))
         places = tuple(Sized(Place("weight", name, None, "weight"), size) for name, size in sizes)
-        return Run(run.label, run.clock, {}, run.operations, places, {})
+        return replace(run, sizes=places, totals={})
 
     found = diff(sized(("a", 8), ("b", 16), ("d", 1)), sized(("a", 4), ("c", 100), ("d", 1)))
     assert [(c.status, c.place.module, c.delta_bytes) for c in found.size_changes] == [
@@ -153,3 +156,29 @@ def test_ten_thousand_operations_are_compared_quickly() -> None:
     found = diff(base, new)
     assert time.process_time() - start < 4
     assert sum(change.status == "gone" for change in found.changes) == 100
+
+
+def test_reports_of_different_families_are_refused() -> None:
+    memory = replace(run_of(STEP), families=frozenset({"skyline-memory"}))
+    with pytest.raises(UsageError, match="different families"):
+        diff(run_of(STEP), memory)
+
+
+def test_what_only_one_side_measured_is_left_out() -> None:
+    sized = (Sized(Place("w", "net", None, "weight"), 4),)
+    both = replace(
+        run_of(STEP), sizes=sized, families=frozenset({"skyline-run-time", "skyline-memory"})
+    )
+    found = diff(both, run_of(STEP, seed=1))
+    assert found.size_changes == ()
+    assert {change.status for change in found.changes} == {"same"}
+
+
+def test_kernels_stand_under_their_operation_the_most_changed_first() -> None:
+    base = replace(run_of(STEP), kernels={"linear": {"gemm": 5.0}, "relu": {"max": 1.0}})
+    new = replace(run_of(STEP), kernels={"linear": {"MatMulV2": 9.0}, "relu": {"max": 2.0}})
+    assert [(k.operation, k.name, k.delta_ns) for k in diff(base, new).kernel_changes] == [
+        ("linear", "MatMulV2", 9.0),
+        ("linear", "gemm", -5.0),
+        ("relu", "max", 1.0),
+    ]

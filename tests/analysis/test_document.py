@@ -31,14 +31,17 @@ def test_what_is_kept_comes_back(
     matrix = np.random.default_rng(1).normal(size=(len(found), samples))
     matrix[::2] = np.nan
     run = Run(
-        "x",
-        "device",
-        facts,
-        Operations(tuple(found), matrix, -matrix),
-        tuple(sizes),
-        {"total": matrix[:1].ravel()},
+        label="x",
+        families=frozenset({"msprof"}),
+        clock="device",
+        facts=facts,
+        operations=Operations(tuple(found), matrix, -matrix),
+        sizes=tuple(sizes),
+        totals={"total": matrix[:1].ravel()},
+        kernels={"conv": {"gemm": 3.0}},
     )
     back = document.load(document.dump(run), where="here")
+    assert (back.families, back.kernels) == (run.families, run.kernels)
     assert (back.label, back.clock, back.facts, back.sizes) == ("x", "device", facts, tuple(sizes))
     assert back.operations.places == tuple(found)
     np.testing.assert_array_equal(back.operations.forward_ns, matrix)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,7 @@ def scaled(factor: float, *, samples: int = 20, seed: int = 1) -> Run:
 
 
 def memory(*peaks: float) -> Run:
-    run = run_of(STEP)
-    return Run(run.label, run.clock, {}, run.operations, (), {"peak-memory": np.array(peaks)})
+    return replace(run_of(STEP), totals={"peak-memory": np.array(peaks)})
 
 
 @pytest.mark.parametrize("seed", range(20))

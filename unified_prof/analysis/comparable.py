@@ -7,7 +7,7 @@ comparing and gating know nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from unified_prof.analysis.alignment import align
 
 Floats = NDArray[np.float64]
+
+Kernels = Mapping[str, Mapping[str, float]]
+"""Operation -> kernel -> time in nanoseconds."""
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 
@@ -67,6 +70,11 @@ class Operations:
         if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
             raise ValueError("an operation has no row of times, or a row no operation")
 
+    @classmethod
+    def none(cls) -> Operations:
+        """Return no operations, of a run that measured no times."""
+        return cls((), np.empty((0, 1)), np.empty((0, 1)))
+
     def __len__(self) -> int:
         return len(self.places)
 
@@ -93,6 +101,8 @@ class Run:
 
     label: str
     """What to call it: the file, the files, the baseline."""
+    families: frozenset[str]
+    """Families of the report files it was read from."""
     clock: str
     """Whose time the operations have: operation, device or host."""
     facts: Mapping[str, str]
@@ -101,6 +111,12 @@ class Run:
     sizes: tuple[Sized, ...]
     totals: Mapping[str, Floats]
     """Samples of whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes."""
+    kernels: Kernels = field(default_factory=dict)
+    """The kernels under the operations of each name, where the recording shows them."""
+
+    def named(self, label: str) -> Run:
+        """Return the same run under another label."""
+        return replace(self, label=label)
 
 
 def pool(runs: Sequence[Run]) -> Run:
@@ -134,6 +150,7 @@ def pool(runs: Sequence[Run]) -> Run:
             matrices.append(rows)
     return Run(
         label=", ".join(run.label for run in runs),
+        families=frozenset().union(*(run.families for run in runs)),
         clock=first.clock,
         facts=first.facts,
         operations=Operations(
@@ -146,4 +163,5 @@ def pool(runs: Sequence[Run]) -> Run:
             metric: np.concatenate([run.totals[metric] for run in runs if metric in run.totals])
             for metric in dict.fromkeys(metric for run in runs for metric in run.totals)
         },
+        kernels=first.kernels,
     )

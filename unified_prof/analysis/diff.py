@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.alignment import Pair, align
-from unified_prof.analysis.comparable import Operations, Place, Run, Sized
+from unified_prof.analysis.comparable import PEAK, Kernels, Operations, Place, Run, Sized
 from unified_prof.analysis.statistics import (
     MIN_SAMPLES,
     Comparison,
@@ -19,6 +19,7 @@ from unified_prof.analysis.statistics import (
     correct_for_many,
     mann_whitney_rows,
 )
+from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "inconclusive"]
@@ -30,7 +31,35 @@ By = Literal["operation", "line", "module"]
 _INTERVALS = 200
 
 # Facts that make two runs incomparable, or at least explain a difference.
-_CONTEXT = ("backend", "device", "torch", "driver", "reports", "scope", "arguments", "command")
+_CONTEXT = (
+    "backend",
+    "device",
+    "driver",
+    "torch",
+    "torch_threads",
+    "cuda",
+    "cann",
+    "workload",
+    "arguments",
+    "mode",
+    "options",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChange:
+    """What became of one kernel under the operations of one name."""
+
+    operation: str
+    name: str
+    base_ns: float | None
+    """None: it did not run there."""
+    new_ns: float | None
+
+    @property
+    def delta_ns(self) -> float:
+        """New time less base time."""
+        return (self.new_ns or 0.0) - (self.base_ns or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +122,9 @@ class Difference:
     """All operations: those that surely changed first, then by the size of the change."""
     size_changes: tuple[SizeChange, ...]
     """By the size of the change."""
+    kernel_changes: tuple[KernelChange, ...] = ()
+    """Kernels under the operations that both runs have, where a recording shows them; together
+    by operation, those with the largest change first."""
 
     @property
     def base_ns(self) -> float:
@@ -119,7 +151,20 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
     """Compare two runs.
 
     The operations are aligned one by one, whatever `by` is; `line` and `module` then sum them up.
+    What only one side has measured at all (a memory report beside a run time report) is left out.
+
+    Raises:
+        UsageError: the runs are of different families of reports, or have nothing in common.
     """
+    common = base.families & new.families
+    if not common:
+        families = [" + ".join(sorted(run.families)) for run in (base, new)]
+        raise UsageError(
+            f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
+            "different families",
+            hint="compare two run time reports, two memory reports or two msprof databases",
+        )
+    base, new = _only(base, common), _only(new, common)
     pairs = align(
         [place.keys for place in base.operations.places],
         [place.keys for place in new.operations.places],
@@ -136,6 +181,24 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         },
         changes=tuple(_explain(changes)),
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
+        kernel_changes=tuple(_kernel_changes(base.kernels, new.kernels)),
+    )
+
+
+def _only(run: Run, families: frozenset[str]) -> Run:
+    """Return what a run has of these families."""
+    timed, sized = "skyline-run-time", "skyline-memory"
+    if "msprof" in families:
+        return run
+    return replace(
+        run,
+        operations=run.operations if timed in families else Operations.none(),
+        sizes=run.sizes if sized in families else (),
+        totals={
+            metric: samples
+            for metric, samples in run.totals.items()
+            if (sized if metric == PEAK else timed) in families
+        },
     )
 
 
@@ -340,6 +403,20 @@ def _size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChang
         if i not in paired_base
     ]
     return sorted(changes, key=lambda change: -abs(change.delta_bytes))
+
+
+def _kernel_changes(base: Kernels, new: Kernels) -> list[KernelChange]:
+    """Put the kernels of both sides under each operation; another device has other kernels."""
+    found: list[list[KernelChange]] = []
+    for operation in base.keys() | new.keys():
+        before, after = base.get(operation, {}), new.get(operation, {})
+        changes = [
+            KernelChange(operation, name, before.get(name), after.get(name))
+            for name in before.keys() | after.keys()
+        ]
+        found.append(sorted(changes, key=lambda one: (-abs(one.delta_ns), one.name)))
+    found.sort(key=lambda ones: (-abs(sum(one.delta_ns for one in ones)), ones[0].operation))
+    return [change for changes in found for change in changes]
 
 
 def _warnings(base: Run, new: Run) -> list[str]:

@@ -19,6 +19,7 @@ _MAX_BYTES = 1 << 30
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     label: str
+    families: list[str]
     clock: str
     facts: dict[str, str]
     places: list[tuple[str, str | None, str | None, str]]
@@ -28,6 +29,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     backward_ns: bytes
     sizes: list[tuple[str, str | None, str | None, str, int]]
     totals: dict[str, bytes]
+    kernels: dict[str, dict[str, float]]
 
 
 def dump(run: Run) -> bytes:
@@ -35,6 +37,7 @@ def dump(run: Run) -> bytes:
     document = _Document(
         version=_VERSION,
         label=run.label,
+        families=sorted(run.families),
         clock=run.clock,
         facts=dict(run.facts),
         places=[_place(place) for place in run.operations.places],
@@ -43,6 +46,7 @@ def dump(run: Run) -> bytes:
         backward_ns=_bytes(run.operations.backward_ns),
         sizes=[(*_place(one.place), one.size_bytes) for one in run.sizes],
         totals={metric: _bytes(values) for metric, values in run.totals.items()},
+        kernels={name: dict(kernels) for name, kernels in run.kernels.items()},
     )
     return zlib.compress(msgspec.msgpack.encode(document))
 
@@ -68,6 +72,7 @@ def load(data: bytes, *, where: str) -> Run:
         shape = (len(document.places), document.samples)
         return Run(
             label=document.label,
+            families=frozenset(document.families),
             clock=document.clock,
             facts=document.facts,
             operations=Operations(
@@ -77,6 +82,7 @@ def load(data: bytes, *, where: str) -> Run:
             ),
             sizes=tuple(Sized(Place(*one[:4]), one[4]) for one in document.sizes),
             totals={metric: _floats(values) for metric, values in document.totals.items()},
+            kernels=document.kernels,
         )
     except (zlib.error, msgspec.MsgspecError, ValueError) as err:
         raise StoreError(f"{where} is damaged: {err}") from None

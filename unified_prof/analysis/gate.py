@@ -75,9 +75,21 @@ def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict
     Raises:
         UsageError: a metric that does not exist, or none at all.
     """
-    if not metrics:
-        raise UsageError("no metric to judge by", hint=f"metrics: {', '.join(METRICS)}")
+    check_metrics(metrics)
     return Verdict(tuple(_check(base, new, metric, limits) for metric in metrics), limits)
+
+
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Refuse metrics that do not exist.
+
+    Raises:
+        UsageError: one of them, or that there is none.
+    """
+    known = (TOTAL, FORWARD, BACKWARD, PEAK)
+    unknown = [one for one in metrics if one not in known and not one.startswith(OPERATION)]
+    if unknown or not metrics:
+        said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
+        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
 
 
 def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
@@ -123,15 +135,9 @@ def _judge(
 
 
 def samples(run: Run, metric: str) -> Floats:
-    """Return a run's samples of a metric; empty where it was not measured.
-
-    Raises:
-        UsageError: the metric does not exist.
-    """
+    """Return a run's samples of a metric; empty where it was not measured."""
     if metric.startswith(OPERATION):
         return _operation_samples(run, metric.removeprefix(OPERATION))
-    if metric not in (TOTAL, FORWARD, BACKWARD, PEAK):
-        raise UsageError(f"no metric {metric!r}", hint=f"metrics: {', '.join(METRICS)}")
     found = run.totals.get(metric, np.empty(0))
     return found[np.isfinite(found)]
 

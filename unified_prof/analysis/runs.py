@@ -56,17 +56,27 @@ def _run(label: str, analysis: Analysis) -> Run:
     calls, summary = analysis.calls, analysis.summary
     return Run(
         label=label,
+        families=frozenset(summary.family.split(" + ")),
         clock=summary.clock,
         facts=dict(summary.facts),
         operations=_operations(analysis, calls),
         sizes=_sizes(calls),
         totals=_totals(analysis),
+        kernels=_kernels(analysis),
     )
+
+
+def _kernels(analysis: Analysis) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for operation, row in analysis.kernels_of_operations():
+        if row.total_ns is not None:
+            found.setdefault(operation, {})[row.name] = float(row.total_ns)
+    return found
 
 
 def _operations(analysis: Analysis, calls: Calls) -> Operations:
     if calls.total_ns is None:
-        return Operations((), np.empty((0, 1)), np.empty((0, 1)))
+        return Operations.none()
     timed = np.flatnonzero(calls.total_ns != UNKNOWN)
     samples = analysis.samples()
     if samples is not None and len(samples.forward_ns) == len(timed):
