@@ -1,0 +1,66 @@
+"""Run a workload of the user's under the tracker: the entry point for backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.records import TrackedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a workload ended and what was measured of it."""
+
+    exit_code: int
+    """The workload's own; 1 after an exception of its own, 130 after Ctrl-C."""
+    tracked: TrackedRun | None
+    """None: not one iteration was measured completely."""
+    failure: str | None = None
+    """Why the measurement is missing or partial, in a sentence for the user."""
+
+
+def run_workload(
+    device: str,
+    *,
+    target: str,
+    is_module: bool,
+    arguments: Sequence[str],
+    reports: Sequence[str],
+    project_root: Path,
+    warmup: int,
+    iterations: int,
+    scope: str = "module",
+    stop_after: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+    instruments: Sequence[Instrument] = (),
+) -> Outcome:
+    """Run `target` on `device` and measure some of its iterations.
+
+    A script that defines providers is driven through them; any other is executed unmodified
+    and its iterations are found from its optimizer steps. The user's traceback, without our
+    frames, is printed to stderr when the workload fails; nothing else is printed.
+
+    Args:
+        device: A torch device type such as `cpu`, `cuda` or `npu`.
+        target: Path of a script, or the name of a module when `is_module`.
+        is_module: Whether `target` is a module name, as for `python -m`.
+        arguments: The workload's own arguments, `sys.argv[1:]`.
+        reports: What to measure, of `run-time` and `memory`.
+        project_root: Frames in files below it are the user's.
+        warmup: Iterations to let pass before measuring.
+        iterations: Iterations to measure for the run time.
+        scope: `module` keeps operations called below a method of one of the project's modules,
+            `project` all that have a frame in the project.
+        stop_after: End the script once all is measured.
+        progress: Told in a few words what is going on; never called from a measured region.
+        instruments: More recorders to drive over the measured iterations.
+
+    Raises:
+        UsageError: `target` cannot be read or found, or a value makes no sense.
+        DeviceUnavailableError: `device` cannot be used here.
+        CaptureError: The workload broke the rules of providers, or did nothing to measure.
+    """
+    raise NotImplementedError
