@@ -65,6 +65,11 @@ class Backend(Protocol):
     """Runs a workload on one kind of device.
 
     It neither writes reports nor opens databases: it returns records and raw recordings.
+
+    Two more members are used where a backend has them: `default_reports`, the families it
+    produces when none are asked for (otherwise `reports`), and `doubt()`, which like
+    `unavailable_reason()` returns why `auto` should pass it over, but does not keep a user from
+    asking for it by name.
     """
 
     name: str
