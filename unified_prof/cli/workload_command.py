@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer.core import TyperCommand
-
-if TYPE_CHECKING:
-    from typer import Context
 
 MODULE_OPTIONS = ("-m", "--module")
 
@@ -20,11 +17,11 @@ class WorkloadCommand(TyperCommand):
 
     allow_interspersed_args = False
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options out of `args`, leaving the workload's as they are."""
         return super().parse_args(ctx, end_options_after_module(args, self._options_with_value()))
 
-    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the usage line's pieces."""
         return ["[OPTIONS]", "[--]", "SCRIPT|-m MODULE", "[ARGS]..."]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,14 +57,14 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
         if capture.failure:
             facts["failure"] = capture.failure
         failure = capture.failure
+        written: dict[str, Path] = {}
         try:
-            written = write_skyline(files, capture, facts, force=force)
+            written.update(_write_skyline(files, capture, facts, force=force))
             if not written and not capture.exit_code:
                 raise CaptureError(capture.failure or "nothing was measured")
         except UprofError as err:
             if not capture.exit_code:
                 raise
-            written = {}
             failure = f"{capture.failure}; {err}" if capture.failure else str(err)
     return RunResult(
         exit_code=capture.exit_code,
@@ -76,17 +76,17 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
     )
 
 
-def write_skyline(
+def _write_skyline(
     files: Mapping[str, Path],
     capture: Capture,
     facts: Mapping[str, str | None],
     *,
     force: bool,
-) -> dict[str, Path]:
-    """Write the Skyline reports of `capture` and return those written; none without a record."""
+) -> Iterator[tuple[str, Path]]:
+    """Write the Skyline reports of `capture`, yielding each when it is complete."""
     run = capture.tracked
     if run is None:
-        return {}
+        return
     from unified_prof.store import skyline
 
     writers = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
@@ -98,4 +98,4 @@ def write_skyline(
     }
     for report, path in files.items():
         writers[report](path, run, all_facts, overwrite=force)
-    return dict(files)
+        yield report, path
