@@ -3,10 +3,12 @@
 Try it: uprof run examples/cnn.py
 """
 
+import os
+
 import torch
 from torch import nn
 
-DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+DEVICE = os.environ.get("UPROF_DEVICE", "cpu")  # set by uprof to the device it profiles
 
 
 class Stage(nn.Module):

@@ -24,20 +24,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--device", default=None, help="default: the accelerator, or the CPU")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
 
-    device = options.device or torch.accelerator.current_accelerator() or torch.device("cpu")
     torch.manual_seed(0)
     loader = DataLoader(
         TensorDataset(torch.randn(1024, 64)), batch_size=options.batch_size, shuffle=True
     )
-    model = Autoencoder().to(device)
+    model = Autoencoder().to(options.device)
     optimizer = torch.optim.Adam(model.parameters())
     for epoch in range(options.epochs):
         total = 0.0
         for (batch,) in loader:
-            batch = batch.to(device)
+            batch = batch.to(options.device)
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(batch), batch)
             loss.backward()

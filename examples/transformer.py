@@ -3,11 +3,13 @@
 Try it: uprof run examples/transformer.py
 """
 
+import os
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+DEVICE = os.environ.get("UPROF_DEVICE", "cpu")  # set by uprof to the device it profiles
 VOCABULARY = 1000
 CONTEXT = 128
 

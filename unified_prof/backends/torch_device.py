@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec
 from unified_prof.errors import UsageError
+
+DEVICE_VARIABLE = "UPROF_DEVICE"
 
 
 def torch_missing_reason() -> str | None:
@@ -21,6 +25,20 @@ def torch_missing_reason() -> str | None:
     except Exception as err:  # a broken installation can raise anything
         return f"PyTorch is installed but cannot be imported ({err})"
     return None
+
+
+@contextmanager
+def _told_to_workload(device: str) -> Iterator[None]:
+    """Let the workload know by UPROF_DEVICE which type of device is being profiled."""
+    before = os.environ.get(DEVICE_VARIABLE)
+    os.environ[DEVICE_VARIABLE] = device
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(DEVICE_VARIABLE, None)
+        else:
+            os.environ[DEVICE_VARIABLE] = before
 
 
 class TorchBackend(ABC):
@@ -45,19 +63,20 @@ class TorchBackend(ABC):
         from unified_prof.tracking.workload import run_workload
 
         process = os.getpid()
-        outcome = run_workload(
-            self.name,
-            target=spec.target,
-            is_module=spec.is_module,
-            arguments=spec.arguments,
-            reports=spec.reports,
-            project_root=spec.project_root,
-            warmup=spec.warmup,
-            iterations=spec.iterations,
-            scope=spec.scope,
-            stop_after=spec.stop_after,
-            progress=spec.progress,
-        )
+        with _told_to_workload(self.name):
+            outcome = run_workload(
+                self.name,
+                target=spec.target,
+                is_module=spec.is_module,
+                arguments=spec.arguments,
+                reports=spec.reports,
+                project_root=spec.project_root,
+                warmup=spec.warmup,
+                iterations=spec.iterations,
+                scope=spec.scope,
+                stop_after=spec.stop_after,
+                progress=spec.progress,
+            )
         if os.getpid() != process:
             # The workload forked, and this is the child at its end: the report is its parent's.
             sys.stdout.flush()
