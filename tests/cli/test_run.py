@@ -187,7 +187,7 @@ def test_an_existing_report_is_refused_and_forced(capfd: pytest.CaptureFixture[s
     once = ("--backend", "toy", "-o", "out", "-q")
     assert uprof(*once, "work.py") == 0
     assert uprof(*once, "work.py") == 9
-    assert "give --force" in capfd.readouterr().err
+    assert "overwrite it with --force" in capfd.readouterr().err
     assert uprof(*once, "--force", "work.py") == 0
 
 

@@ -123,7 +123,7 @@ def test_a_report_that_exists_stops_the_run_before_it_starts(spec: RunSpec) -> N
     spec.output_dir.mkdir()
     (spec.output_dir / "memory.sqlite").write_text("mine")
     backend = Brings(Capture(0, tracked_run()))
-    with pytest.raises(OutputError, match=r"memory\.sqlite exists already"):
+    with pytest.raises(OutputError, match=r"memory\.sqlite already exists"):
         run(backend, spec)
     assert backend.runs == 0
     run(backend, spec, force=True)

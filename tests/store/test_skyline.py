@@ -145,7 +145,7 @@ def test_equal_runs_give_equal_bytes(write: Writer, tmp_path: Path) -> None:
 def test_an_existing_file_is_kept_unless_forced(write: Writer, tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite"
     path.write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
+    with pytest.raises(OutputError, match="already exists"):
         write(path, tracked_run(), FACTS)
     assert path.read_text() == "mine"
     write(path, tracked_run(), FACTS, overwrite=True)

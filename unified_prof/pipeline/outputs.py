@@ -89,7 +89,8 @@ def output_directory(path: Path) -> Iterator[Path]:
 def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:
     """Raise OutputError before anything runs when a report of the same name is there already."""
     for path in files:
-        refuse_existing(path, overwrite=force)
+        if path.parent.is_dir():
+            refuse_existing(path, overwrite=force)
 
 
 def _parent_start() -> datetime | None:

@@ -11,7 +11,6 @@ from statistics import median
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
 from unified_prof.models.skyline_memory import ACTIVATION, WEIGHT
-from unified_prof.models.uprof import Iteration, ModulePath, RunTimeSample
 from unified_prof.store import uprof_tables
 from unified_prof.store.atomic import replacing
 from unified_prof.tracking.records import (
@@ -48,7 +47,7 @@ def write_run_time(
                 _insert_operation(db, entry_id, operation)
             uprof_tables.fill(
                 db,
-                RunTimeSample,
+                "UPROF_RUN_TIME_SAMPLES",
                 (
                     (entry_id, *sample)
                     for entry_id, operation in enumerate(run.operations, start=1)
@@ -168,7 +167,7 @@ def _fill_modules(
 ) -> None:
     uprof_tables.fill(
         db,
-        ModulePath,
+        "UPROF_MODULES",
         (
             (kind, entry_id, entry.module_path, entry.module_class)
             for entry_id, entry in enumerate(entries, start=1)
@@ -180,7 +179,7 @@ def _fill_modules(
 def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, str | None]) -> None:
     uprof_tables.fill(
         db,
-        Iteration,
+        "UPROF_ITERATIONS",
         (
             (
                 number,

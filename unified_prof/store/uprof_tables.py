@@ -1,32 +1,26 @@
-"""Create and fill the UPROF_ tables, which exist in a report only where they have rows."""
+"""Create and fill the UPROF_ tables of a Skyline report, which exist only where they have rows."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from sqlalchemy import Table
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import CreateTable
-
-from unified_prof.models.uprof import Anomaly, Run, UprofBase
+from unified_prof.models.catalogue import extension_tables
 
 
-def fill(db: sqlite3.Connection, model: type[UprofBase], rows: Iterable[tuple[object, ...]]) -> int:
-    """Insert `rows`, in the model's column order, creating the table first; return their number.
+def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+    """Insert `rows`, in the order of the table's columns, creating the table for the first.
 
     Nothing is created for no rows.
     """
     batch = list(rows)
     if not batch:
-        return 0
-    table = model.__table__
-    assert isinstance(table, Table)
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table.name,)).fetchone():
-        db.execute(str(CreateTable(table).compile(dialect=sqlite.dialect())).strip())
-    marks = ", ".join("?" * len(table.columns))
-    db.executemany(f'INSERT INTO "{table.name}" VALUES ({marks})', batch)
-    return len(batch)
+        return
+    spec = extension_tables()[table]
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
+        db.execute(spec.create_sql)
+    marks = ", ".join("?" * len(spec.columns))
+    db.executemany(f'INSERT INTO "{table}" VALUES ({marks})', batch)
 
 
 def fill_run(
@@ -35,5 +29,9 @@ def fill_run(
     anomalies: Mapping[str, tuple[int, str]],
 ) -> None:
     """Write provenance and anomalies, each sorted by name so that equal runs give equal files."""
-    fill(db, Run, sorted(facts.items()))
-    fill(db, Anomaly, ((name, *anomalies[name]) for name in sorted(anomalies)))
+    fill(db, "UPROF_RUN", sorted(facts.items()))
+    fill(
+        db,
+        "UPROF_ANOMALIES",
+        ((name, count, detail or None) for name, (count, detail) in sorted(anomalies.items())),
+    )
