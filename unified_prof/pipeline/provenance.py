@@ -17,7 +17,9 @@ from unified_prof.pipeline.outputs import Rank
 _GIT_TIMEOUT_S = 5
 
 
-def of_run(spec: RunSpec, backend: str, rank: Rank, started: datetime) -> dict[str, str | None]:
+def of_run(
+    spec: RunSpec, backend: str | None, rank: Rank, started: datetime
+) -> dict[str, str | None]:
     """Return what is known before a run starts; lists and mappings are JSON.
 
     Names: uprof, backend, target, command, working_directory, project_root, options, host,
@@ -26,7 +28,6 @@ def of_run(spec: RunSpec, backend: str, rank: Rank, started: datetime) -> dict[s
     """
     facts: dict[str, str | None] = {
         "uprof": __version__,
-        "backend": backend,
         "target": f"-m {spec.target}" if spec.is_module else spec.target,
         "command": json.dumps(sys.argv),
         "working_directory": str(Path.cwd()),
@@ -48,6 +49,8 @@ def of_run(spec: RunSpec, backend: str, rank: Rank, started: datetime) -> dict[s
         "started": timestamp(started),
         **_git_facts(spec.project_root),
     }
+    if backend is not None:
+        facts["backend"] = backend
     for name in ("rank", "local_rank", "world_size"):
         value = getattr(rank, name)
         if value is not None:

@@ -53,13 +53,10 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
         facts = provenance.of_run(spec, backend.name, rank, started)
         capture = backend.run(spec)
         facts["finished"] = provenance.timestamp(provenance.now())
-        facts["exit_code"] = str(capture.exit_code)
-        if capture.failure:
-            facts["failure"] = capture.failure
         failure = capture.failure
         written: dict[str, Path] = {}
         try:
-            written.update(_write_skyline(files, capture, facts, force=force))
+            written.update(write_skyline(files, capture, facts, force=force))
             if not written and not capture.exit_code:
                 raise CaptureError(capture.failure or "nothing was measured")
         except UprofError as err:
@@ -76,7 +73,7 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
     )
 
 
-def _write_skyline(
+def write_skyline(
     files: Mapping[str, Path],
     capture: Capture,
     facts: Mapping[str, str | None],
@@ -95,7 +92,10 @@ def _write_skyline(
         **run.facts,
         "device": run.device,
         "complete": "true" if run.complete else "false",
+        "exit_code": str(capture.exit_code),
     }
+    if capture.failure:
+        all_facts["failure"] = capture.failure
     for report, path in files.items():
         writers[report](path, run, all_facts, overwrite=force)
         yield report, path
