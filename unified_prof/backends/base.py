@@ -47,6 +47,8 @@ class Recording:
     kind: str
     """Name of the decoder: `prof` or `kineto`."""
     path: Path
+    native: Path | None = None
+    """The vendor's own database of it, where the vendor's exporter made one."""
 
 
 @dataclass(frozen=True, slots=True)
