@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -181,6 +182,21 @@ def test_what_msprof_does_not_tell_by_its_status_is_told(
     assert capture.exit_code == 0
     assert (words or "") in str(capture.failure)
     assert all(recording.native is None for recording in capture.recordings)
+
+
+def test_an_argument_that_msprof_does_not_know_is_its_own_complaint(tmp_path: Path) -> None:
+    capture = run(tmp_path, INIT, options={"msprof_arg": ["--bogus=1"]})
+    assert "unrecognized option '--bogus=1'" in str(capture.failure)
+
+
+def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert run(tmp_path, INIT).exit_code == 0
+    assert list(temporary.iterdir()) == []
 
 
 def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path) -> None:

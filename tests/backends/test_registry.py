@@ -68,7 +68,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **backends: _Asked) -> None:
         backend: Backend = backends[name]  # type: ignore[assignment]
         return backend
 
-    monkeypatch.setattr(registry, "_make", make)
+    monkeypatch.setattr(registry, "make", make)
 
 
 @pytest.mark.parametrize(

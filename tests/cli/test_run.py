@@ -164,6 +164,10 @@ def test_a_partial_measurement_is_told(
         (["--backend", "toy", "--project-root", "none", "work.py"], 2, "none is not a folder"),
         (["--backend", "toy", "-o", "work.py", "work.py"], 9, "is not a folder"),
         (["--backend", "toy", "none.py"], 2, "none.py does not exist"),
+        (["--backend", "cpu", "--task-time", "l1", "work.py"], 2, "no option --task-time"),
+        (["--backend", "toy", "--dry-run", "work.py"], 2, "there is no command"),
+        (["--backend", "npu", "--dry-run", "--ge-api=l7", "work.py"], 2, "--ge-api: 'l7'"),
+        (["--backend", "npu", "--pid", "1", "work.py"], 2, "no workload to start"),
         (["--iterations", "0", "work.py"], 2, "--iterations"),
         (["--no-such-option", "work.py"], 2, "--no-such-option"),
     ],
@@ -223,3 +227,24 @@ def test_termination_ends_the_workload_like_an_exit(
     assert uprof("--backend", "toy", "-o", "out", "work.py") == 143
     assert (place / "out" / "run_time.sqlite").exists()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_dry_run_prints_the_command_and_does_nothing(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.iterdir())
+    options = ("--preset=minimal", "--aic-metrics", "Memory", "--msprof-arg=--dvpp=on")
+    assert uprof("--backend", "npu", "--dry-run", "-o", "out", *options, "work.py", "-x") == 0
+    command, comment = capfd.readouterr().out.splitlines()
+    assert f" --output={place}/out --type=db --task-time=l0 " in command
+    assert " --aic-metrics=Memory --dvpp=on bash /tmp/" in command
+    assert comment.endswith("runs: work.py -x")
+    assert sorted(place.iterdir()) == before
+
+
+def test_every_option_of_msprof_is_in_the_help(capfd: pytest.CaptureFixture[str]) -> None:
+    from unified_prof.backends.msprof_options import OPTIONS
+
+    assert uprof("--help") == 0
+    text = capfd.readouterr().out
+    assert all(f"--{option.flag}" in text for option in OPTIONS)

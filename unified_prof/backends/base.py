@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from unified_prof.errors import UsageError
 from unified_prof.tracking.records import TrackedRun
 
 RUN_TIME = "run-time"
@@ -61,6 +62,13 @@ class Capture:
     recordings: tuple[Recording, ...] = ()
     failure: str | None = None
     """Why the measurement is missing or partial, in a sentence for the user."""
+
+
+def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:
+    """Raise UsageError when `spec` has an option that `backend` does not know."""
+    if unknown := sorted({*spec.options} - {*known}):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise UsageError(f"backend {backend!r} has no option {flags}")
 
 
 class Backend(Protocol):

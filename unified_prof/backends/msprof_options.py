@@ -123,8 +123,6 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption("mstx-domain-include", "Only marks of these domains (MSTX_EVENTS)."),
     MsprofOption("mstx-domain-exclude", "No marks of these domains (MSTX_EVENTS)."),
     MsprofOption("task-memory", "Memory of operators (NPU_OP_MEM).", values=ON_OFF),
-    MsprofOption("aicpu", "AI CPU operators (msprof's text export only).", values=ON_OFF),
-    MsprofOption("l2", "L2 cache hits (msprof's text export only).", values=ON_OFF),
     MsprofOption("delay", "Seconds to wait before recording (all tables).", range=(1, _U32_MAX)),
     MsprofOption("duration", "Seconds to record (all tables).", range=(1, _U32_MAX)),
     MsprofOption(

@@ -23,7 +23,7 @@ _LEAST_FREE_BYTES = 20 * 1024 * 1024  # msprof stops recording below this
 _APP_FAILED = re.compile(
     r"exception has occurred in process App, return code: ?(.*)", re.IGNORECASE
 )
-_ERROR = re.compile(r"^\[ERROR\]\s*(.*)")
+_ERROR = re.compile(r"^(?:\[ERROR\]|msprof:)\s*(.*)")
 _FULL = re.compile(r"no space left|disk (is )?full|(disk|storage) space", re.IGNORECASE)
 _NATIVE = re.compile(r"msprof_\d{14}\.db")
 

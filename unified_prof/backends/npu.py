@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from unified_prof.backends import cann, msprof_command, msprof_outcome
-from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
+from unified_prof.backends.base import (
+    MEMORY,
+    RUN_TIME,
+    TIMELINE,
+    Capture,
+    Recording,
+    RunSpec,
+    check_options,
+)
 from unified_prof.backends.msprof_options import BY_NAME, msprof_arguments
 from unified_prof.backends.msprof_process import Ended, Feed, run_group, show_on_stderr
 from unified_prof.backends.npu_launcher import EXIT_CODE_FILE, TRACKED_FILE
@@ -84,6 +92,8 @@ class NpuBackend:
             CaptureError: nothing was recorded although the workload succeeded.
         """
         arguments = _check(spec)
+        if reason := self.unavailable_reason():
+            raise DeviceUnavailableError(reason)
         output = spec.output_dir.resolve()
         before = msprof_outcome.find(output)
         folder = msprof_command.harmless_folder()
@@ -105,15 +115,12 @@ class NpuBackend:
         )
 
     def _command(self, spec: RunSpec, arguments: list[str], folder: Path) -> list[str]:
-        msprof = cann.find_msprof()
-        if msprof is None:
-            raise DeviceUnavailableError(str(self.unavailable_reason()))
         if pid := spec.options.get("pid"):
             application = ["--dynamic=on", f"--pid={pid}"]
         else:
             application = msprof_command.application(folder)
         return msprof_command.command_line(
-            msprof, arguments, spec.output_dir.resolve(), application
+            cann.find_msprof() or Path("msprof"), arguments, spec.output_dir.resolve(), application
         )
 
     def _record(self, spec: RunSpec, arguments: list[str], folder: Path) -> Ended:
@@ -147,9 +154,7 @@ class NpuBackend:
 
 def _check(spec: RunSpec) -> list[str]:
     """Check everything that can be checked before anything starts; return msprof's arguments."""
-    known = {*BY_NAME, *_OTHER_OPTIONS}
-    if unknown := sorted({*spec.options} - known):
-        raise UsageError(f"backend 'npu' has no option {', '.join(unknown)}")
+    check_options(NpuBackend.name, spec, {*BY_NAME, *_OTHER_OPTIONS})
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
         raise UsageError(f"no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")

@@ -46,7 +46,7 @@ def load(name: str) -> Backend:
         DeviceUnavailableError: there is none of that name, it needs a package that is not
             installed, or it cannot run here; each with its own message.
     """
-    backend = _make(name)
+    backend = make(name)
     if reason := backend.unavailable_reason():
         raise DeviceUnavailableError(
             f"backend {name!r} cannot run here: {reason}",
@@ -63,7 +63,7 @@ def choose() -> Backend:
     """
     refusals: list[str] = []
     for name in _BUILTIN:
-        backend = _make(name)
+        backend = make(name)
         reason = backend.unavailable_reason() or doubt(backend)
         if reason is None:
             return backend
@@ -89,13 +89,18 @@ def survey() -> Iterator[Availability]:
     """Ask every backend whether it can run here; a broken one does not stop the others."""
     for name in names():
         try:
-            backend = _make(name)
+            backend = make(name)
             yield Availability(name, backend.unavailable_reason(), doubt(backend))
         except UprofError as err:
             yield Availability(name, str(err))
 
 
-def _make(name: str) -> Backend:
+def make(name: str) -> Backend:
+    """Return the backend called `name`, whether or not it can run here.
+
+    Raises:
+        DeviceUnavailableError: there is none of that name, or it needs a package that is missing.
+    """
     if name in _BUILTIN:
         target, install = _BUILTIN[name]
     elif entry := _third_party().get(name):

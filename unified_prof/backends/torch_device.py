@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec
-from unified_prof.errors import UsageError
+from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec, check_options
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
 
@@ -57,9 +56,7 @@ class TorchBackend(ABC):
 
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload and measure it; see `tracking.workload.run_workload`."""
-        if spec.options:
-            unknown = ", ".join(sorted(spec.options))
-            raise UsageError(f"backend {self.name!r} has no option {unknown}")
+        check_options(self.name, spec)
         from unified_prof.tracking.workload import run_workload
 
         process = os.getpid()

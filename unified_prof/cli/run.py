@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from pathlib import Path
@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from unified_prof.cli.npu_options import with_npu_options
 from unified_prof.cli.workload_command import WorkloadCommand
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.backends.base import Backend
+    from unified_prof.backends.base import Backend, RunSpec
 
 
 class Scope(str, Enum):
@@ -38,7 +39,7 @@ def register(app: typer.Typer) -> None:
             "Exit code: the workload's own when it is not 0; otherwise 0, 2 wrong use, 4 no such "
             "device, 5 nothing could be measured, 9 the output cannot be written; 130 after Ctrl-C."
         ),
-    )(run)
+    )(with_npu_options(run))
 
 
 def run(
@@ -100,6 +101,9 @@ def run(
     stop_after: Annotated[
         bool, typer.Option("--stop-after", help="End the script once all is measured.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command that would run, and end.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite reports of an earlier run.")
     ] = False,
@@ -111,19 +115,22 @@ def run(
             "--json", help="The result as one line on stdout; the workload's goes to stderr."
         ),
     ] = False,
+    *,
+    npu_options: Mapping[str, object],
 ) -> None:
     """Profile a PyTorch workload: a script with providers, or any training script.
 
-    uprof run train.py --epochs 1
+    Everything after SCRIPT, or after -m MODULE, belongs to the workload. Options marked [npu] are
+    for --backend npu and are msprof's own, with the tables they fill in brackets.
     """
     from unified_prof.backends.base import RunSpec
     from unified_prof.cli import run_text
     from unified_prof.pipeline import outputs
     from unified_prof.pipeline import run as pipeline
 
-    target, arguments = _workload(module, command or [])
+    target, arguments = _workload(module, command or [], attach="pid" in npu_options)
     say = _silent if quiet else _say
-    chosen = _backend(backend, say)
+    chosen = _backend(backend, say, dry_run=dry_run)
     directory = output or outputs.default_directory(target, module is not None, outputs.rank_of())
     with _progress(enabled=sys.stderr.isatty() and not quiet) as progress:
         spec = RunSpec(
@@ -137,8 +144,12 @@ def run(
             iterations=iterations,
             scope=scope.value,
             stop_after=stop_after,
+            options=npu_options,
             progress=progress,
         )
+        if dry_run:
+            _show_command(chosen, spec)
+            return
         with _termination_as_exit(), _stdout_to_stderr(enabled=json_):
             result = pipeline.run(chosen, spec, force=force)
     for line in run_text.as_lines(result, verbose=verbose):
@@ -150,7 +161,11 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-def _workload(module: str | None, command: list[str]) -> tuple[str, list[str]]:
+def _workload(module: str | None, command: list[str], *, attach: bool) -> tuple[str, list[str]]:
+    if attach:
+        if module is not None or command:
+            raise UsageError("--pid records a running process, there is no workload to start")
+        return "process", []
     if module is not None:
         return module, command
     if not command:
@@ -158,14 +173,24 @@ def _workload(module: str | None, command: list[str]) -> tuple[str, list[str]]:
     return command[0], command[1:]
 
 
-def _backend(name: str, say: Callable[[str], None]) -> Backend:
+def _backend(name: str, say: Callable[[str], None], *, dry_run: bool) -> Backend:
     from unified_prof.backends import registry
 
     if name != registry.AUTO:
-        return registry.load(name)
+        return registry.make(name) if dry_run else registry.load(name)
     chosen = registry.choose()
     say(f"uprof: backend {chosen.name}")
     return chosen
+
+
+def _show_command(backend: Backend, spec: RunSpec) -> None:
+    describe: Callable[[RunSpec], list[str]] | None = getattr(backend, "describe", None)
+    if describe is None:
+        raise UsageError(
+            f"backend {backend.name!r} runs the workload in this process, there is no command"
+        )
+    for line in describe(spec):
+        typer.echo(line)
 
 
 def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
