@@ -60,8 +60,8 @@ def test_each_report_asked_for_is_one_file(spec: RunSpec) -> None:
     result = run(Brings(Capture(0, tracked_run())), spec)
     assert result.exit_code == 0
     assert result.files == {
-        "run-time": spec.output_dir / "run_time.sqlite",
-        "memory": spec.output_dir / "memory.sqlite",
+        "run-time": (spec.output_dir / "run_time.sqlite",),
+        "memory": (spec.output_dir / "memory.sqlite",),
     }
     assert sorted(p.name for p in spec.output_dir.iterdir()) == ["memory.sqlite", "run_time.sqlite"]
 
@@ -77,8 +77,8 @@ def test_provenance_says_how_the_report_came_to_be(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = run(Brings(Capture(0, tracked_run())), spec)
-    found = facts(result.files["memory"])
-    assert result.files["memory"].name == "memory_rank1.sqlite"
+    found = facts(result.files["memory"][0])
+    assert result.files["memory"][0].name == "memory_rank1.sqlite"
     assert found["uprof"] == __version__
     assert found["backend"] == "brings"
     assert found["device"] == "cpu: a processor"
@@ -105,17 +105,17 @@ def test_the_commit_is_noted_where_the_project_is_under_git(spec: RunSpec) -> No
     git("add", "model.py")
     git("commit", "-qm", "first")
     backend = Brings(Capture(0, tracked_run()))
-    found = facts(run(backend, spec).files["memory"])
+    found = facts(run(backend, spec).files["memory"][0])
     assert found["git_commit"] == git("rev-parse", "HEAD")
     assert found["git_modified"] == "false"
     (spec.project_root / "model.py").write_text("x = 2\n")
-    found = facts(run(backend, spec, force=True).files["memory"])
+    found = facts(run(backend, spec, force=True).files["memory"][0])
     assert found["git_modified"] == "true"
 
 
 def test_without_git_there_is_no_commit(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    found = facts(run(Brings(Capture(0, tracked_run())), spec).files["memory"])
+    found = facts(run(Brings(Capture(0, tracked_run())), spec).files["memory"][0])
     assert "git_commit" not in found
 
 
@@ -142,7 +142,7 @@ def test_a_workload_that_failed_after_some_iterations_leaves_marked_reports(spec
     result = run(Brings(capture), spec)
     assert result.exit_code == 3
     assert result.failure == "the script ended with 3"
-    found = facts(result.files["run-time"])
+    found = facts(result.files["run-time"][0])
     assert (found["complete"], found["exit_code"]) == ("false", "3")
     assert found["failure"] == "the script ended with 3"
 

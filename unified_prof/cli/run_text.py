@@ -16,7 +16,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "backend": result.backend,
         "exit_code": result.exit_code,
         "directory": str(result.directory),
-        "files": {report: str(path) for report, path in result.files.items()},
+        "files": {report: [str(path) for path in paths] for report, paths in result.files.items()},
         "failure": result.failure,
         "summary": asdict(summarize(result.tracked)) if result.tracked else None,
     }
@@ -27,7 +27,11 @@ def as_lines(result: RunResult, *, verbose: bool) -> list[str]:
     lines: list[str] = []
     if result.tracked is not None:
         lines += _summary(summarize(result.tracked, top=50 if verbose else 10))
-    lines += [f"{report + ' report:':17} {path}" for report, path in result.files.items()]
+    lines += [
+        f"{report + ' report':17} {path}"
+        for report, paths in result.files.items()
+        for path in paths
+    ]
     return lines
 
 

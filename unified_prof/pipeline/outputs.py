@@ -57,6 +57,11 @@ def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[s
     }
 
 
+def raw_directory(directory: Path, rank: Rank) -> Path:
+    """Return where raw recordings go: one folder a rank, whose files bear the same names."""
+    return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
+
+
 @contextmanager
 def output_directory(path: Path) -> Iterator[Path]:
     """Make `path`, check that it can be written to, and remove it if nothing came of it.

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unified_prof.backends.base import MEMORY, RUN_TIME, Backend, Capture, RunSpec
+from unified_prof.backends.base import (
+    MEMORY,
+    RUN_TIME,
+    TIMELINE,
+    Backend,
+    Capture,
+    RunSpec,
+)
 from unified_prof.errors import CaptureError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
+from unified_prof.pipeline.recordings import build_databases
 from unified_prof.tracking.records import TrackedRun
 
 
@@ -20,8 +28,8 @@ class RunResult:
     """The workload's own."""
     backend: str
     directory: Path
-    files: Mapping[str, Path]
-    """Kind of report -> the file written."""
+    files: Mapping[str, tuple[Path, ...]]
+    """Kind of report -> the files written; several only where there are several recordings."""
     tracked: TrackedRun | None
     failure: str | None = None
     """Why something is missing or partial, in a sentence for the user."""
@@ -46,30 +54,35 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
             hint=f"it produces {', '.join(backend.reports)}",
         )
     rank = outputs.rank_of()
-    files = outputs.skyline_files(spec.output_dir, spec.reports, rank)
-    outputs.refuse_existing_files(files.values(), force=force)
-    with outputs.output_directory(spec.output_dir):
-        started = provenance.now()
-        facts = provenance.of_run(spec, backend.name, rank, started)
-        capture = backend.run(spec)
+    skyline_files = outputs.skyline_files(spec.output_dir, spec.reports, rank)
+    outputs.refuse_existing_files(skyline_files.values(), force=force)
+    raw = outputs.raw_directory(spec.output_dir, rank)
+    with outputs.output_directory(spec.output_dir), outputs.output_directory(raw):
+        facts = provenance.of_run(spec, backend.name, rank, provenance.now())
+        capture = backend.run(replace(spec, output_dir=raw))
         facts["finished"] = provenance.timestamp(provenance.now())
-        failure = capture.failure
-        written: dict[str, Path] = {}
+        failures = [capture.failure] if capture.failure else []
+        files: dict[str, tuple[Path, ...]] = {}
         try:
-            written.update(write_skyline(files, capture, facts, force=force))
-            if not written and not capture.exit_code:
+            for report, path in write_skyline(skyline_files, capture, facts, force=force):
+                files[report] = (path,)
+            databases, notes = build_databases(capture.recordings, spec.options, force=force)
+            if databases:
+                files[TIMELINE] = databases
+            failures += notes
+            if not files and not capture.exit_code:
                 raise CaptureError(capture.failure or "nothing was measured")
         except UprofError as err:
             if not capture.exit_code:
                 raise
-            failure = f"{capture.failure}; {err}" if capture.failure else str(err)
+            failures.append(str(err))
     return RunResult(
         exit_code=capture.exit_code,
         backend=backend.name,
         directory=spec.output_dir,
-        files=written,
+        files=files,
         tracked=capture.tracked,
-        failure=failure,
+        failure="; ".join(failures) or None,
     )
 
 
