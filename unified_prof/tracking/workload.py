@@ -6,8 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unified_prof.errors import CaptureError, UprofError
 from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.program import exit_code_of, find_program, last_user_line
+from unified_prof.tracking.provider_run import ProviderRun
+from unified_prof.tracking.providers import prefix_of
 from unified_prof.tracking.records import TrackedRun
+from unified_prof.tracking.script_run import ScriptRun
+from unified_prof.tracking.session import Options, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +69,49 @@ def run_workload(
         DeviceUnavailableError: `device` cannot be used here.
         CaptureError: The workload broke the rules of providers, or did nothing to measure.
     """
-    raise NotImplementedError
+    session = Session(
+        device,
+        Options(
+            reports=tuple(reports),
+            project_root=project_root,
+            warmup=warmup,
+            iterations=iterations,
+            scope=scope,
+            progress=progress,
+            instruments=tuple(instruments),
+        ),
+    )
+    try:
+        program = find_program(target, is_module=is_module, arguments=arguments)
+    except UprofError:
+        raise
+    except BaseException as error:  # of the packages above a module
+        return Outcome(exit_code_of(error), None, last_user_line(error))
+    try:
+        prefix = prefix_of(program.source, program.path)
+        code = program.compile()
+    except (SyntaxError, ValueError) as error:
+        return Outcome(exit_code_of(error), None, f"{program.name}: {last_user_line(error)}")
+    if prefix is None:
+        workload: ScriptRun | ProviderRun = ScriptRun(session, program, code, stop_after)
+    else:
+        workload = ProviderRun(session, program, code, prefix)
+    session.facts["workload"] = program.name
+    session.facts["mode"] = "script" if prefix is None else f"{prefix} providers"
+    try:
+        raised = workload.run()
+    finally:
+        workload.close()
+    exit_code = 0 if raised is None else exit_code_of(raised)
+    try:
+        tracked = session.result(complete=workload.finished)
+    except UprofError as refused:
+        if exit_code:
+            return Outcome(exit_code, None, str(refused))
+        raise
+    failure = None
+    if not workload.finished:
+        failure = workload.why_incomplete(raised)
+        if tracked is None and exit_code == 0:
+            raise CaptureError(failure, hint=workload.hint)
+    return Outcome(exit_code, tracked, failure)
