@@ -247,7 +247,8 @@ def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
     )
 
     def press() -> None:
-        while not ready.exists():
+        deadline = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(os.getpid(), number)
 

@@ -8,27 +8,29 @@ from typing import Any
 import pytest
 
 import unified_prof
+from tests.conftest import ROOT
 from tests.records import tracked_run
 from unified_prof.errors import CaptureError, OutputError, UsageError
 from unified_prof.tracking import live
-from unified_prof.tracking.workload import Outcome
+from unified_prof.tracking.records import TrackedRun
 
 
 class Tracks:
-    """Stands for LiveTracking and ends with the outcome a test sets."""
+    """Stands for LiveTracking and ends as a test says."""
 
-    ends_with = Outcome(0, tracked_run())
+    ends_with: tuple[TrackedRun | None, str | None] = (tracked_run(), None)
     made: dict[str, Any] = {}  # noqa: RUF012 (what the last one was made with)
 
     def __init__(self, device: str | None, **options: Any) -> None:
-        self.outcome: Outcome | None = None
+        self.tracked: TrackedRun | None = None
+        self.failure: str | None = None
         Tracks.made = {"device": device, **options}
 
     def __enter__(self) -> Tracks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.outcome = self.ends_with
+        self.tracked, self.failure = self.ends_with
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
 def test_an_exception_of_the_block_passes_and_what_was_measured_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    partial = Outcome(1, tracked_run(complete=False), failure="the block failed")
+    partial = (tracked_run(complete=False), "the block failed")
     monkeypatch.setattr(Tracks, "ends_with", partial)
     with pytest.raises(ZeroDivisionError), unified_prof.profile("out") as profile:
         raise ZeroDivisionError
@@ -66,7 +68,7 @@ def test_an_exception_of_the_block_passes_and_what_was_measured_is_kept(
 def test_a_block_without_an_iteration_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Tracks, "ends_with", Outcome(0, None, failure="no iteration ran"))
+    monkeypatch.setattr(Tracks, "ends_with", (None, "no iteration ran"))
     with pytest.raises(CaptureError, match="no iteration ran"), unified_prof.profile("out"):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -87,3 +89,27 @@ def test_a_report_that_does_not_exist_is_refused() -> None:
         unified_prof.profile(reports=["timeline"]),
     ):
         pytest.fail("the block ran")
+
+
+def test_a_real_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    with unified_prof.profile(
+        "out", warmup=1, iterations=2, project_root=ROOT, scope="project"
+    ) as profile:
+        for _ in range(8):
+            model(torch.ones(3, 4)).sum().backward()
+            unified_prof.step()
+    assert profile.tracked is not None
+    assert profile.tracked.complete
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "memory.sqlite",
+        "run_time.sqlite",
+    ]
+
+
+def test_step_outside_of_a_profile_does_nothing() -> None:
+    assert unified_prof.step() is None  # type: ignore[func-returns-value]

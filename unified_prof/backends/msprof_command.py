@@ -8,7 +8,6 @@ quoted and becomes (`exec`) the workload.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import shlex
@@ -25,7 +24,6 @@ from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 # What msprof refuses in its paths (a space is allowed).
 FORBIDDEN_IN_PATHS = frozenset("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-PROVIDER_PREFIXES = ("skyline", "deepview", "uprof")
 _SCRIPT_NAME = "workload.sh"
 _JOB_NAME = "job.json"
 
@@ -98,26 +96,19 @@ def is_program(spec: RunSpec) -> bool:
 
 
 def has_providers(spec: RunSpec) -> bool:
-    """Return whether the target is a script that defines a model provider at its top level."""
+    """Return whether the target is a script that defines providers.
+
+    Raises:
+        CaptureError: it defines some of them, but not all.
+    """
     if spec.is_module or is_program(spec):
         return False
+    from unified_prof.tracking.providers import prefix_of
+
     try:
-        tree = ast.parse(Path(spec.target).read_bytes())
+        return prefix_of(Path(spec.target).read_bytes(), spec.target) is not None
     except (OSError, SyntaxError, ValueError):
         return False  # running it will say what is wrong
-    names = {name for statement in tree.body for name in _bound_names(statement)}
-    return any(f"{prefix}_model_provider" in names for prefix in PROVIDER_PREFIXES)
-
-
-def _bound_names(statement: ast.stmt) -> list[str]:
-    match statement:
-        case ast.FunctionDef(name=name):
-            return [name]
-        case ast.Assign(targets=targets):
-            return [target.id for target in targets if isinstance(target, ast.Name)]
-        case ast.ImportFrom(names=aliases):
-            return [alias.asname or alias.name for alias in aliases]
-    return []
 
 
 def workload_words(spec: RunSpec, folder: Path) -> list[str]:
@@ -128,7 +119,8 @@ def workload_words(spec: RunSpec, folder: Path) -> list[str]:
     code = (
         f"import sys; sys.path.insert(0, {str(_PACKAGE_PARENT)!r}); "
         "from unified_prof.backends.npu_launcher import main; "
-        f"sys.path[:] = filter(None, sys.path[1:]); main({str(folder / _JOB_NAME)!r})"
+        # The first entry is the one that the launcher gives to the workload.
+        f"sys.path[:] = ['', *filter(None, sys.path[1:])]; main({str(folder / _JOB_NAME)!r})"
     )
     return [sys.executable, "-c", code]
 

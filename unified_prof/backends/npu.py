@@ -23,7 +23,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.backends.msprof_options import BY_NAME, msprof_arguments
 from unified_prof.backends.msprof_process import Ended, Feed, run_group, show_on_stderr
-from unified_prof.backends.npu_launcher import EXIT_CODE_FILE, TRACKED_FILE
+from unified_prof.backends.npu_launcher import RESULT_FILE
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.errors import (
     CaptureError,
@@ -38,10 +38,11 @@ _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Tracked:
-    """What the launcher's tracker brought back."""
+class _Result:
+    """What the launcher noted at the workload's end."""
 
-    run: TrackedRun | None = None
+    exit_code: int | None = None
+    tracked: TrackedRun | None = None
     failure: str | None = None
     unmarked: str | None = None
 
@@ -99,17 +100,17 @@ class NpuBackend:
         folder = msprof_command.harmless_folder()
         try:
             ended = self._record(spec, arguments, folder)
-            exit_code = msprof_outcome.workload_exit_code(_reported(folder), ended)
-            tracked = _tracked(folder)
+            result = _result(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        exit_code = msprof_outcome.workload_exit_code(result.exit_code, ended)
         found = sorted(msprof_outcome.find(output) - before)
         directories = [msprof_outcome.inspect(path) for path in found]
         failure = msprof_outcome.what_went_wrong(ended, exit_code, directories, output)
-        reasons = filter(None, (failure, tracked.failure, tracked.unmarked))
+        reasons = filter(None, (failure, result.failure, result.unmarked))
         return Capture(
             exit_code,
-            tracked.run,
+            result.tracked,
             tuple(Recording("prof", item.path, native=item.native) for item in directories),
             failure="; ".join(reasons) or None,
         )
@@ -221,36 +222,21 @@ def _start_and_stop(duration_s: int | None) -> Feed:
     return feed
 
 
-def _reported(folder: Path) -> int | None:
-    """Return the exit code that the launcher noted, or None when it came to no end."""
-    try:
-        return int((folder / EXIT_CODE_FILE).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _tracked(folder: Path) -> _Tracked:
-    """Read what the launcher's tracker measured, where it was asked to.
+def _result(folder: Path) -> _Result:
+    """Read what the launcher noted at the workload's end; empty when it came to no end.
 
     Raises:
-        UprofError: the one that ended the tracking there.
+        UprofError: the one that ended the run there.
     """
     try:
-        raw = (folder / TRACKED_FILE).read_bytes()
+        raw = (folder / RESULT_FILE).read_bytes()
     except OSError:
-        return _Tracked()
+        return _Result()
     import msgspec
 
     result: dict[str, Any] = msgspec.msgpack.decode(raw)
-    if error := result["error"]:
-        kinds: dict[str, type[UprofError]] = {
-            kind.__name__: kind for kind in (UsageError, DeviceUnavailableError, CaptureError)
-        }
+    if error := result.pop("error", None):
+        kinds = {kind.__name__: kind for kind in (UsageError, DeviceUnavailableError, CaptureError)}
         kind = kinds.get(error["kind"], UprofError)
         raise kind(error["message"], hint=error["hint"])
-    run = result["tracked"]
-    return _Tracked(
-        run=msgspec.convert(run, TrackedRun) if run else None,
-        failure=result["failure"],
-        unmarked=result["unmarked"],
-    )
+    return msgspec.convert(result, _Result)

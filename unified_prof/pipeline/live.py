@@ -107,10 +107,9 @@ def profile(
             with tracking:
                 yield result
         finally:
-            if outcome := tracking.outcome:
-                facts["finished"] = provenance.timestamp(provenance.now())
-                result.tracked, result.failure = outcome.tracked, outcome.failure
-                capture = Capture(outcome.exit_code, outcome.tracked, failure=outcome.failure)
-                result.files = dict(write_skyline(files, capture, facts, force=force))
+            facts["finished"] = provenance.timestamp(provenance.now())
+            result.tracked, result.failure = tracking.tracked, tracking.failure
+            capture = Capture(0, tracking.tracked, failure=tracking.failure)
+            result.files = dict(write_skyline(files, capture, facts, force=force))
         if result.tracked is None:
             raise CaptureError(result.failure or "nothing was measured")

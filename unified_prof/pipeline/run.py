@@ -61,6 +61,7 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
         facts = provenance.of_run(spec, backend.name, rank, provenance.now())
         capture = backend.run(replace(spec, output_dir=raw))
         facts["finished"] = provenance.timestamp(provenance.now())
+        facts["exit_code"] = str(capture.exit_code)
         failures = [capture.failure] if capture.failure else []
         files: dict[str, tuple[Path, ...]] = {}
         try:
@@ -105,7 +106,6 @@ def write_skyline(
         **run.facts,
         "device": run.device,
         "complete": "true" if run.complete else "false",
-        "exit_code": str(capture.exit_code),
     }
     if capture.failure:
         all_facts["failure"] = capture.failure
