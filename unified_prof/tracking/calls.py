@@ -48,6 +48,8 @@ class Iteration:
     node_ends: list[int] = field(default_factory=list)
     node_calls: list[int] = field(default_factory=list)
     """Ranges of sequence numbers, ascending, and the call that made those nodes."""
+    with_set_up: bool = False
+    """The program sets itself up in it: the first iteration of a script."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     foreign_nodes: int = 0

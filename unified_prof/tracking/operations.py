@@ -29,6 +29,8 @@ class OperationTracker:
     ) -> None:
         self.device = device
         self.modules = modules
+        self.with_set_up = False
+        """Whether the iterations hold the program's set-up."""
         self.clock: Clock = device.clock()
         self.iterations: list[Iteration] = []
         self._walker = walker
@@ -58,6 +60,7 @@ class OperationTracker:
         """Keep the iteration."""
         assert self._recorder is not None
         iteration = self._recorder.iteration
+        iteration.with_set_up = self.with_set_up
         iteration.end = self.clock.mark()
         for call in iteration.calls:  # named now: the model may be gone when the program ends
             if call.module is not None:
