@@ -39,7 +39,7 @@ class OperationTracker:
 
     def start(self) -> None:
         """Begin to watch torch's calls on this thread."""
-        self._activate(Recorder(get_ident(), self.clock.mark, Iteration()))
+        self._activate(Recorder(get_ident(), self.clock.mark, Iteration(), self.device.is_cpu))
 
     def _activate(self, recorder: Recorder) -> None:
         run = make_runner(recorder, self._walker)
