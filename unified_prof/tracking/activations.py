@@ -27,7 +27,6 @@ class SavedTensors:
         self._bytes: dict[int, int] = {}
         self._seen: dict[int, Any] = {}
         self._excluded: dict[int, Any] = {}
-        self._modules: dict[int, Any] = {}
         self._patches = Patches()
 
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
@@ -52,7 +51,6 @@ class SavedTensors:
         self._patches.restore()
         self._seen.clear()
         self._excluded.clear()
-        self._modules.clear()
         return self._bytes
 
     def exclude_parameters(self, arguments: Iterable[Any]) -> None:
@@ -65,8 +63,7 @@ class SavedTensors:
 
     def exclude_state_of(self, module: Any) -> None:
         """Leave out what `module` holds now, also if it came to hold it after the start."""
-        if module is not None and id(module) not in self._modules:
-            self._modules[id(module)] = module
+        if module is not None:
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is not None:
                     self._exclude(tensor)

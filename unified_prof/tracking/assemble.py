@@ -39,7 +39,7 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
         node_ms[owner] = node_ms.get(owner, 0.0) + elapsed(start, end)
     sequence, indexes, forward, backward = [], [], [], []
     for index, call in enumerate(iteration.calls):
-        site = sites.site(call)
+        site = sites.site(call, with_set_up=iteration.with_set_up)
         if site.kept:
             sequence.append((site, index in node_ms))
             indexes.append(index)
@@ -131,7 +131,7 @@ def activations_of(
     records = []
     rest = dict(saved_bytes)
     for index, call in enumerate(iteration.calls):
-        site = sites.site(call)
+        site = sites.site(call, with_set_up=iteration.with_set_up)
         if site.kept and (call.last_node != call.first_node or index in saved_bytes):
             records.append(
                 ActivationRecord(

@@ -48,12 +48,19 @@ class Iteration:
     node_ends: list[int] = field(default_factory=list)
     node_calls: list[int] = field(default_factory=list)
     """Ranges of sequence numbers, ascending, and the call that made those nodes."""
+    with_set_up: bool = False
+    """The program sets itself up in it: the first iteration of a script."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     foreign_nodes: int = 0
     """Nodes made by another thread or in an earlier iteration."""
     dropped_calls: int = 0
-    result_devices: set[str] = field(default_factory=set)
+
+    def claim_nodes(self, first: int, last: int, call: int) -> None:
+        """Note that the autograd nodes from `first` to before `last` are of call `call`."""
+        self.node_starts.append(first)
+        self.node_ends.append(last)
+        self.node_calls.append(call)
 
 
 @dataclass(slots=True)
@@ -63,6 +70,8 @@ class Recorder:
     thread: int
     mark: Callable[[], Mark]
     iteration: Iteration
+    on_host: bool
+    """Whether marks are the host's own time."""
     inside: bool = False
     """Within an operation or the autograd engine: what is called now is part of it."""
     in_engine: bool = False

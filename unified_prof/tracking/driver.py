@@ -37,6 +37,7 @@ class Driver:
         self._at = 0
         self._done = 0
         self._open: list[Instrument] = []
+        self._closed = False
 
     @property
     def finished(self) -> bool:
@@ -54,7 +55,7 @@ class Driver:
 
     def boundary(self) -> None:
         """End the current iteration and begin the next."""
-        if self.finished:
+        if self.finished or self._closed:
             return
         for instrument in reversed(self._open):
             instrument.end_iteration(self._done)
@@ -74,9 +75,8 @@ class Driver:
 
     def close(self) -> None:
         """End for good; an iteration under way does not count."""
-        if not self.finished:
-            self._leave_stage(complete=False)
-            self._at = len(self._stages)
+        self._closed = True
+        self._leave_stage(complete=False)
 
     def _enter_stage(self) -> None:
         self._done = 0

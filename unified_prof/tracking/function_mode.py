@@ -49,9 +49,7 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
             last_node = sequence_number()
             calls = iteration.calls
             if last_node != first_node:
-                iteration.node_starts.append(first_node)
-                iteration.node_ends.append(last_node)
-                iteration.node_calls.append(len(calls))
+                iteration.claim_nodes(first_node, last_node, len(calls))
             if len(calls) < MAX_CALLS:
                 calls.append(
                     Call(label, caller, caller_at, stack, in_module, module,

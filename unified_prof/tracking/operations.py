@@ -29,6 +29,8 @@ class OperationTracker:
     ) -> None:
         self.device = device
         self.modules = modules
+        self.with_set_up = False
+        """Whether the iterations hold the program's set-up."""
         self.clock: Clock = device.clock()
         self.iterations: list[Iteration] = []
         self._walker = walker
@@ -37,7 +39,7 @@ class OperationTracker:
 
     def start(self) -> None:
         """Begin to watch torch's calls on this thread."""
-        self._activate(Recorder(get_ident(), self.clock.mark, Iteration()))
+        self._activate(Recorder(get_ident(), self.clock.mark, Iteration(), self.device.is_cpu))
 
     def _activate(self, recorder: Recorder) -> None:
         run = make_runner(recorder, self._walker)
@@ -58,6 +60,7 @@ class OperationTracker:
         """Keep the iteration."""
         assert self._recorder is not None
         iteration = self._recorder.iteration
+        iteration.with_set_up = self.with_set_up
         iteration.end = self.clock.mark()
         for call in iteration.calls:  # named now: the model may be gone when the program ends
             if call.module is not None:

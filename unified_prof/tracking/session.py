@@ -77,6 +77,7 @@ class Session:
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights, self.anomalies)
         self.whole = ActivationTracker(*parts, self.weights, self.anomalies)
+        self.whole.with_set_up = True
         """Sees a script up to its first step: all there is, if it never steps."""
         self.peak: PeakMeter = ProfiledPeak() if self.device.is_cpu else AllocatorPeak(self.device)
 
@@ -169,9 +170,10 @@ class Session:
             CaptureError: Iterations were complete, but there was nothing to measure in them.
         """
         reports, anomalies = self.options.reports, self.anomalies
-        times = self._iterations_of(self.run_time) if RUN_TIME in reports else []
+        times = self._iterations_of(self.run_time, "run times") if RUN_TIME in reports else []
         memory: ActivationTracker = self.memory if self.memory.iterations else self.whole
-        saves = self._iterations_of(self.memory) if MEMORY in reports else []
+        what = "weights and activations"
+        saves = self._iterations_of(self.memory, what) if MEMORY in reports else []
         if not times and not saves and {RUN_TIME, MEMORY} & set(reports):
             return None
         self.run_time.clock.synchronize()
@@ -225,13 +227,14 @@ class Session:
         except CaptureError:
             return None
 
-    def _iterations_of(self, tracker: OperationTracker) -> list[Iteration]:
+    def _iterations_of(self, tracker: OperationTracker, what: str) -> list[Iteration]:
         if not tracker.iterations and self.whole.iterations:
-            self.anomalies.add(
-                "only_the_first_iteration",
-                "the program ended before another iteration was complete; its first one, "
-                "set-up and all, is reported",
-            )
+            if "whole_program" not in self.facts:
+                self.anomalies.add(
+                    "first_iteration_reported",
+                    f"the program ended before a later one was complete: {what} are those of its "
+                    "first iteration, which was no warm one",
+                )
             return self.whole.iterations
         return tracker.iterations
 

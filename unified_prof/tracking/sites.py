@@ -34,16 +34,22 @@ class SiteTable:
         self._known: dict[tuple[Any, ...], Site] = {}
         self._sites: dict[Site, Site] = {}
 
-    def site(self, call: Call) -> Site:
-        """Return the site of `call`."""
-        key = (id(call.func), id(call.caller), call.caller_at, call.stack, id(call.module))
+    def site(self, call: Call, *, with_set_up: bool = False) -> Site:
+        """Return the site of `call`.
+
+        Args:
+            call: An operation of an iteration.
+            with_set_up: The iteration holds the program's set-up: what modules do while they
+                are made is not part of the iteration.
+        """
+        key = (with_set_up, id(call.func), id(call.caller), call.caller_at, call.stack, id(call.module))
         site = self._known.get(key)
         if site is None:
-            site = self._make(call)
+            site = self._make(call, with_set_up)
             site = self._known[key] = self._sites.setdefault(site, site)
         return site
 
-    def _make(self, call: Call) -> Site:
+    def _make(self, call: Call, with_set_up: bool) -> Site:
         func = call.func
         if isinstance(func, str):
             name, private = func, False
@@ -53,6 +59,8 @@ class SiteTable:
         kept = bool(call.stack)
         if self._module_scope:
             kept = call.in_module and not private
+        if with_set_up and any(entry.code.co_name == "__init__" for entry in call.stack[::2]):
+            kept = False
         module = call.module
         return Site(
             name=name,
