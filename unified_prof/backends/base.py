@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from unified_prof.errors import UsageError
 from unified_prof.tracking.records import TrackedRun
 
 RUN_TIME = "run-time"
@@ -47,6 +48,8 @@ class Recording:
     kind: str
     """Name of the decoder: `prof` or `kineto`."""
     path: Path
+    native: Path | None = None
+    """The vendor's own database of it, where the vendor's exporter made one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,22 @@ class Capture:
     """Why the measurement is missing or partial, in a sentence for the user."""
 
 
+def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:
+    """Raise UsageError when `spec` has an option that `backend` does not know."""
+    if unknown := sorted({*spec.options} - {*known}):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise UsageError(f"backend {backend!r} has no option {flags}")
+
+
 class Backend(Protocol):
     """Runs a workload on one kind of device.
 
     It neither writes reports nor opens databases: it returns records and raw recordings.
+
+    Two more members are used where a backend has them: `default_reports`, the families it
+    produces when none are asked for (otherwise `reports`), and `doubt()`, which like
+    `unavailable_reason()` returns why `auto` should pass it over, but does not keep a user from
+    asking for it by name.
     """
 
     name: str

@@ -18,12 +18,13 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"auto_envvar_prefix": "UPROF"},
+    rich_markup_mode=None,  # its tables cut long option names off in a terminal of 80 columns
     help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = ("db",)
+COMMANDS: tuple[str, ...] = ("run", "doctor", "db")
 
 
 def _version(wanted: bool) -> None:
