@@ -76,7 +76,7 @@ def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
             digits = 0 if last and float(value).is_integer() else max(0, 2 - _magnitude(scaled))
             text = f"{scaled:,.{digits}f}"
             # 999.6 µs rounds to 1,000 µs: that is 1.00 ms.
-            if index and not last and float(text.replace(",", "")) * factor >= units[index - 1][0]:
+            if index and float(text.replace(",", "")) * factor >= units[index - 1][0]:
                 return _scaled(units[index - 1][0], units)
             return f"{text} {name}"
     raise AssertionError("the last unit fits everything")

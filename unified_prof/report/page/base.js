@@ -47,7 +47,7 @@ function scaled(value, units) {
     const before = String(Math.trunc(Math.abs(number))).length;
     const digits = last && Number.isInteger(value) ? 0 : Math.max(0, 3 - before);
     const rounded = Number(number.toFixed(digits));
-    if (index > 0 && !last && rounded * factor >= units[index - 1][0]) return scaled(units[index - 1][0], units);
+    if (index > 0 && rounded * factor >= units[index - 1][0]) return scaled(units[index - 1][0], units);
     return `${rounded.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${name}`;
   }
   return "";

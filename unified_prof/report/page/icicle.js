@@ -167,7 +167,13 @@ function icicleSection(report) {
     }
   });
   offerMeasures();
-  new ResizeObserver(() => draw()).observe(section);
+  // Only a change of width needs another picture: drawing changes the height itself.
+  let drawnWidth = 0;
+  new ResizeObserver(() => {
+    if (picture.clientWidth === drawnWidth) return;
+    drawnWidth = picture.clientWidth;
+    draw(picture.contains(document.activeElement));
+  }).observe(picture);
   return section;
 }
 

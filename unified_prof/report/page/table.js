@@ -57,7 +57,7 @@ function sortableTable(label, columns, rows, state, announce) {
   function cellOf(column, row, wanted) {
     const value = row[column.key];
     if (column.kind === "text") {
-      const cell = make("td", { class: column.second ? "text second" : "text" }, ...highlighted(String(value ?? ""), wanted));
+      const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value }, ...highlighted(String(value ?? ""), wanted));
       if (column.extra) cell.append(...column.extra(row));
       return cell;
     }
