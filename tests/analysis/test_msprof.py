@@ -216,7 +216,7 @@ def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) ->
         device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
         names = [device.text(name) for name in ("aten::addmm", "aten::relu", "aten::relu")]
         times = [device.T0 + 20, device.T0 + 210, None]
-        row = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
+        row: dict[str, Any] = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
         device.writer.write("OP_MEMORY", row)
     rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
     linear, relu = rows["aten::linear"], rows["aten::relu"]

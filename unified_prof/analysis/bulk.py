@@ -8,8 +8,9 @@ but the parsing happens outside Python's global lock, so a big table is read by 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,18 +24,22 @@ MISSING = np.iinfo(np.int64).min
 
 _CHUNK_ROWS = 65_536
 _TWO_READERS_FROM_ROWS = 1_000_000
+_INT32 = 1 << 31
 _DIGITS = b"0123456789,-"
 
-Columns = list[NDArray[np.int64]]
+Columns = list[NDArray[Any]]
 
 
-def fetch(source: Source, table: str, columns: Mapping[str, str]) -> dict[str, NDArray[np.int64]]:
+def fetch(
+    source: Source, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
+) -> dict[str, NDArray[np.int64]]:
     """Return integer expressions over all rows of a table, in the file's order of rows.
 
     Args:
         source: the open report.
         table: a table of the newest schema; one that the file lacks has no rows.
         columns: name in the result -> SQL expression over the table's columns.
+        narrow: columns that may come as int32 where their values allow it, to save memory.
     """
     if table not in source.tables:
         return {name: np.empty(0, np.int64) for name in columns}
@@ -46,8 +51,9 @@ def fetch(source: Source, table: str, columns: Mapping[str, str]) -> dict[str, N
     if len(chunks) * _CHUNK_ROWS < _TWO_READERS_FROM_ROWS or (os.cpu_count() or 1) < 2:
         half = 0
     with ThreadPoolExecutor(max_workers=1) as pool:
-        other = pool.submit(_read_apart, source, table, expressions, chunks[:half])
-        mine = [_read(source, table, expressions, chunk) for chunk in chunks[half:]]
+        small = [name in narrow for name in columns]
+        other = pool.submit(_read_apart, source, table, expressions, small, chunks[:half])
+        mine = [_read(source, table, expressions, small, chunk) for chunk in chunks[half:]]
         parts = other.result() + mine
     result = {}
     for index, name in enumerate(columns):
@@ -87,28 +93,38 @@ def _chunks(source: Source, table: str) -> list[tuple[int, int]]:
 
 
 def _read_apart(
-    source: Source, table: str, expressions: Sequence[str], chunks: Sequence[tuple[int, int]]
+    source: Source,
+    table: str,
+    expressions: Sequence[str],
+    small: Sequence[bool],
+    chunks: Sequence[tuple[int, int]],
 ) -> list[Columns]:
     """Read chunks over a connection of this thread's own."""
     if not chunks:
         return []
     with open_report(source.path) as own:
-        return [_read(own, table, expressions, chunk) for chunk in chunks]
+        return [_read(own, table, expressions, small, chunk) for chunk in chunks]
 
 
 def _read(
-    source: Source, table: str, expressions: Sequence[str], chunk: tuple[int, int]
+    source: Source,
+    table: str,
+    expressions: Sequence[str],
+    small: Sequence[bool],
+    chunk: tuple[int, int],
 ) -> Columns:
     where = f'FROM main."{table}" WHERE rowid BETWEEN ? AND ?'
     printed = ", ".join(f"CAST(group_concat({one}) AS BLOB)" for one in expressions)
     ((count, *texts),) = source.rows(f"SELECT count(*), {printed} {where}", chunk)
     result = []
-    for text, expression in zip(texts, expressions, strict=True):
+    for text, expression, may_be_small in zip(texts, expressions, small, strict=True):
         values = _parse(text, count)
         if values is None:
             # Something else than integers is among them.
             rows = source.rows(f"SELECT {_integer_or_missing(expression)} {where}", chunk)
             values = np.array(rows, np.int64).reshape(-1)
+        if may_be_small and values.min(initial=0) >= -_INT32 and values.max(initial=0) < _INT32:
+            values = values.astype(np.int32)
         result.append(values)
     return result
 

@@ -21,8 +21,8 @@ class DeviceWork:
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None) -> None:
         here = slice(None) if device is None else np.flatnonzero(tasks.device == device)
-        kind = tasks.kind[here]
-        start, end = tasks.start_ns[here], tasks.end_ns[here]
+        kind, start = tasks.kind[here], tasks.start_ns[here]
+        end = start + tasks.duration_ns[here]
         comm_here = slice(None) if device is None else comms.device == device
         self.tasks = len(kind)
         self.compute = _merged(start, end, kind == KERNEL)
@@ -69,7 +69,7 @@ def _merged(start_ns: Ints, end_ns: Ints, mask: Mask) -> IntervalSet:
 
 def stream_rows(tasks: Tasks) -> list[Row]:
     """Return one row per stream of each device, with its time by kind of task."""
-    places = tasks.device.astype(np.int64) << 32 | (tasks.stream & 0xFFFFFFFF)
+    places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
     distinct, number = np.unique(places, return_inverse=True)
     several = len(np.unique(tasks.device)) > 1
     rows = []

@@ -85,7 +85,7 @@ class Lookup:
         if len(keys) and keys.min() >= 0 and keys.max() < 4 * len(keys) + 1024:
             # One place before the first key and one behind the last stand for all other keys.
             self._dense = np.full(int(keys.max()) + 3, -1, np.int32)
-            self._dense[keys[::-1] + 1] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
+            self._dense[1:][keys[::-1]] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
         else:
             self._order = np.argsort(keys, kind="stable").astype(np.int32)
             self._sorted = keys[self._order]
@@ -94,7 +94,7 @@ class Lookup:
         """Return the first row that has each key, -1 where there is none."""
         if self._dense is not None:
             # `take` clips keys outside the table to its ends, which are no rows by construction.
-            return self._dense.take(keys + 1, mode="clip")
+            return self._dense.take(keys.astype(np.int64) + 1, mode="clip")
         if not len(self._sorted):
             return np.full(len(keys), -1, np.int32)
         slot = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
@@ -117,6 +117,7 @@ class Tasks:
                 # Two small numbers in one, to parse less: string ids stay below 2**32.
                 "device_and_type": "(deviceId << 32) | (taskType & 4294967295)",
             },
+            narrow=("duration", "id"),
         )
         start, duration = columns.pop("start"), columns.pop("duration")
         valid = possible(start, duration)
@@ -133,7 +134,10 @@ class Tasks:
         del device_and_type
         identity = self._keep(columns.pop("id"))
         self._compute = bulk.fetch(
-            source, "COMPUTE_TASK_INFO", {"id": "globalTaskId", "op_type": "opType"}
+            source,
+            "COMPUTE_TASK_INFO",
+            {"id": "globalTaskId", "op_type": "opType"},
+            narrow=("id", "op_type"),
         )
         self.info = Lookup(self._compute.pop("id")).rows(identity)
         self.kind = self._kinds(identity)
@@ -174,9 +178,10 @@ class Tasks:
     @cached_property
     def kernel_name(self) -> Ints:
         """String id of the kernel's name of each row of COMPUTE_TASK_INFO, see `info`."""
-        return bulk.fetch(self._source, "COMPUTE_TASK_INFO", {"name": "name"})["name"]
+        columns = {"name": "name"}
+        return bulk.fetch(self._source, "COMPUTE_TASK_INFO", columns, narrow=columns)["name"]
 
-    def operator_labels(self, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
+    def operator_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return what kind of operator each of the chosen tasks is, as numbers in `labels`.
 
         That is the operator type where the database has one, else the kernel's name, else the
@@ -184,12 +189,12 @@ class Tasks:
         """
         return self._labels(labels, chosen, (self.op_type, lambda: self.kernel_name))
 
-    def kernel_labels(self, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
+    def kernel_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the kernel of each of the chosen tasks, as numbers in `labels`."""
         return self._labels(labels, chosen, (self.kernel_name, lambda: self.op_type))
 
     def _labels(
-        self, labels: Labels, chosen: Ints, columns: tuple[Ints, Callable[[], Ints]]
+        self, labels: Labels, chosen: NDArray[np.integer], columns: tuple[Ints, Callable[[], Ints]]
     ) -> NDArray[np.int32]:
         by_type = labels.numbers([text or "(unnamed task)" for text in self.type_texts])
         result = by_type[self.type[chosen]] if len(by_type) else np.empty(0, np.int32)
@@ -226,7 +231,8 @@ class Tasks:
         return column if self._valid is None else column[self._valid]
 
     def _column(self, name: str) -> Ints:
-        return self._keep(bulk.fetch(self._source, "TASK", {"column": name})["column"])
+        columns = bulk.fetch(self._source, "TASK", {name: name}, narrow=(name,))
+        return self._keep(columns[name])
 
     def _identities(self, table: str) -> Ints:
         return bulk.fetch(self._source, table, {"id": "globalTaskId"})["id"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
-from unified_prof.analysis.calls import SIZES, Calls, Ints, sums_by
+from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
 
 Kind = Literal["module", "line", "operation"]
 
@@ -123,9 +123,10 @@ def _of_calls(
 
 def _grouped(calls: Calls, key: Ints) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (key, values, calls) for each distinct key, in order of first occurrence."""
-    distinct, first, number, count = np.unique(
-        key, return_index=True, return_inverse=True, return_counts=True
-    )
+    distinct, first, number = np.unique(key, return_index=True, return_inverse=True)
+    # Where there are times, a memory report's entries beside them are no further calls.
+    timed = calls.total_ns is None or calls.total_ns != UNKNOWN
+    count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
     columns = [
         [value or 0 for value in sums_by(number, len(distinct), getattr(calls, measure))]
         for measure in MEASURES[:3]

@@ -47,18 +47,22 @@ class Work:
         if not len(comms):
             # Parts of collectives count where the file has no collective that they belong to.
             mask |= tasks.kind == COMMUNICATION
-        self._task = np.flatnonzero(mask)
+        self._task = np.flatnonzero(mask).astype(np.int32)
         self._tasks, self._comms, self._strings = tasks, comms, strings
         self._framework, self._allocations = framework, allocations
         self.labels = Labels()
-        self.start_ns = self._with_comms(tasks.start_ns[self._task], comms.start_ns)
         self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
         self.kind = self._with_comms(
             tasks.kind[self._task], np.full(len(comms), COMMUNICATION, np.int8)
         )
 
     def __len__(self) -> int:
-        return len(self.start_ns)
+        return len(self.duration_ns)
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each piece."""
+        return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
