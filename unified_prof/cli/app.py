@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typer
 
-from unified_prof import __version__
 from unified_prof.cli import config
 from unified_prof.errors import UprofError
+from unified_prof.version import VERSION
 
 app = typer.Typer(
     name="uprof",
@@ -29,7 +29,7 @@ COMMANDS: tuple[str, ...] = ("run", "doctor", "db", "report", "diff", "gate", "b
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"uprof {__version__}")
+        typer.echo(f"uprof {VERSION}")
         raise typer.Exit
 
 

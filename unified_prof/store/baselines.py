@@ -27,9 +27,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session, defer
 
-from unified_prof import __version__
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.models.baseline import Baseline
+from unified_prof.version import VERSION
 
 MAX_NAME = 200
 WRITE = "uprof_write"
@@ -95,7 +95,7 @@ class BaselineStore:
                 name=new.name,
                 saved_at=datetime.now(timezone.utc),
                 label=new.label,
-                uprof_version=__version__,
+                uprof_version=VERSION,
                 device=new.device,
                 commit=new.commit,
                 samples=new.samples,
