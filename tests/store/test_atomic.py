@@ -108,6 +108,7 @@ def test_left_overs_of_another_database_are_not_taken_over(tmp_path: Path) -> No
         ("file/out", "file is not an existing folder"),
         ("x" * 300, "File name too long"),
         ("fifo", "is not a regular file"),
+        ("a\0b", "no file can have such a name"),
     ],
 )
 def test_a_target_that_cannot_be_is_refused_at_once(

@@ -222,6 +222,13 @@ def test_a_damaged_page_is_said_to_be_damaged(report: Path) -> None:
         count(report)
 
 
+def test_damage_that_is_no_text_is_said_all_the_same(report: Path) -> None:
+    content = report.read_bytes()
+    report.write_bytes(content.replace(b"CREATE TABLE TASK (", b"CREATE TABLE TASK \xf0"))
+    with pytest.raises(StoreError, match=r"msprof\.db is damaged: malformed database schema"):
+        open_report(report)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -238,6 +245,11 @@ def test_what_is_no_file_is_said_to_be_none(tmp_path: Path, make: object, messag
     make(path)
     with pytest.raises(StoreError, match=f"thing.db.*{message}|{message}"):
         open_report(path)
+
+
+def test_a_name_that_no_file_can_have_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read .*null"):
+        open_report(tmp_path / "a\0b")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may read everything")

@@ -116,7 +116,7 @@ def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) ->
 
 
 def test_columns_that_happen_to_be_constant_are_stored_in_their_places(path: Path) -> None:
-    count = 1200
+    count = 4100  # more than it takes to look for constant columns
     columns = {
         "startNs": np.arange(count),
         "endNs": np.full(count, 9),
@@ -127,10 +127,17 @@ def test_columns_that_happen_to_be_constant_are_stored_in_their_places(path: Pat
         "taskId": np.where(np.arange(count) == 777, 1, 0),
     }
     write(path, {"TASK": columns})
-    assert rows(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 1199) ORDER BY 1") == [
+    assert rows(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 4099) ORDER BY 1") == [
         (0, 9, 1, None, 0, None, None, None, -5, 0, None),
         (777, 9, 1, None, 1554, None, None, None, -5, 1, None),
-        (1199, 9, 1, None, 2398, None, None, None, -5, 0, None),
+        (4099, 9, 1, None, 8198, None, None, None, -5, 0, None),
+    ]
+
+
+def test_columns_that_are_all_constant_are_stored(path: Path) -> None:
+    write(path, {"HBM": {"deviceId": np.zeros(4500, int), "hbmId": 2, "timestampNs": None}})
+    assert rows(path, "SELECT *, count(*) FROM HBM GROUP BY deviceId, hbmId, timestampNs") == [
+        (0, None, None, 2, None, 4500)
     ]
 
 

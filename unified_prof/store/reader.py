@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
 from unified_prof.store import detect, fetch, views
-from unified_prof.store.opening import open_read_only, read_error
+from unified_prof.store.opening import READ_ERRORS, open_read_only, read_error, reading
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import ExceptionContext
@@ -47,7 +47,7 @@ class Report:
         self.revision: str | None
         with ExitStack() as resources:
             self._db = open_read_only(self.path, resources)
-            with self._translated():
+            with reading(self.path):
                 self.tables = _tables(self._db)
                 self.detection = detect.recognise(self._db, self.path)
                 if any_revision and self.detection.family:
@@ -80,7 +80,7 @@ class Report:
         Raises:
             StoreError: the query is wrong, or the file is damaged.
         """
-        with self._translated():
+        with reading(self.path):
             return self._db.execute(sql, params).fetchall()
 
     def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
@@ -95,7 +95,7 @@ class Report:
             StoreError: the query is wrong, or the file is damaged.
             UsageError: two columns of the result have the same name.
         """
-        with self._translated():
+        with reading(self.path):
             return fetch.columns(self._db.execute(sql, params))
 
     def session(self) -> Session:
@@ -142,7 +142,7 @@ class Report:
         )
 
     def _raise_ours(self, context: ExceptionContext) -> None:
-        if isinstance(context.original_exception, sqlite3.Error):
+        if isinstance(context.original_exception, READ_ERRORS):
             raise read_error(self.path, context.original_exception)
 
     def _whole(self, table: str) -> dict[str, NDArray[Any]]:
@@ -151,14 +151,9 @@ class Report:
             raise UsageError(
                 f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
             )
-        return self.columns(f'SELECT * FROM "{table}"')
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as err:
-            raise read_error(self.path, err) from err
+        columns = self.columns(f'SELECT * FROM "{table}"')
+        columns.pop("rowid", None)  # of a view (store/views.py)
+        return columns
 
 
 def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> Report:
