@@ -345,10 +345,10 @@ def _translated(path: Path, output: Path, plan: _Plan) -> Iterator[None]:
 
 def _error(path: Path, output: Path, plan: _Plan, err: BaseException) -> UprofError:
     text = str(err)
-    if isinstance(err, OSError) or "is full" in text or "readonly" in text:
-        assert isinstance(err, OSError | sqlite3.Error)
+    unwritable = any(words in text for words in ("is full", "readonly", "disk I/O"))
+    if isinstance(err, OSError) or (unwritable and isinstance(err, sqlite3.Error)):
         return output_error(output, err)
-    if "malformed" in text or "not a database" in text or "disk I/O" in text:
+    if "malformed" in text or "not a database" in text:
         return read_error(path, err)
     return StoreError(
         f"{path} could not be taken from {plan.start} to {plan.target}: {text}",
