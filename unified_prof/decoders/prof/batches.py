@@ -88,4 +88,4 @@ def _pulled_back(
     # Pulled back is a run of small ids that reaches the flip without interruption.
     last_other = np.maximum.accumulate(np.where(small, -1, rows))
     before_flip = last_other[np.maximum(at - 1, 0)]
-    return small & (rows > before_flip)
+    return np.asarray(small & (rows > before_flip))

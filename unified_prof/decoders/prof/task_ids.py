@@ -44,9 +44,9 @@ def pack_keys(
     stream = np.asarray(stream_id).astype(np.uint64) << np.uint64(48)
     task = np.asarray(task_id).astype(np.uint64)
     if wide_task_ids:
-        return stream | context << np.uint64(32) | task & np.uint64(0xFFFFFFFF)
+        return np.asarray(stream | context << np.uint64(32) | task & np.uint64(0xFFFFFFFF))
     batch = (np.asarray(batch_id).astype(np.uint64) & np.uint64(0xFFFF)) << np.uint64(32)
-    return stream | batch | context << np.uint64(16) | task & np.uint64(0xFFFF)
+    return np.asarray(stream | batch | context << np.uint64(16) | task & np.uint64(0xFFFF))
 
 
 class TaskIds:
