@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 
 from unified_prof.columns import Sink
@@ -11,6 +13,7 @@ from unified_prof.decoders.prof.directory import HostDirectory
 _FIELDS = 8  # time, then the seven numbers of /proc/<pid>/statm
 _RESIDENT_PAGES = 2
 _KB_PER_PAGE = 4
+_DECIMALS = 6
 
 
 def decode(host: HostDirectory, sink: Sink) -> None:
@@ -30,9 +33,14 @@ def decode(host: HostDirectory, sink: Sink) -> None:
         return
     if len(table) < 2:
         return
-    used = table[1:, _RESIDENT_PAGES].astype(np.float64) * _KB_PER_PAGE / float(total_kb) * 100
+    percent_of_a_page = Fraction(_KB_PER_PAGE * 100) / Fraction(total_kb)
+    # Rounded as the exporter's decimal numbers are: exactly, halves to the even digit.
+    usage = [
+        float(round(pages * percent_of_a_page, _DECIMALS))
+        for pages in table[1:, _RESIDENT_PAGES].tolist()
+    ]
     columns = {
         "timestampNs": host.clocks.monotonic.to_ns(table[:-1, 0]),
-        "usage": samples.rounded(used, 6),
+        "usage": np.array(usage),
     }
     samples.write_samples(sink, "HOST_MEM_USAGE", host, columns)

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Float64 = NDArray[np.float64]
 Kind = Literal["ratio", "time", "rate", "count", "bandwidth"]
+Family = Literal["two kinds", "one kind", "v6"]
 
 TOTAL_TIME = "total_time"
 TOTAL_CYCLES = "total_cycles"
 CUSTOM_PREFIX = "Custom"
 
 _HZ_PER_MHZ = 1e6
-_BYTES_PER_GB = float(1 << 30)
+BYTES_PER_GB = float(1 << 30)
 _BYTES_PER_KB = 1024.0
 
 
@@ -62,8 +63,6 @@ def _kilobytes(name: str, **bytes_each: int) -> Metric:
     terms = tuple((int(event[1:], 16), size / _BYTES_PER_KB) for event, size in bytes_each.items())
     return Metric(name, "count", terms)
 
-
-_L2_BANDWIDTH = (_bandwidth("l2_read_bw", 0x0F, 256), _bandwidth("l2_write_bw", 0x10, 256))
 
 _SETS: dict[str, tuple[Metric, ...]] = {
     "ArithmeticUtilization": (
@@ -112,7 +111,8 @@ _SETS: dict[str, tuple[Metric, ...]] = {
         _bandwidth("ub_write_bw", 0x16, 128),
         _bandwidth("l1_read_bw", 0x31, 512),
         _bandwidth("l1_write_bw", 0x32, 128),
-        *_L2_BANDWIDTH,
+        _bandwidth("l2_read_bw", 0x0F, 256),
+        _bandwidth("l2_write_bw", 0x10, 256),
         _bandwidth("main_mem_read_bw", 0x12, 8),
         _bandwidth("main_mem_write_bw", 0x13, 8),
     ),
@@ -159,6 +159,19 @@ _SETS: dict[str, tuple[Metric, ...]] = {
     ),
 }
 
+# Chips whose cube and vector units share their cores differ in one set.
+_SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
+    **_SETS,
+    "Memory": (
+        _bandwidth("ub_read_bw", 0x15, 128),
+        _bandwidth("ub_write_bw", 0x16, 128),
+        _bandwidth("l1_read_bw", 0x31, 512),
+        _bandwidth("l1_write_bw", 0x32, 256),
+        _bandwidth("main_mem_read_bw", 0x12, 8),
+        _bandwidth("main_mem_write_bw", 0x13, 8),
+    ),
+}
+
 # Platforms 15 and 16 number their events differently; only this set is known.
 _SETS_V6: dict[str, tuple[Metric, ...]] = {
     "PipeUtilization": (
@@ -187,32 +200,32 @@ def parse_events(text: str, limit: int) -> tuple[int, ...]:
     return tuple(int(part.strip(), 0) for part in text.split(",") if part.strip())[:limit]
 
 
-def metrics_of(
-    set_name: str, events: Sequence[int], *, v6: bool = False, without_l2: bool = False
-) -> tuple[Metric, ...]:
+_FAMILIES: dict[Family, dict[str, tuple[Metric, ...]]] = {
+    "two kinds": _SETS,
+    "one kind": _SETS_ONE_KIND,
+    "v6": _SETS_V6,
+}
+
+
+def metrics_of(set_name: str, events: Sequence[int], family: Family) -> tuple[Metric, ...]:
     """Return the metrics of a set that the counted events allow.
 
     Args:
         set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
         events: what the counters of a record count.
-        v6: the event numbers are those of platforms 15 and 16.
-        without_l2: the chip does not report the L2 bandwidths of `Memory`.
+        family: of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
     """
     if set_name.startswith(CUSTOM_PREFIX):
         return tuple(Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
-    known = (_SETS_V6 if v6 else _SETS).get(set_name, ())
     counted = set(events)
-    return tuple(
-        metric
-        for metric in known
-        if metric.events() <= counted and not (without_l2 and metric in _L2_BANDWIDTH)
-    )
+    known = _FAMILIES[family].get(set_name, ())
+    return tuple(metric for metric in known if metric.events() <= counted)
 
 
 def evaluate(
     metrics: Sequence[Metric],
     events: Sequence[int],
-    counters: NDArray[np.uint64],
+    counters: NDArray[Any],
     cycles: Float64,
     total_time_ns: Float64,
     frequency_mhz: float,
@@ -260,10 +273,10 @@ def _evaluate(
         return per_cycle
     if metric.kind == "time":
         return per_cycle * total_time_ns
-    return per_cycle * (frequency_mhz * _HZ_PER_MHZ / _BYTES_PER_GB)
+    return per_cycle * (frequency_mhz * _HZ_PER_MHZ / BYTES_PER_GB)
 
 
-def divide(numerator: Float64, denominator: Float64) -> Float64:
+def divide(numerator: NDArray[Any], denominator: NDArray[Any]) -> Float64:
     """Return the quotients, 0 where the denominator is 0."""
     result = np.zeros(len(numerator))
     np.divide(numerator, denominator, out=result, where=denominator != 0)

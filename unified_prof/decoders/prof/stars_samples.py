@@ -36,13 +36,15 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
 
 
 def _write_acc_pmu(device: DeviceDirectory, sink: Sink) -> None:
+    # Genuine databases of platforms other than 5 have reads and writes exchanged.
+    read, write = ("read", "write") if device.platform == 5 else ("write", "read")
     for records, times_ns in _records(device, _ACC_PMU, "stars_acc_pmu"):
         columns: dict[str, Column] = {
             "accId": records["acc_id"],
-            "readBwLevel": records["read_bandwidth"],
-            "writeBwLevel": records["write_bandwidth"],
-            "readOstLevel": records["read_ost"],
-            "writeOstLevel": records["write_ost"],
+            "readBwLevel": records[f"{read}_bandwidth"],
+            "writeBwLevel": records[f"{write}_bandwidth"],
+            "readOstLevel": records[f"{read}_ost"],
+            "writeOstLevel": records[f"{write}_ost"],
             "timestampNs": times_ns,
             "deviceId": device.device_id,
         }
