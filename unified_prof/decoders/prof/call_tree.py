@@ -72,9 +72,7 @@ def without_overlaps(calls: Intervals) -> Intervals:
     return calls.take(kept[:count])
 
 
-def _last_reaching(
-    end: Keys, start: NDArray[np.int64], keys: Keys
-) -> NDArray[np.int64]:
+def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
     """Return, for every query, the last row at or before `start` whose end is not before its key.
 
     Climbs and descends a pyramid of block maxima, all queries at once: about 2 log2(n) steps.

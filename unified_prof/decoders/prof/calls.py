@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import Intervals, without_overlaps
 from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_records import join
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.slices import Records
@@ -38,6 +39,10 @@ class Calls:
     def level(self) -> NDArray[np.int64]:
         """Return the level of every type index."""
         return (self.types >> np.uint64(32)).astype(np.int64)
+
+    def type_pairs(self) -> list[tuple[int, int]]:
+        """Return (level, type) of every type index."""
+        return [(value >> 32, value & 0xFFFFFFFF) for value in self.types.tolist()]
 
     def intervals(self, level: int) -> Intervals:
         """Return the calls of one level that tasks can lie in: the not empty, not overlapping."""
@@ -89,10 +94,9 @@ def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
         if events:
             add(_pair_events(join(events), sink))
     order = np.argsort(begin[:filled], kind="stable")
-    result = Calls(
+    return Calls(
         begin[order], end[order], type_index[order], item[order], types.values, items.values
     )
-    return result
 
 
 def write_calls(calls: Calls, host: HostDirectory, timeline: Timeline, sink: Sink) -> None:
@@ -100,8 +104,7 @@ def write_calls(calls: Calls, host: HostDirectory, timeline: Timeline, sink: Sin
     dictionaries = host.dictionaries
     levels = calls.level()
     type_names = sink.strings.intern_all(
-        dictionaries.type_name(int(level), int(kind) & 0xFFFFFFFF)
-        for level, kind in zip(levels.tolist(), calls.types.tolist(), strict=True)
+        dictionaries.type_name(level, kind) for level, kind in calls.type_pairs()
     )
     communication = levels == COMMUNICATION
     used = np.unique(calls.item[communication[calls.type_index]])

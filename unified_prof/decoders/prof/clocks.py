@@ -94,6 +94,8 @@ class Clocks:
 
     host: LinearClock
     """Host counter values (api, task_track, npu_module_mem, ...)."""
+    host_origin_ticks: int
+    """The host counter when the recording was started."""
     monotonic: LinearClock
     """Host monotonic nanoseconds."""
     device: LinearClock | None = None
@@ -144,6 +146,7 @@ def build_clocks(
             if host_mhz is None
             else _counter(host_mhz, host_counter, start + local)
         ),
+        host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
         monotonic=LinearClock(Fraction(1), local),
         device=device,
         device_monotonic=device_monotonic,

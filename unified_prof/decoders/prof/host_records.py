@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.pools import Keys, Timeline
-from unified_prof.decoders.prof.slices import RawFile, Records
+from unified_prof.decoders.prof.slices import Records
 
 
 def host_records(
@@ -40,9 +38,7 @@ def host_records(
             yield piece[good]
 
 
-def timed(
-    records: Records, kind: str, timeline: Timeline, sink: Sink
-) -> tuple[Records, Keys]:
+def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
     """Return the records whose time is possible, and their keys."""
     good = timeline.fits(records["timestamp"])
     if not good.all():

@@ -70,7 +70,9 @@ class Timeline:
         if len(self.threads) > _MAX_THREADS:
             rank = np.minimum(rank, np.uint64(_MAX_THREADS - 1))
         base = np.uint64(self.base)
-        return rank << np.uint64(_TIME_BITS) | np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
+        return rank << np.uint64(_TIME_BITS) | np.minimum(
+            np.maximum(ticks, base) - base, _TIME_MASK
+        )
 
     def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
         """Return the keys of other times of the same threads."""
@@ -83,4 +85,5 @@ class Timeline:
 
     def thread_ids(self, keys: Keys) -> NDArray[np.int64]:
         """Return the thread ids of keys."""
-        return self.threads.values[keys >> np.uint64(_TIME_BITS)].astype(np.int64)
+        ranks = keys >> np.uint64(_TIME_BITS)
+        return np.asarray(self.threads.values[ranks], np.int64)

@@ -2,31 +2,42 @@
 
 One row a decoder: the module, and the files (by `DataFolder` name) any of which makes it worth
 importing. What needs several parts at once - calls, tasks, operators, communication, PMU of
-tasks - is put together by `recording`.
+tasks - is put together by `recording`, `host_side` and `device_side`.
 """
 
 from __future__ import annotations
 
-_PACKAGE = "unified_prof.decoders.prof"
+Decoders = tuple[tuple[str, tuple[str, ...]], ...]
 
-DEVICE_DECODERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (f"{_PACKAGE}.ddr", ("ddr",)),
-    (f"{_PACKAGE}.hbm", ("hbm",)),
-    (f"{_PACKAGE}.hccs", ("hccs",)),
-    (f"{_PACKAGE}.llc", ("llc",)),
-    (f"{_PACKAGE}.netdev_stats", ("netdev_stats",)),
-    (f"{_PACKAGE}.nic", ("nic", "roce")),
-    (f"{_PACKAGE}.npu_mem", ("npu_mem", "npu_mem.app")),
-    (f"{_PACKAGE}.npu_module_mem", ("npu_module_mem",)),
-    (f"{_PACKAGE}.pcie", ("pcie",)),
-    (f"{_PACKAGE}.qos", ("qos",)),
-    (f"{_PACKAGE}.sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
-    (f"{_PACKAGE}.stars_samples", ("stars_soc", "stars_soc_profile")),
+# decode(device, sink)
+DEVICE_DECODERS: Decoders = (
+    ("ddr", ("ddr",)),
+    ("frequency", ()),
+    ("hbm", ("hbm",)),
+    ("hccs", ("hccs",)),
+    ("llc", ("llc",)),
+    ("netdev_stats", ("netdev_stats",)),
+    ("nic", ("nic", "roce")),
+    ("npu_mem", ("npu_mem", "npu_mem.app")),
+    ("npu_module_mem", ("npu_module_mem",)),
+    ("pcie", ("pcie",)),
+    ("qos", ("qos",)),
+    ("sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
+    ("stars_samples", ("stars_soc", "stars_soc_profile")),
 )
-HOST_DECODERS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (f"{_PACKAGE}.host_cpu", ("host_cpu",)),
-    (f"{_PACKAGE}.host_disk", ("host_disk",)),
-    (f"{_PACKAGE}.host_mem", ("host_mem",)),
-    (f"{_PACKAGE}.host_network", ("host_network",)),
-    (f"{_PACKAGE}.os_calls", ("host_syscall", "host_pthreadcall")),
+
+# decode(device, tasks, sink): after the tasks of the device are known.
+TASK_DECODERS: Decoders = (("task_pmu", ("ffts_profile",)),)
+
+# decode(host, sink)
+HOST_DECODERS: Decoders = (
+    ("host_cpu", ("host_cpu",)),
+    ("host_disk", ("host_disk",)),
+    ("host_mem", ("host_mem",)),
+    ("host_network", ("host_network",)),
+    ("os_calls", ("host_syscall", "host_pthreadcall")),
+    (
+        "operator_memory",
+        ("unaging.additional.task_memory_info", "aging.additional.task_memory_info"),
+    ),
 )

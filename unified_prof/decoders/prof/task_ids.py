@@ -57,6 +57,10 @@ class TaskIds:
         self._keys = np.zeros(0, np.uint64)
         self._ids = np.zeros(0, np.int64)
 
+    def fresh(self, number: int) -> NDArray[np.int64]:
+        """Return ids of tasks that nothing else refers to."""
+        return self._counter.take(number)
+
     def resolve(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the id of every key of `pack_keys`; new ones are numbered in key order."""
         distinct, inverse = np.unique(keys, return_inverse=True)
@@ -70,3 +74,14 @@ class TaskIds:
         self._keys = np.insert(self._keys, place[new], distinct[new])
         self._ids = np.insert(self._ids, place[new], ids[new])
         return np.asarray(ids[inverse])
+
+
+def streams_of(
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]], task_id: NDArray[Any]
+) -> NDArray[np.int64]:
+    """Look 32-bit task ids up in (ascending task ids, streams); -1 where one is not there."""
+    known, streams = stream_by_task
+    if not len(known):
+        return np.full(len(task_id), -1, np.int64)
+    row = np.minimum(np.searchsorted(known, task_id), len(known) - 1)
+    return np.where(known[row] == task_id, streams[row].astype(np.int64), -1)

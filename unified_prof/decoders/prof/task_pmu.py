@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
-from unified_prof.decoders.prof.core_frequency import read_core_frequency
 from unified_prof.decoders.prof.core_metrics import AIC, AIV, V6_PLATFORMS, CoreKind, core_kinds
 from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.frequency import read_changes
 from unified_prof.decoders.prof.pmu_records import Counted, MixBlocks, PmuReader
 from unified_prof.decoders.prof.tasks import DeviceTasks
 
@@ -72,7 +72,7 @@ class _Writer:
         self, device: DeviceDirectory, tasks: DeviceTasks, kinds: Sequence[CoreKind], sink: Sink
     ) -> None:
         self._tasks, self._kinds, self._sink = tasks, kinds, sink
-        self._frequency = read_core_frequency(device)
+        self._changes = read_changes(device)
         # Platforms 15 and 16: the time of a task is that of its record, not that of its cycles.
         self._tick_ns = (
             float(samples.device_clock(device, f"{_FILE}.data").rate)
@@ -123,13 +123,21 @@ class _Writer:
             return
         kind = self._kinds[index]
         if self._tick_ns is None:
-            frequency = self._frequency.at(counted.end[chosen], kind.frequency_mhz)
+            frequency = self._frequency_at(counted.end[chosen], kind)
             time_ns = kind.time_on_cores_ns(cycles[chosen], frequency, blocks[chosen])
         else:
             ticks = (counted.end[chosen] - counted.start[chosen]).astype(np.int64)
             time_ns = kind.rounded_ns(np.maximum(ticks, 0) * self._tick_ns)
         first, end = self._first_column[index : index + 2]
         values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
+
+    def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> NDArray[np.float64]:
+        """Return the cores' frequency at device times, MHz."""
+        frequencies: NDArray[np.float64] = np.concatenate(
+            [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
+        )
+        last = np.searchsorted(self._changes.ticks, ticks, side="right")
+        return np.asarray(frequencies[last], np.float64)
 
     def _append(self, counted: Counted, values: NDArray[np.float64]) -> None:
         if not len(counted):

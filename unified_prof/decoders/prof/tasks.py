@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.decoders.prof.batches import Flips
-from unified_prof.decoders.prof.task_ids import TaskIds, pack_keys
+from unified_prof.decoders.prof.task_ids import TaskIds, pack_keys, streams_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class DeviceTasks:
     expanded_streams: bool
     """Stream and task words of device records are in the expanded notation (`stream_words`)."""
     key: NDArray[np.uint64]
-    """Of `task_ids.pack_keys`, ascending."""
+    """Of `task_ids.pack_keys`, ascending: every task of the device's log, also those that ended
+    before the session. What describes a task that is not here (its log was lost) is left out."""
     block_num: NDArray[np.uint32]
     """Blocks of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
@@ -58,8 +59,4 @@ class DeviceTasks:
 
     def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
         """Return the stream of every 32-bit task id, -1 where the host launched none such."""
-        known, streams = self.stream_by_task
-        if not len(known):
-            return np.full(len(task_id), -1, np.int64)
-        row = np.minimum(np.searchsorted(known, task_id), len(known) - 1)
-        return np.where(known[row] == task_id, streams[row].astype(np.int64), -1)
+        return streams_of(self.stream_by_task, task_id)
