@@ -87,11 +87,13 @@ def decode_device(
     wide = platform in WIDE_TASK_ID_PLATFORMS
     expanded = host_side is not None and host_side.expanded_streams
     launches = Launches.none() if host_side is None else host_side.launches(device_id)
-    track, rows = Track.none(), _no_rows()
+    track, rows, logged = Track.none(), _no_rows(), _no_rows().key
     if device is not None:
         with file.stage("task log"):
             track = read_track(device, expanded=expanded)
-            rows = _read_rows(device, launches, track, file.sink, wide=wide, expanded=expanded)
+            rows, logged = _read_rows(
+                device, launches, track, file.sink, wide=wide, expanded=expanded
+            )
     ids = TaskIds(file.ids)
     resolved = ids.resolve(np.concatenate([launches.key, rows.key]))
     launch_ids, row_ids = resolved[: len(launches.key)], resolved[len(launches.key) :]
@@ -129,7 +131,9 @@ def decode_device(
         with file.stage("overlap"):
             _write_overlap(device_id, rows, launches, compute, spans, file.overlap)
     if device is not None:
-        described = _described(launches, compute, ids, track.flips, wide=wide, expanded=expanded)
+        described = _described(
+            logged, launches, compute, ids, track.flips, wide=wide, expanded=expanded
+        )
         del launches, rows, compute
         decode_registered(TASK_DECODERS, device, file, described)
 
@@ -177,7 +181,8 @@ def _read_rows(
     *,
     wide: bool,
     expanded: bool,
-) -> TaskRows:
+) -> tuple[TaskRows, NDArray[np.uint64]]:
+    """Return the tasks of the session, and the keys of all tasks of the log, ascending."""
     clock = device.clocks.device
     if clock is None:
         raise RawFormatError(
@@ -188,16 +193,17 @@ def _read_rows(
     if wide:
         streams = launches.streams_of(log.task_id)
         log.stream_id = np.where(streams < 0, _UNKNOWN_STREAM, streams).astype(np.uint32)
+    order = np.argsort(log.start, kind="stable")
+    log = log.take(order)
+    batch = track.flips.batch_of(log.stream_id, log.task_id, log.start, at_flip=True)
+    key = pack_keys(log.stream_id, log.task_id, batch, log.context_id, wide_task_ids=wide)
+    logged = np.unique(key)
     end_ns = clock.to_ns(log.end)
     early = end_ns < device.session.start_ns
     if early.any():
         sink.anomaly("task_before_session", int(early.sum()), "tasks that ended before the start")
-        log, end_ns = log.take(~early), end_ns[~early]
-    order = np.argsort(log.start, kind="stable")
-    log, end_ns = log.take(order), end_ns[order]
-    batch = track.flips.batch_of(log.stream_id, log.task_id, log.start, at_flip=True)
-    key = pack_keys(log.stream_id, log.task_id, batch, log.context_id, wide_task_ids=wide)
-    return TaskRows(
+        log, end_ns, batch, key = log.take(~early), end_ns[~early], batch[~early], key[~early]
+    rows = TaskRows(
         key,
         log.stream_id,
         log.task_id,
@@ -211,6 +217,7 @@ def _read_rows(
         log.end,
         clock,
     )
+    return rows, logged
 
 
 def _write_tasks(
@@ -331,6 +338,7 @@ def _computing(rows: TaskRows, launches: Launches, compute: ComputeTasks) -> NDA
 
 
 def _described(
+    logged: NDArray[np.uint64],
     launches: Launches,
     compute: ComputeTasks,
     ids: TaskIds,
@@ -339,21 +347,22 @@ def _described(
     wide: bool,
     expanded: bool,
 ) -> DeviceTasks:
-    """Make the hand-over to decoders that add to tasks: one row for every identity."""
-    blocks = np.zeros(len(launches.key), np.uint32)
-    mix_blocks = np.zeros(len(launches.key), np.uint32)
-    blocks[compute.launch], mix_blocks[compute.launch] = compute.block_num, compute.mix_block_num
-    last = np.r_[launches.key[1:] != launches.key[:-1], True][: len(launches.key)]
-    return DeviceTasks(
+    """Make the hand-over to decoders that add to tasks: one row for every identity logged."""
+    tasks = DeviceTasks(
         ids=ids,
         flips=flips,
         wide_task_ids=wide,
         expanded_streams=expanded,
-        key=launches.key[last],
-        block_num=blocks[last],
-        mix_block_num=mix_blocks[last],
+        key=logged,
+        block_num=np.zeros(len(logged), np.uint32),
+        mix_block_num=np.zeros(len(logged), np.uint32),
         stream_by_task=launches.stream_by_task() if wide else (_NO_IDS, _NO_IDS),
     )
+    row = tasks.find(launches.key[compute.launch])
+    ran = row >= 0
+    tasks.block_num[row[ran]] = compute.block_num[ran]
+    tasks.mix_block_num[row[ran]] = compute.mix_block_num[ran]
+    return tasks
 
 
 _NO_IDS = np.zeros(0, np.uint32)

@@ -102,6 +102,12 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, req_rx u4@32, rsp_rx u4@36,"
         " snp_rx u4@40, dat_rx u4@44, req_tx u4@48, rsp_tx u4@52, snp_tx u4@56, dat_tx u4@60",
     ),
+    # Platforms 15 and 16; no field is known that tells dies apart.
+    "stars_sio_v6": (
+        64,
+        "w0 u2@0, magic u2@2, timestamp u8@8, req_rx u4@28, rsp_rx u4@32, snp_rx u4@36,"
+        " dat_rx u4@40, req_tx u4@48, rsp_tx u4@52, snp_tx u4@56, dat_tx u4@60",
+    ),
     "stars_acc_pmu": (
         64,
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, read_bandwidth u8@32,"
@@ -161,6 +167,12 @@ _DEVICE: dict[str, tuple[int, str]] = {
         96,
         "mode u1@0, event_count 8u8@8, task_cycle u8@72, timestamp u8@80, count_num u1@88,"
         " core_id u1@89",
+    ),
+    # Platforms 15 and 16.
+    "aicore_sample_v6": (
+        112,
+        "mode u1@0, event_count 10u8@8, task_cycle u8@88, timestamp u8@96, count_num u1@104,"
+        " core_id u1@105",
     ),
     "lpm_freq": (888, "count u4@0, words 110u8@8"),
     "hbm_v1": (24, "timestamp_us u8@0, count u8@8, event_type u4@16, hbm_id u4@20"),

@@ -31,7 +31,8 @@ class DeviceTasks:
     expanded_streams: bool
     """Stream and task words of device records are in the expanded notation (`stream_words`)."""
     key: NDArray[np.uint64]
-    """Of `task_ids.pack_keys`, ascending."""
+    """Of `task_ids.pack_keys`, ascending: every task of the device's log, also those that ended
+    before the session. What describes a task that is not here (its log was lost) is left out."""
     block_num: NDArray[np.uint32]
     """Blocks of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
