@@ -249,7 +249,7 @@ class _Stages:
 
     def _count(self) -> None:
         now = time.process_time()
-        name = self._running[-1] if self._running else "read control files"
+        name = self._running[-1] if self._running else "other"
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self._since = now
 

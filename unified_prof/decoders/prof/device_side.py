@@ -25,7 +25,7 @@ from unified_prof.decoders.prof.memory_copies import write_copies
 from unified_prof.decoders.prof.overlap import OverlapWriter
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.task_ids import IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.task_ids import NO_CONTEXT, IdCounter, TaskIds, pack_keys
 from unified_prof.decoders.prof.tasks import DeviceTasks
 from unified_prof.decoders.prof.ts_track import Track, read_track
 from unified_prof.errors import RawFormatError
@@ -321,13 +321,21 @@ def _write_overlap(
     """
     end_ns = rows.start_ns + rows.clock.duration().to_ns(rows.end - rows.start)
     computing = _computing(rows, launches, compute)
-    placeholder = np.r_[launches.placeholder, False][rows.launch]
+    bounding = ~_consists_of_contexts(rows)
     overlap.write(
         device_id,
-        (rows.start_ns[~placeholder], end_ns[~placeholder]),
+        (rows.start_ns[bounding], end_ns[bounding]),
         (rows.start_ns[computing], end_ns[computing]),
         (spans.start_ns, spans.end_ns),
     )
+
+
+def _consists_of_contexts(rows: TaskRows) -> NDArray[np.bool_]:
+    """Tell which rows are whole FFTS+ tasks whose contexts have rows of their own."""
+    task = rows.stream_id.astype(np.uint64) << np.uint64(48)
+    task |= rows.batch_id.astype(np.uint64) << np.uint64(32) | rows.task_id
+    context = rows.context_id != NO_CONTEXT
+    return np.asarray(~context & np.isin(task, np.unique(task[context])))
 
 
 def _computing(rows: TaskRows, launches: Launches, compute: ComputeTasks) -> NDArray[np.bool_]:
