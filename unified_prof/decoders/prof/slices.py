@@ -63,15 +63,18 @@ class RawFile:
         left = self.size_bytes - remainder
         chunks = self._chunks(skip=remainder)
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
-        while left > 0:
-            buffer = np.empty(min(per_piece, left), np.uint8)
-            filled = _fill(buffer.data, chunks)
-            whole = filled // record.itemsize
-            if whole:
-                yield buffer[: whole * record.itemsize].view(record)
-            if filled < len(buffer):
-                return  # the file shrank since it was listed
-            left -= filled
+        try:
+            while left > 0:
+                buffer = np.empty(min(per_piece, left), np.uint8)
+                filled = _fill(buffer.data, chunks)
+                whole = filled // record.itemsize
+                if whole:
+                    yield buffer[: whole * record.itemsize].view(record)
+                if filled < len(buffer):
+                    return  # the file shrank since it was listed
+                left -= filled
+        finally:
+            chunks.close()
 
     def read_bytes(self) -> bytes:
         """Return all slices joined; for text files and dictionaries.
@@ -115,6 +118,7 @@ class _Source:
             self.close()
 
     def close(self) -> None:
+        """Close the file that is being read."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -129,13 +133,7 @@ def _fill(view: memoryview, source: _Source) -> int:
                 break
             filled += count
     except OSError as err:
-        source.close()
         raise _unreadable(err) from err
-    except BaseException:
-        source.close()
-        raise
-    if filled < len(view):
-        source.close()
     return filled
 
 
