@@ -73,6 +73,14 @@ class LinearClock:
             result[late] = MAX_NS
         return np.asarray(result, np.int64)
 
+    def finer(self, parts: int, origin_ns: int) -> LinearClock:
+        """Return the clock of the same counter that gives nearest `parts` of a ns since a time."""
+        return LinearClock(self.rate * parts, (self.offset_ns - origin_ns) * parts + Fraction(1, 2))
+
+    def duration(self) -> LinearClock:
+        """Return the clock that converts differences of counter values."""
+        return LinearClock(self.rate, Fraction(0))
+
     def one(self, tick: int) -> int:
         """Convert one counter value."""
         exact = tick * self.rate + self.offset_ns
@@ -98,6 +106,8 @@ class Clocks:
     """The host counter when the recording was started."""
     monotonic: LinearClock
     """Host monotonic nanoseconds."""
+    device_origin_ticks: int = 0
+    """The device counter when the recording was started."""
     device: LinearClock | None = None
     """Device counter values (task logs, PMU, frequency)."""
     device_monotonic: LinearClock | None = None
@@ -148,6 +158,7 @@ def build_clocks(
         ),
         host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
         monotonic=LinearClock(Fraction(1), local),
+        device_origin_ticks=device_counter or 0,
         device=device,
         device_monotonic=device_monotonic,
         since_start_us=LinearClock(Fraction(1000), start + local),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.calls import COMMUNICATION
+from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
@@ -24,11 +25,12 @@ _MAX_ENUM = 65535
 _NO_RANK = 0xFFFFFFFF
 _MASTER = "master"
 _SCHEDULE_SUFFIX = "AicpuKernel"
+_FINE_PARTS = 1024
+"""Bandwidths come from times with this resolution below a nanosecond, as the exporter's do."""
+_FINE_ORIGIN_NS = 10**15
 _ITERATION = 1
 """Nothing in a recording with several iterations changes what the exporter writes here."""
 _RDMA, _PAYLOAD = 1, 1
-_CLOSING_TASKS = 4
-"""Tasks after a run of RDMA payloads that belong to the same transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class DeviceRows:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     global_task_id: NDArray[np.int64]
+    start: NDArray[np.uint64]
+    """Device counter."""
+    end: NDArray[np.uint64]
+    clock: LinearClock
+    """Of the device counter."""
 
 
 class CommunicationWriter:
@@ -115,6 +122,8 @@ class CommunicationWriter:
         return self._write_operators(device_id, tasks, operators)
 
     def _tasks(self, launches: Launches, rows: DeviceRows) -> _Tasks:
+        origin_ns = self._host.session.start_ns - _FINE_ORIGIN_NS
+        clock = rows.clock.finer(_FINE_PARTS, origin_ns)
         known = np.flatnonzero(rows.launch != MISSING)
         launch = rows.launch[known]
         host_task = launches.task[launch]
@@ -136,6 +145,8 @@ class CommunicationWriter:
             rows.start_ns[known],
             rows.end_ns[known],
             rows.global_task_id[known],
+            clock.to_ns(rows.start[known]),
+            clock.to_ns(rows.end[known]),
         )
 
     def _operators(self, tasks: _Tasks) -> _Operators:
@@ -230,8 +241,11 @@ class CommunicationWriter:
             "isMaster": self._is_master(tasks).astype(np.int64),
         }
         payload = (columns["transportType"] == _RDMA) & (columns["rdmaType"] == _PAYLOAD)
+        closing = np.array(
+            [2 if "send" in name or "receive" in name else 4 for name in operators.names], np.int64
+        )
         columns["bandwidth"] = _bandwidth(
-            operators.of_task, plane, tasks.start_ns, tasks.end_ns, size, payload
+            operators.of_task, plane, tasks, size, payload, closing[operators.of_task]
         )
         sink.write("COMMUNICATION_TASK_INFO", columns)
 
@@ -328,6 +342,9 @@ class _Tasks:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     global_task_id: NDArray[np.int64]
+    start: NDArray[np.int64]
+    """In the resolution that bandwidths are computed from."""
+    end: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -339,7 +356,7 @@ class _Operators:
     group: NDArray[np.uint64]
     grouped: NDArray[np.bool_]
     """False: neither the operator nor its tasks name a group."""
-    names: list[str] | None = None
+    names: list[str] = field(default_factory=list)
     name_id: Any = None
     id: Any = None
 
@@ -347,21 +364,23 @@ class _Operators:
 def _bandwidth(
     operator: NDArray[np.int64],
     plane: NDArray[np.int64],
-    start_ns: NDArray[np.int64],
-    end_ns: NDArray[np.int64],
+    tasks: _Tasks,
     size: NDArray[np.int64],
     payload: NDArray[np.bool_],
+    closing_tasks: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Return bytes per second of every task; tasks of one RDMA transfer share theirs.
+    """Return bytes per second of every task; the payloads of one RDMA transfer share theirs.
 
-    A transfer is a run of payloads and the four tasks after it (notify and its acknowledgement).
+    A transfer is a run of payloads and the tasks that close it: a notify and its acknowledgement,
+    twice but for a send or receive. One that is not closed is as many transfers as payloads.
     """
-    duration = (end_ns - start_ns).astype(np.float64)
+    start, end = tasks.start, tasks.end
+    duration = (end - start).astype(np.float64) / _FINE_PARTS
     with np.errstate(divide="ignore", invalid="ignore"):
         result = np.where(duration > 0, size / duration * 1e9, 0.0)
     if not payload.any():
         return result
-    order = np.lexsort((start_ns, plane, operator))
+    order = np.lexsort((start, plane, operator))
     together = np.r_[
         (operator[order][1:] == operator[order][:-1]) & (plane[order][1:] == plane[order][:-1]),
         False,
@@ -372,12 +391,12 @@ def _bandwidth(
     continued = np.r_[False, is_payload[:-1] & together[:-1]]
     first = np.flatnonzero(is_payload & ~continued)
     run_end = np.flatnonzero(is_payload & ~np.r_[is_payload[1:] & together[:-1], False])
-    closing = run_end + _CLOSING_TASKS
+    closing = run_end + closing_tasks[order][first]
     whole = closing <= group_end[first]
     first, run_end, closing = first[whole], run_end[whole], closing[whole]
     sent = np.cumsum(size[order])
     sent_in_run = sent[run_end] - sent[first] + size[order][first]
-    time = (end_ns[order[closing]] - start_ns[order[first]]).astype(np.float64)
+    time = (end[order[closing]] - start[order[first]]).astype(np.float64) / _FINE_PARTS
     length = run_end - first + 1
     members = np.repeat(first, length) + _rank_in_runs(length)
     shared = np.where(time > 0, sent_in_run / np.maximum(time, 1) * 1e9, 0.0)

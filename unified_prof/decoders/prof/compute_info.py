@@ -17,19 +17,10 @@ from unified_prof.decoders.prof.operators import Descriptions
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
 
 # By the task type number of a description.
-_TASK_TYPES = [
-    "AI_CORE",
-    "AI_CPU",
-    "AI_VECTOR_CORE",
-    "WRITE_BACK",
-    "MIX_AIC",
-    "MIX_AIV",
-    "FFTS_PLUS",
-    "DSA",
-    "DVPP",
-    "COMMUNICATION",
-    "FUSION",
-]
+_TASK_TYPES = (
+    "AI_CORE AI_CPU AI_VECTOR_CORE WRITE_BACK MIX_AIC MIX_AIV FFTS_PLUS DSA DVPP"
+    " COMMUNICATION FUSION"
+).split()
 _COMMUNICATION = 9
 _KERNEL_TASK_TYPES = {
     "KERNEL_AICORE": "AI_CORE",

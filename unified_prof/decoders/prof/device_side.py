@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.batches import Flips
+from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.communication import CommunicationTimes, DeviceRows
 from unified_prof.decoders.prof.compute_info import ComputeTasks, write_compute_info
 from unified_prof.decoders.prof.device_tasks import read_task_log, type_name
@@ -23,11 +25,12 @@ from unified_prof.decoders.prof.memory_copies import write_copies
 from unified_prof.decoders.prof.overlap import OverlapWriter
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.task_ids import IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.task_ids import NO_CONTEXT, IdCounter, TaskIds, pack_keys
 from unified_prof.decoders.prof.tasks import DeviceTasks
 from unified_prof.decoders.prof.ts_track import Track, read_track
 from unified_prof.errors import RawFormatError
 
+_LARGEST_NARROW_ID = 0xFFFF
 _UNKNOWN_STREAM = 0xFFFFFFFF
 _GRAPH = "FFTS_PLUS"
 _OTHER = "Other"
@@ -59,6 +62,11 @@ class TaskRows:
     end_ns: NDArray[np.int64]
     launch: NDArray[np.int64]
     """Row in `Launches`, MISSING for tasks that the host does not know."""
+    start: NDArray[np.uint64]
+    """Device counter."""
+    end: NDArray[np.uint64]
+    clock: LinearClock
+    """Of the device counter."""
 
 
 def decode_device(
@@ -91,7 +99,7 @@ def decode_device(
     launch_ids, row_ids = resolved[: len(launches.key)], resolved[len(launches.key) :]
     with file.stage("tasks"):
         _write_tasks(device_id, rows, row_ids, launches, host_side, platform, file.sink)
-        if device is not None:
+        if device is not None and not wide:  # ts_track of those platforms has another layout
             device_marks(device, track.marks, ids, file.sink)
     compute = ComputeTasks.none()
     spans = _no_spans()
@@ -99,21 +107,29 @@ def decode_device(
         with file.stage("operators"):
             compute = write_compute_info(launches, launch_ids, host_side.knowledge, file.sink)
             write_copies(
-                launches, launch_ids, host_side.knowledge.types, host_side.copies, file.sink
+                launches,
+                _copy_ids(launches, launch_ids, ids) if wide else launch_ids,
+                host_side.knowledge.types,
+                host_side.copies,
+                file.sink,
             )
         with file.stage("communication"):
             spans = host_side.communication.write(
-                device_id, launches, DeviceRows(rows.launch, rows.start_ns, rows.end_ns, row_ids)
+                device_id,
+                launches,
+                DeviceRows(
+                    rows.launch,
+                    rows.start_ns,
+                    rows.end_ns,
+                    row_ids,
+                    rows.start,
+                    rows.end,
+                    rows.clock,
+                ),
             )
     if device is not None and len(rows.key):
         with file.stage("overlap"):
-            computing = _computing(rows, launches, compute)
-            file.overlap.write(
-                device_id,
-                (rows.start_ns, rows.end_ns),
-                (rows.start_ns[computing], rows.end_ns[computing]),
-                (spans.start_ns, spans.end_ns),
-            )
+            _write_overlap(device_id, rows, launches, compute, spans, file.overlap)
     if device is not None:
         described = _described(
             logged, launches, compute, ids, track.flips, wide=wide, expanded=expanded
@@ -137,6 +153,18 @@ def decode_registered(
                     decoder.decode(part, *more, file.sink)
                 except RawFormatError as err:
                     file.sink.anomaly("undecoded_part", 1, f"{module}: {err}")
+
+
+def _copy_ids(launches: Launches, launch_ids: NDArray[np.int64], ids: TaskIds) -> NDArray[np.int64]:
+    """Return the ids that copies have with 32-bit task ids.
+
+    The exporter reads the upper half of the task id as a batch here, so that copies with large
+    task ids are not the tasks of the same name.
+    """
+    result = launch_ids.copy()
+    large = np.flatnonzero(launches.tasks.task_id[launches.task] > _LARGEST_NARROW_ID)
+    result[large] = ids.fresh(len(large))
+    return result
 
 
 def _platform(device: DeviceDirectory | None, host_side: HostSide | None) -> int:
@@ -185,6 +213,9 @@ def _read_rows(
         clock.to_ns(log.start),
         end_ns,
         launches.match(key),
+        log.start,
+        log.end,
+        clock,
     )
     return rows, logged
 
@@ -275,6 +306,38 @@ class _TypeNames:
         return result
 
 
+def _write_overlap(
+    device_id: int,
+    rows: TaskRows,
+    launches: Launches,
+    compute: ComputeTasks,
+    spans: CommunicationTimes,
+    overlap: OverlapWriter,
+) -> None:
+    """Write when the device computed and communicated.
+
+    An end is the whole nanoseconds of the start plus those of the duration, which may be one less
+    than those of the end itself.
+    """
+    end_ns = rows.start_ns + rows.clock.duration().to_ns(rows.end - rows.start)
+    computing = _computing(rows, launches, compute)
+    bounding = ~_consists_of_contexts(rows)
+    overlap.write(
+        device_id,
+        (rows.start_ns[bounding], end_ns[bounding]),
+        (rows.start_ns[computing], end_ns[computing]),
+        (spans.start_ns, spans.end_ns),
+    )
+
+
+def _consists_of_contexts(rows: TaskRows) -> NDArray[np.bool_]:
+    """Tell which rows are whole FFTS+ tasks whose contexts have rows of their own."""
+    task = rows.stream_id.astype(np.uint64) << np.uint64(48)
+    task |= rows.batch_id.astype(np.uint64) << np.uint64(32) | rows.task_id
+    context = rows.context_id != NO_CONTEXT
+    return np.asarray(~context & np.isin(task, np.unique(task[context])))
+
+
 def _computing(rows: TaskRows, launches: Launches, compute: ComputeTasks) -> NDArray[np.bool_]:
     """Tell which device tasks run an operator that counts as computing."""
     counts = np.zeros(len(launches.key) + 1, bool)
@@ -325,6 +388,9 @@ def _no_rows() -> TaskRows:
         none,
         none,
         none,
+        none.astype(np.uint64),
+        none.astype(np.uint64),
+        LinearClock(Fraction(1), Fraction(0)),
     )
 
 

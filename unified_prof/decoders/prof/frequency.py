@@ -26,7 +26,7 @@ class Changes:
 
 
 def read_changes(device: DeviceDirectory) -> Changes:
-    """Read all frequency changes of a device, also those before its start."""
+    """Read the frequency changes of a device; the last one before its start counts from there."""
     ticks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     file = device.data.get("lpmFreqConv")
@@ -38,7 +38,10 @@ def read_changes(device: DeviceDirectory) -> Changes:
             mhz.append(words[used][:, 1] & np.uint64(0xFFFFFFFF))
     time, value = np.concatenate(ticks), np.concatenate(mhz)
     order = np.argsort(time, kind="stable")
-    return Changes(time[order], value[order].astype(np.int64))
+    time, value = time[order], value[order]
+    start = np.uint64(device.clocks.device_origin_ticks)
+    before = max(int(np.searchsorted(time, start)) - 1, 0)
+    return Changes(np.maximum(time[before:], start), value[before:].astype(np.int64))
 
 
 def decode(device: DeviceDirectory, sink: Sink) -> None:
@@ -46,12 +49,9 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
     if device.platform not in PLATFORMS or device.clocks.device is None:
         return
     changes = read_changes(device)
-    time_ns = device.clocks.device.to_ns(changes.ticks)
     session = device.session
-    first = device.device_info.integer("aic_frequency") or 0
-    later = time_ns >= session.start_ns
-    freq = np.r_[first, changes.mhz[later]]
-    time_ns = np.r_[session.start_ns, time_ns[later]]
+    freq = np.r_[device.device_info.integer("aic_frequency") or 0, changes.mhz]
+    time_ns = np.r_[session.start_ns, device.clocks.device.to_ns(changes.ticks)]
     if session.ended:
         freq, time_ns = np.r_[freq, freq[-1]], np.r_[time_ns, session.end_ns]
     sink.write(

@@ -39,6 +39,8 @@ def write_copies(
     size have size 0 and operation `other`.
     """
     records, record_key = copies
+    if not len(records):
+        return
     tasks = launches.tasks
     is_copy = types.named("MEMCPY_ASYNC")[tasks.type_index]
     launch = np.flatnonzero(is_copy[launches.task] & (launches.context_id == NO_CONTEXT))

@@ -63,8 +63,8 @@ class OverlapWriter:
             np.concatenate([computing[0], talking[0]]), np.concatenate([computing[1], talking[1]])
         )
         bounds = (
-            np.array([min(int(tasks[0].min()), int(busy[0][0]))]),
-            np.array([max(int(tasks[1].max()), int(busy[1][-1]))]),
+            np.minimum(busy[0][:1], tasks[0].min(initial=busy[0][0])),
+            np.maximum(busy[1][-1:], tasks[1].max(initial=busy[1][-1])),
         )
         for kind, spans in (
             (_COMPUTE, computing),

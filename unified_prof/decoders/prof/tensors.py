@@ -13,108 +13,23 @@ _WORDS = 11
 NOT_KNOWN = "N/A"
 
 # By number, as the graph engine has them.
-_FORMATS = [
-    "NCHW",
-    "NHWC",
-    "ND",
-    "NC1HWC0",
-    "FRACTAL_Z",
-    "NC1C0HWPAD",
-    "NHWC1C0",
-    "FSR_NCHW",
-    "FRACTAL_DECONV",
-    "C1HWNC0",
-    "FRACTAL_DECONV_TRANSPOSE",
-    "FRACTAL_DECONV_SP_STRIDE_TRANS",
-    "NC1HWC0_C04",
-    "FRACTAL_Z_C04",
-    "CHWN",
-    "FRACTAL_DECONV_SP_STRIDE8_TRANS",
-    "HWCN",
-    "NC1KHKWHWC0",
-    "BN_WEIGHT",
-    "FILTER_HWCK",
-    "HASHTABLE_LOOKUP_LOOKUPS",
-    "HASHTABLE_LOOKUP_KEYS",
-    "HASHTABLE_LOOKUP_VALUE",
-    "HASHTABLE_LOOKUP_OUTPUT",
-    "HASHTABLE_LOOKUP_HITS",
-    "C1HWNCoC0",
-    "MD",
-    "NDHWC",
-    "FRACTAL_ZZ",
-    "FRACTAL_NZ",
-    "NCDHW",
-    "DHWCN",
-    "NDC1HWC0",
-    "FRACTAL_Z_3D",
-    "CN",
-    "NC",
-    "DHWNC",
-    "FRACTAL_Z_3D_TRANSPOSE",
-    "FRACTAL_ZN_LSTM",
-    "FRACTAL_Z_G",
-    "RESERVED",
-    "ALL",
-    "NULL",
-    "ND_RNN_BIAS",
-    "FRACTAL_ZN_RNN",
-    "NYUV",
-    "NYUV_A",
-    "NCL",
-    "FRACTAL_Z_WINO",
-    "C1HWC0",
-]
-_DATA_TYPES = {
-    number: name
-    for number, name in enumerate(
-        [
-            "FLOAT",
-            "FLOAT16",
-            "INT8",
-            "INT32",
-            "UINT8",
-            "-",
-            "INT16",
-            "UINT16",
-            "UINT32",
-            "INT64",
-            "UINT64",
-            "DOUBLE",
-            "BOOL",
-            "STRING",
-            "DUAL_SUB_INT8",
-            "DUAL_SUB_UINT8",
-            "COMPLEX64",
-            "COMPLEX128",
-            "QINT8",
-            "QINT16",
-            "QINT32",
-            "QUINT8",
-            "QUINT16",
-            "RESOURCE",
-            "STRING_REF",
-            "DUAL",
-            "DT_VARIANT",
-            "DT_BF16",
-            "DT_UNDEFINED",
-            "DT_INT4",
-            "DT_UINT1",
-            "DT_INT2",
-            "DT_UINT2",
-            "DT_COMPLEX32",
-            "DT_HIFLOAT8",
-            "DT_FLOAT8_E5M2",
-            "DT_FLOAT8_E4M3FN",
-            "DT_FLOAT8_E8M0",
-            "DT_FLOAT6_E3M2",
-            "DT_FLOAT6_E2M3",
-            "DT_FLOAT4_E2M1",
-            "DT_FLOAT4_E1M2",
-        ]
-    )
-    if name != "-"
-}
+_FORMATS = (
+    "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"
+    " FRACTAL_DECONV_TRANSPOSE FRACTAL_DECONV_SP_STRIDE_TRANS NC1HWC0_C04 FRACTAL_Z_C04"
+    " CHWN FRACTAL_DECONV_SP_STRIDE8_TRANS HWCN NC1KHKWHWC0 BN_WEIGHT FILTER_HWCK"
+    " HASHTABLE_LOOKUP_LOOKUPS HASHTABLE_LOOKUP_KEYS HASHTABLE_LOOKUP_VALUE"
+    " HASHTABLE_LOOKUP_OUTPUT HASHTABLE_LOOKUP_HITS C1HWNCoC0 MD NDHWC FRACTAL_ZZ"
+    " FRACTAL_NZ NCDHW DHWCN NDC1HWC0 FRACTAL_Z_3D CN NC DHWNC FRACTAL_Z_3D_TRANSPOSE"
+    " FRACTAL_ZN_LSTM FRACTAL_Z_G RESERVED ALL NULL ND_RNN_BIAS FRACTAL_ZN_RNN NYUV NYUV_A"
+    " NCL FRACTAL_Z_WINO C1HWC0"
+).split()
+_DATA_TYPES = (
+    "FLOAT FLOAT16 INT8 INT32 UINT8 - INT16 UINT16 UINT32 INT64 UINT64 DOUBLE BOOL STRING"
+    " DUAL_SUB_INT8 DUAL_SUB_UINT8 COMPLEX64 COMPLEX128 QINT8 QINT16 QINT32 QUINT8 QUINT16"
+    " RESOURCE STRING_REF DUAL DT_VARIANT DT_BF16 DT_UNDEFINED DT_INT4 DT_UINT1 DT_INT2 DT_UINT2"
+    " DT_COMPLEX32 DT_HIFLOAT8 DT_FLOAT8_E5M2 DT_FLOAT8_E4M3FN DT_FLOAT8_E8M0 DT_FLOAT6_E3M2"
+    " DT_FLOAT6_E2M3 DT_FLOAT4_E2M1 DT_FLOAT4_E1M2"
+).split()
 
 
 def format_text(word: int) -> str:
@@ -126,7 +41,8 @@ def format_text(word: int) -> str:
 
 def data_type_text(number: int) -> str:
     """Return the name of a data type, or its number."""
-    return _DATA_TYPES.get(number, str(number))
+    known = number < len(_DATA_TYPES) and _DATA_TYPES[number] != "-"
+    return _DATA_TYPES[number] if known else str(number)
 
 
 @dataclass(frozen=True, slots=True)
