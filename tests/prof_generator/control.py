@@ -14,7 +14,6 @@ HOST_NAME, HOST_UID = "nodename-λ", "4242424242424242"
 MEMORY_KB, CLOCK_HZ, CPUS = 2_000_000_000, 100, 64
 CARD, CARD_MBITS = "eth3", 25_000
 DISK_HZ = 50
-DURATION_S = 600
 
 
 def write_control_files(
@@ -22,7 +21,6 @@ def write_control_files(
 ) -> None:
     """Write the control files of the host's directory, or of a device's."""
     suffix = "" if device is None else f".{device}"
-    end_us = timing.begin_us + DURATION_S * 10**6
     files = {
         f"info.json{suffix}": json.dumps(_info(recipe, device), ensure_ascii=False),
         "sample.json": json.dumps(_sample(recipe, device)),
@@ -34,7 +32,7 @@ def write_control_files(
         ),
     }
     if recipe.ended:
-        files[f"end_info{suffix}"] = _moment(end_us, timing.host_monotonic_ns, "End")
+        files[f"end_info{suffix}"] = _moment(timing.end_ns // 1000, timing.host_monotonic_ns, "End")
     if device is not None:
         files[f"dev_start.log{suffix}"] = (
             f"clock_monotonic_raw:{timing.device_monotonic_ns}\ncntvct:{DEVICE_COUNTER}\n"

@@ -117,8 +117,9 @@ class CounterSide:
         )
         self._file("llc", part)
         hits, accesses = count[..., [2, 3, 5, 7]].sum(-1), count[..., [4, 6]].sum(-1)
-        throughput = count[..., :2].sum(-1) * 4096 / (_STEP_NS / 1e9)
-        throughput[0] = 0
+        throughput = np.zeros((len(count), caches))
+        seconds = np.diff(times)[:, None] / 1e9
+        throughput[1:] = count[1:, :, :2].sum(-1) * 4096 / seconds
         self._show(
             "LLC",
             np.repeat(times, caches),

@@ -179,22 +179,21 @@ class DeviceSide:
 
     def _write_frequencies(self) -> None:
         number = min(self.recipe.frequency_changes, 55)
-        session = self.timing.begin_ns
-        self.tables.add("AICORE_FREQ", 1, deviceId=self.device, timestampNs=session, freq=CORE_MHZ)
-        if not number:
-            return
         ticks = DEVICE_COUNTER + (np.arange(number) + 1) * 60_000
         mhz = np.array(_FREQUENCIES_MHZ)[np.arange(1, number + 1) % len(_FREQUENCIES_MHZ)]
-        words = np.zeros((1, 110), np.uint64)
-        words[0, : 2 * number : 2], words[0, 1 : 2 * number : 2] = ticks, mhz
-        part = records("lpm_freq", 1, count=number, words=words)
-        self._write("lpmFreqConv", [part], [np.zeros(1)])
+        if number:
+            words = np.zeros((1, 110), np.uint64)
+            words[0, : 2 * number : 2], words[0, 1 : 2 * number : 2] = ticks, mhz
+            part = records("lpm_freq", 1, count=number, words=words)
+            self._write("lpmFreqConv", [part], [np.zeros(1)])
+        if self.recipe.platform in (*HWTS, *V6):
+            return
+        times = np.r_[self.timing.begin_ns, self.timing.device_ns(ticks)]
+        shown = np.r_[CORE_MHZ, mhz]
+        if self.recipe.ended:
+            times, shown = np.r_[times, self.timing.end_ns], np.r_[shown, shown[-1]]
         self.tables.add(
-            "AICORE_FREQ",
-            number,
-            deviceId=self.device,
-            timestampNs=self.timing.device_ns(ticks),
-            freq=mhz,
+            "AICORE_FREQ", len(times), deviceId=self.device, timestampNs=times, freq=shown
         )
 
     def _write_pmu(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.prof_generator.control import DURATION_S, write_control_files
+from tests.prof_generator.control import write_control_files
 from tests.prof_generator.counters import CounterSide
 from tests.prof_generator.device_side import DeviceSide
 from tests.prof_generator.host_side import HostSide
@@ -13,8 +13,6 @@ from tests.prof_generator.recipe import PROCESS_ID, Recipe
 from tests.prof_generator.tables import Column, Tables
 from tests.prof_generator.timing import Timing
 from tests.prof_generator.usage import UsageSide
-
-_ASSUMED_SESSION_S = 30 * 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,8 @@ def generate(folder: Path, recipe: Recipe) -> Recording:
     host = HostSide(recipe, timing, tables)
     placed = host.run()
     write_control_files(path / "host", recipe, timing)
-    host.files.write(path / "host" / "data", recipe.host_slice_records)
-    host.names.write(path / "host" / "data")
+    host.recorder.files.write(path / "host" / "data", recipe.host_slice_records)
+    host.recorder.names.write(path / "host" / "data")
     UsageSide(recipe, timing, tables, path / "host" / "data").write()
     for device in () if recipe.host_only else recipe.devices:
         part = path / f"device_{device}"
@@ -46,13 +44,7 @@ def generate(folder: Path, recipe: Recipe) -> Recording:
         device_side = DeviceSide(recipe, timing, tables, part / "data", device, placed)
         CounterSide(recipe, timing, tables, part / "data", device).write(device_side)
         device_side.write()
-    length_s = DURATION_S if recipe.ended else _ASSUMED_SESSION_S
-    tables.add(
-        "SESSION_TIME_INFO",
-        1,
-        startTimeNs=timing.begin_ns,
-        endTimeNs=timing.begin_ns + length_s * 10**9,
-    )
+    tables.add("SESSION_TIME_INFO", 1, startTimeNs=timing.begin_ns, endTimeNs=timing.end_ns)
     return Recording(path, recipe, tables.joined())
 
 

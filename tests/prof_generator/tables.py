@@ -22,11 +22,12 @@ class Tables:
         )
 
     def joined(self) -> dict[str, dict[str, Column]]:
-        """Return every table with all its rows."""
-        return {
+        """Return every table that has rows, with all of them."""
+        joined = {
             table: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             for table, parts in self._parts.items()
         }
+        return {table: c for table, c in joined.items() if len(next(iter(c.values())))}
 
 
 def _column(values: Any, count: int) -> Column:

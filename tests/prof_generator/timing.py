@@ -17,6 +17,8 @@ from tests.prof_generator.recipe import Recipe
 
 Int64 = NDArray[np.int64]
 
+DURATION_S = 600
+_ASSUMED_S = 30 * 60
 HOST_COUNTER = 7_000_000_000
 DEVICE_COUNTER = 3_000_000_000
 _HOST_MONOTONIC_NS = 5_000_000_000_000
@@ -39,6 +41,11 @@ class Timing:
     def begin_ns(self) -> int:
         """When the session started, ns since 1970."""
         return self.begin_us * 1000
+
+    @property
+    def end_ns(self) -> int:
+        """When the session ended, ns since 1970."""
+        return self.begin_ns + (DURATION_S if self.recipe.ended else _ASSUMED_S) * 10**9
 
     @property
     def host_monotonic_ns(self) -> int:

@@ -106,7 +106,7 @@ class UsageSide:
             "disk",
             f"start_time {start}\nTotal DISK READ : 0.00 B/s\n"
             + "".join(
-                f"01:02:03 {PROCESS_ID} be/4 me {rate:.2f} K/s 2.00 M/s 0.00 % {place % 9}.50 % py\n"
+                f"01:02:03 {PROCESS_ID} be/4 me {rate:.2f} K/s 2.00 M/s 0.00 % {place % 9}.50%\n"
                 for place, rate in rows
             ),
         )
