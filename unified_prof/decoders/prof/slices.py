@@ -63,28 +63,16 @@ class RawFile:
         remainder = self.size_bytes % record.itemsize
         left = self.size_bytes - remainder
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
-<<<<<<< HEAD
         with closing(_Source(self.paths, remainder)) as source:
             while left > 0:
                 buffer = np.empty(min(per_piece, left), np.uint8)
                 filled = source.fill(buffer.data)
-=======
-        try:
-            while left > 0:
-                buffer = np.empty(min(per_piece, left), np.uint8)
-                filled = _fill(buffer.data, chunks)
->>>>>>> counters
                 whole = filled // record.itemsize
                 if whole:
                     yield buffer[: whole * record.itemsize].view(record)
                 if filled < len(buffer):
                     return  # the file shrank since it was listed
                 left -= filled
-<<<<<<< HEAD
-=======
-        finally:
-            chunks.close()
->>>>>>> counters
 
     def read_bytes(self) -> bytes:
         """Return all slices joined; for text files and dictionaries.
@@ -133,7 +121,6 @@ class _Source:
             self._open.close()
             self._open = None
 
-<<<<<<< HEAD
     def _open_next(self) -> bool:
         path = next(self._paths, None)
         if path is None:
@@ -141,20 +128,6 @@ class _Source:
         self._open = path.open("rb", buffering=0)
         self._skip -= self._open.seek(min(self._skip, path.stat().st_size))
         return True
-=======
-
-def _fill(view: memoryview, source: _Source) -> int:
-    filled = 0
-    try:
-        while filled < len(view):
-            count = source.readinto(view[filled:])
-            if not count:
-                break
-            filled += count
-    except OSError as err:
-        raise _unreadable(err) from err
-    return filled
->>>>>>> counters
 
 
 def _unreadable(err: OSError, path: Path | None = None) -> RawFormatError:
