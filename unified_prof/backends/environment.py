@@ -10,7 +10,6 @@ import subprocess
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
-from unified_prof import __version__
 from unified_prof.backends import cann
 from unified_prof.backends.torch_device import torch_missing_reason
 
@@ -24,7 +23,6 @@ def versions() -> dict[str, str | None]:
     """
     msprof = cann.find_msprof()
     return {
-        "uprof": __version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "torch": _package("torch"),
