@@ -95,7 +95,12 @@ def launch(application: list[str], output: Path, options: dict[str, str], how: s
     signal.signal(signal.SIGINT, lambda *_: None)  # it goes on to export after Ctrl-C
     signal.signal(signal.SIGTERM, lambda *_: None)
     say("[INFO] Start profiling....")
-    app = subprocess.Popen(application, env=environment, close_fds=how == "closes_descriptors")
+    app = subprocess.Popen(
+        application,
+        env=environment,
+        close_fds=how == "closes_descriptors",
+        cwd=output if how == "changes_folder" else None,
+    )
     status = app.wait()
     if status:
         code = 128 - status if status < 0 else status

@@ -29,7 +29,7 @@ class Net(torch.nn.Module):
 
 model = Net().to(DEVICE)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
+for _ in range(12):
     optimizer.zero_grad()
     model(torch.ones(3, 4, device=DEVICE)).sum().backward()
     optimizer.step()

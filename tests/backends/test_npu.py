@@ -60,6 +60,7 @@ def spec_of(folder: Path, source: str, **changes: object) -> RunSpec:
         project_root=folder,
         warmup=1,
         iterations=2,
+        relay=lambda line: print(line, file=sys.stderr),
     )
     return replace(spec, **changes)  # type: ignore[arg-type]
 
@@ -266,6 +267,7 @@ def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
     [
         ({"task_time": "foo"}, "--task-time"),
         ({"exporter": "vendor"}, "no exporter 'vendor'"),
+        ({"schema": "0.0.0"}, "no revision '0.0.0'"),
         ({"pid": "0"}, "the id of a process expected"),
         ({"pid": "99999999"}, "there is no such process"),
         ({"pid": str(os.getpid()), "delay": "3"}, "not with --pid"),
@@ -277,6 +279,14 @@ def test_options_are_checked_before_anything_starts(
     with pytest.raises(UsageError, match=message):
         run(tmp_path, "open('started', 'w')", options=options)
     assert not Path("started").exists()
+
+
+def test_the_workload_starts_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(tmp_path, INIT + "open('here', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STAND_IN_MSPROF", "changes_folder")
+    assert NpuBackend().run(replace(spec, target="work.py")).exit_code == 0
+    assert (tmp_path / "here").exists()
 
 
 def test_msprof_going_away_is_told(tmp_path: Path, msprof: Path) -> None:

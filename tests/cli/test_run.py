@@ -220,7 +220,7 @@ def test_a_progress_line_is_for_terminals_only(
     assert "iteration 1 of 3" not in capfd.readouterr().err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert uprof("--backend", "recording", "-o", "out", "--force", "work.py") == 0
-    assert "\r\x1b[Kuprof: iteration 1 of 3\r\x1b[K" in capfd.readouterr().err
+    assert "\r\x1b[Kuprof: iteration 1 of 3\r\r\x1b[K" in capfd.readouterr().err
 
 
 def test_termination_ends_the_workload_like_an_exit(

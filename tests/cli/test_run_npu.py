@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,34 +54,54 @@ def uprof(place: Path, source: str, *options: str) -> subprocess.CompletedProces
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def producer(database: str) -> str:
+def rows(database: str, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(database)) as db:
-        (found,) = db.execute("SELECT value FROM META_DATA WHERE name = 'producer'").fetchone()
-    return str(found)
+        return db.execute(sql).fetchall()
 
 
-def test_success(place: Path) -> None:
-    done = uprof(place, INIT, "--exporter", "native")
+def test_success_leaves_one_database_of_our_making(place: Path) -> None:
+    done = uprof(place, INIT)
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
-    assert producer(database) == "stand-in msprof"
+    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    facts = dict(rows(database, "SELECT name, value FROM UPROF_RUN"))
+    assert (facts["backend"], facts["target"]) == ("npu", "work.py")
+    assert [p.name for p in Path(database).parent.glob("*msprof_*")] == [Path(database).name]
     assert "timeline report" in done.stderr
 
 
+def test_msprof_s_own_database_can_be_kept(place: Path) -> None:
+    done = uprof(place, INIT, "--exporter", "native")
+    assert done.returncode == 0, done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
+
+
 def test_several_recordings_give_a_database_each(place: Path) -> None:
-    done = uprof(place, INIT + "stand_in_acl.init(index=2)", "--exporter", "native")
+    done = uprof(place, INIT + "stand_in_acl.init(index=2)")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 2
 
 
 def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> None:
-    done = uprof(place, INIT + "raise SystemExit(7)", "--exporter", "native")
+    done = uprof(place, INIT + "raise SystemExit(7)")
     assert done.returncode == 7
     assert "the workload ended with exit code 7" in done.stderr
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
 
 
-def test_a_failing_export_of_msprof_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_export_of_msprof_does_not_concern_us(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
+    done = uprof(place, INIT)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
+
+
+def test_a_failing_export_is_said_where_it_was_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
     done = uprof(place, INIT, "--exporter", "native")
     assert done.returncode == 5
@@ -96,9 +117,7 @@ def test_nothing_recorded(place: Path) -> None:
 
 
 def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
-    process = start(
-        place, INIT + "import time\nopen('up', 'w')\ntime.sleep(60)\n", "--exporter", "native"
-    )
+    process = start(place, INIT + "import time\nopen('up', 'w')\ntime.sleep(60)\n")
     while not (place / "up").exists():
         assert process.poll() is None
         time.sleep(0.02)

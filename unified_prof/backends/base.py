@@ -39,6 +39,8 @@ class RunSpec:
     """Options only one backend knows, checked by that backend before anything starts."""
     progress: Callable[[str], None] = lambda _: None
     """Told in a few words what is going on; never called from a measured region."""
+    relay: Callable[[str], None] = lambda _: None
+    """Told what another program that runs the workload says, line by line."""
 
 
 @dataclass(frozen=True, slots=True)

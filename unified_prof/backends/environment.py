@@ -12,7 +12,6 @@ from importlib.metadata import version as package_version
 
 from unified_prof.backends import cann
 from unified_prof.backends.torch_device import torch_missing_reason
-from unified_prof.version import VERSION
 
 _QUESTION_TIMEOUT_S = 10
 
@@ -24,7 +23,6 @@ def versions() -> dict[str, str | None]:
     """
     msprof = cann.find_msprof()
     return {
-        "uprof": VERSION,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "torch": _package("torch"),

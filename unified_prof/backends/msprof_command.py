@@ -73,15 +73,20 @@ def harmless_folder() -> Path:
 
 def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Write the script that becomes `words`, with `environment` added to its environment."""
-    (folder / _SCRIPT_NAME).write_text(script(words, environment), encoding="utf-8")
+    path = folder / _SCRIPT_NAME
+    path.write_text(script(words, environment), encoding="utf-8")
+    path.chmod(0o700)
 
 
 def script(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the text of that script."""
-    exports = "".join(
-        f"export {name}={shlex.quote(value)}\n" for name, value in environment.items()
-    )
-    return f"{exports}exec {shlex.join(words)}\n"
+    """Return the text of that script; it begins where we are, wherever msprof starts it."""
+    lines = [
+        "#!/bin/sh",
+        f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
+        f"exec {shlex.join(words)}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def is_program(spec: RunSpec) -> bool:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,8 +147,3 @@ def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> N
         del kept[:-_KEPT_LINES]
         with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
             relay(line)
-
-
-def show_on_stderr(line: str) -> None:
-    """Write one line of msprof's to stderr."""
-    print(line, file=sys.stderr, flush=True)

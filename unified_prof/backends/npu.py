@@ -22,7 +22,7 @@ from unified_prof.backends.base import (
     check_options,
 )
 from unified_prof.backends.msprof_options import BY_NAME, msprof_arguments
-from unified_prof.backends.msprof_process import Ended, Feed, run_group, show_on_stderr
+from unified_prof.backends.msprof_process import Ended, Feed, run_group
 from unified_prof.backends.npu_launcher import RESULT_FILE
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.errors import (
@@ -31,6 +31,7 @@ from unified_prof.errors import (
     UprofError,
     UsageError,
 )
+from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.records import TrackedRun
 
 EXPORTERS = ("uprof", "native")
@@ -128,12 +129,11 @@ class NpuBackend:
         command = self._command(spec, arguments, folder)
         environment = {**os.environ, DEVICE_VARIABLE: self.name}
         if spec.options.get("pid"):
-            spec.progress("attaching to the process")
             duration = spec.options.get("duration")
             return run_group(
                 command,
                 environment=environment,
-                relay=show_on_stderr,
+                relay=spec.relay,
                 feed=_start_and_stop(int(str(duration)) if duration else None),
             )
         streams = {1: os.dup(1), 2: os.dup(2)}
@@ -141,12 +141,11 @@ class NpuBackend:
             msprof_command.write_job(folder, spec, streams=streams, tracked=_needs_tracker(spec))
             words = msprof_command.workload_words(spec, folder)
             msprof_command.write_script(folder, words, {DEVICE_VARIABLE: self.name})
-            spec.progress("running under msprof")
             return run_group(
                 command,
                 environment=environment,
                 inherited=tuple(streams.values()),
-                relay=show_on_stderr,
+                relay=spec.relay,
             )
         finally:
             for descriptor in streams.values():
@@ -159,6 +158,7 @@ def _check(spec: RunSpec) -> list[str]:
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
         raise UsageError(f"no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+    resolve(MSPROF, str(spec.options.get("schema") or "documented"))
     msprof_command.check_path(spec.output_dir.resolve(), "the output folder")
     options = {name: spec.options[name] for name in spec.options if name not in _OTHER_OPTIONS}
     if "preset" in spec.options:

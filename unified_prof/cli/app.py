@@ -24,7 +24,16 @@ app = typer.Typer(
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = ("run", "doctor", "db", "report", "diff", "gate", "baseline")
+COMMANDS: tuple[str, ...] = (
+    "run",
+    "build",
+    "report",
+    "diff",
+    "gate",
+    "baseline",
+    "db",
+    "doctor",
+)
 
 
 def _version(wanted: bool) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from unified_prof import __version__
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -21,7 +23,7 @@ def doctor(
     from unified_prof.cli.text import table
 
     backends = list(registry.survey())
-    versions = environment.versions()
+    versions = {"uprof": __version__, **environment.versions()}
     if json_:
         findings = {
             "backends": {

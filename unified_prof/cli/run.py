@@ -146,6 +146,7 @@ def run(
             stop_after=stop_after,
             options=npu_options,
             progress=progress,
+            relay=_say_all_but_info if quiet else _say,
         )
         if dry_run:
             _show_command(chosen, spec)
@@ -222,6 +223,11 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def _say_all_but_info(line: str) -> None:
+    if not line.startswith("[INFO]"):
+        _say(line)
+
+
 def _silent(_: str) -> None:
     pass
 
@@ -234,7 +240,8 @@ def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
         return
     wipe = "\r\x1b[K"
     try:
-        yield lambda text: typer.echo(f"{wipe}uprof: {text}", err=True, nl=False)
+        # What the workload prints next begins at the left again.
+        yield lambda text: typer.echo(f"{wipe}uprof: {text}\r", err=True, nl=False)
     finally:
         typer.echo(wipe, err=True, nl=False)
 

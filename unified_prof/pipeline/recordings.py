@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
 
-# Kind of recording -> what builds its database, as module:function.
-_BUILDERS = {"prof": "unified_prof.pipeline.build:build_prof"}
-
-Builder = Callable[..., Path]
-
 
 def build_databases(
-    recordings: Iterable[Recording], options: Mapping[str, object], *, force: bool
+    recordings: Iterable[Recording],
+    options: Mapping[str, object],
+    *,
+    facts: Mapping[str, str | None],
+    force: bool,
 ) -> tuple[tuple[Path, ...], list[str]]:
     """Return the database of every recording, and what has to be said about them.
 
@@ -27,6 +25,7 @@ def build_databases(
     Args:
         recordings: What a backend brought back.
         options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
+        facts: Rows of UPROF_RUN.
         force: Whether a database of the same name may be overwritten.
 
     Raises:
@@ -37,7 +36,7 @@ def build_databases(
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
-        path, note = _kept(recording) if native else _built(recording, options, force=force)
+        path, note = _kept(recording) if native else _built(recording, options, facts, force=force)
         if path:
             paths.append(path)
         if note:
@@ -56,24 +55,31 @@ def _kept(recording: Recording) -> tuple[Path | None, str | None]:
 
 
 def _built(
-    recording: Recording, options: Mapping[str, object], *, force: bool
+    recording: Recording,
+    options: Mapping[str, object],
+    facts: Mapping[str, str | None],
+    *,
+    force: bool,
 ) -> tuple[Path | None, str | None]:
-    schema = options.get("schema") or "documented"
+    from unified_prof.pipeline.build import build_prof, undecodable
+
+    schema = str(options.get("schema") or "documented")
     try:
+        missing = undecodable(recording.path)
+        if missing and recording.native:
+            return recording.native, _fallen_back(f"uprof cannot decode {', '.join(missing)}")
         with _set_aside(recording.native):
-            return _builder(recording.kind)(recording.path, None, schema=schema, force=force), None
+            return build_prof(recording.path, schema=schema, force=force, facts=facts), None
     except OutputError:
         raise
     except UprofError as err:
         if recording.native:
-            return recording.native, f"{err}; the database of the vendor's exporter is kept"
+            return recording.native, _fallen_back(str(err))
         return None, str(err)
 
 
-def _builder(kind: str) -> Builder:
-    module, _, name = _BUILDERS[kind].partition(":")
-    builder: Builder = getattr(import_module(module), name)
-    return builder
+def _fallen_back(reason: str) -> str:
+    return f"{reason}; the database of the vendor's exporter is kept"
 
 
 @contextmanager

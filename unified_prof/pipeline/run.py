@@ -67,7 +67,9 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
         try:
             for report, path in write_skyline(skyline_files, capture, facts, force=force):
                 files[report] = (path,)
-            databases, notes = build_databases(capture.recordings, spec.options, force=force)
+            databases, notes = build_databases(
+                capture.recordings, spec.options, facts=facts, force=force
+            )
             if databases:
                 files[TIMELINE] = databases
             failures += notes
