@@ -24,8 +24,9 @@ _SYSTEM_CALL = re.compile(
 _THREAD_CALL = re.compile(
     r"\s*\[pid\s+(\d{1,10})\]\s+(\d{1,12}(?:\.\d{1,9})?)\s+\S*?->(\w+)\(.*<(\d{1,9}\.\d{1,9})>\s*"
 )
-# Calls in the middle of which another thread's line came have no duration.
-_NO_CALL = re.compile(r".*(?:<unfinished \.\.\.>|<\.\.\. \w+ resumed>|\+\+\+|---)|\s*\?\s*\(")
+# Calls that a line of another thread interrupted have no start or no end; signals and exits of
+# threads are no calls.
+_NO_CALL = re.compile(r".*(?:<unfinished \.\.\.>|<\.\.\. \w+ resumed>|\+\+\+|---)|\s*\??\s*\(")
 _NOT_LISTED = frozenset({"pthread_once"})
 _US_PER_MS = 1_000
 _US_PER_S = 1_000_000
