@@ -196,7 +196,9 @@ class Neighbours:
         """
         order = np.argsort(group, kind="stable")
         ordered = np.asarray(group)[order]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
+        if not len(ordered):
+            return np.zeros(0, np.bool_), columns
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
         before = np.r_[order[:1], order[:-1]]
         before[starts] = order[starts]
         found = np.ones(len(order), np.bool_)
