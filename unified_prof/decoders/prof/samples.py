@@ -206,7 +206,7 @@ class Neighbours:
         previous = tuple(np.empty_like(column) for column in columns)
         for target, column in zip(previous, columns, strict=True):
             target[order] = column[before]
-        ends = np.r_[starts[1:], len(ordered)] - 1
+        ends = np.r_[starts[1:], len(ordered)][: len(starts)] - 1
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             key, row = int(ordered[start]), order[start]
             if key in self._last:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,20 +62,17 @@ class RawFile:
         """
         remainder = self.size_bytes % record.itemsize
         left = self.size_bytes - remainder
-        chunks = self._chunks(skip=remainder)
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
-        try:
+        with closing(_Source(self.paths, remainder)) as source:
             while left > 0:
                 buffer = np.empty(min(per_piece, left), np.uint8)
-                filled = _fill(buffer.data, chunks)
+                filled = source.fill(buffer.data)
                 whole = filled // record.itemsize
                 if whole:
                     yield buffer[: whole * record.itemsize].view(record)
                 if filled < len(buffer):
                     return  # the file shrank since it was listed
                 left -= filled
-        finally:
-            chunks.close()
 
     def read_bytes(self) -> bytes:
         """Return all slices joined; for text files and dictionaries.
@@ -91,31 +89,31 @@ class RawFile:
         r"""Return the text lines of all slices; undecodable bytes appear as `\xNN`."""
         return self.read_bytes().decode("utf-8", "backslashreplace").split("\n")
 
-    def _chunks(self, skip: int) -> _Source:
-        return _Source(self.paths, skip)
-
 
 class _Source:
-    """The bytes of several files one after another, read into the caller's buffer."""
+    """The bytes of several files one after another."""
 
     def __init__(self, paths: Sequence[Path], skip: int) -> None:
         self._paths = iter(paths)
         self._open: Any = None
         self._skip = skip
 
-    def readinto(self, view: memoryview) -> int:
-        """Fill the start of `view`; 0 only when everything is read."""
-        while True:
-            if self._open is None:
-                path = next(self._paths, None)
-                if path is None:
-                    return 0
-                self._open = path.open("rb", buffering=0)
-                self._skip -= self._open.seek(min(self._skip, path.stat().st_size))
-            count = int(self._open.readinto(view))
-            if count:
-                return count
-            self.close()
+    def fill(self, view: memoryview) -> int:
+        """Read into the caller's buffer; less than its size only when everything is read.
+
+        Raises:
+            RawFormatError: a file cannot be read.
+        """
+        filled = 0
+        try:
+            while filled < len(view) and (self._open is not None or self._open_next()):
+                count = int(self._open.readinto(view[filled:]))
+                filled += count
+                if not count:
+                    self.close()
+        except OSError as err:
+            raise _unreadable(err) from err
+        return filled
 
     def close(self) -> None:
         """Close the file that is being read."""
@@ -123,18 +121,13 @@ class _Source:
             self._open.close()
             self._open = None
 
-
-def _fill(view: memoryview, source: _Source) -> int:
-    filled = 0
-    try:
-        while filled < len(view):
-            count = source.readinto(view[filled:])
-            if not count:
-                break
-            filled += count
-    except OSError as err:
-        raise _unreadable(err) from err
-    return filled
+    def _open_next(self) -> bool:
+        path = next(self._paths, None)
+        if path is None:
+            return False
+        self._open = path.open("rb", buffering=0)
+        self._skip -= self._open.seek(min(self._skip, path.stat().st_size))
+        return True
 
 
 def _unreadable(err: OSError, path: Path | None = None) -> RawFormatError:
