@@ -234,6 +234,35 @@ def text_lines(file: RawFile) -> Iterator[list[str]]:
         yield _decoded(rest)
 
 
+def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines that follow each `time <ns>` line of a text file, and that time.
+
+    Lines without a time before them are counted as damaged.
+    """
+    file = part.data.get(kind)
+    time_ns: int | None = None
+    block: list[str] = []
+    lost = 0
+    for lines in text_lines(file) if file is not None else ():
+        for line in lines:
+            if not line.startswith("time "):
+                block.append(line)
+                continue
+            if time_ns is not None:
+                yield time_ns, block
+            else:
+                lost += len(block)
+            block = []
+            time_ns = integer(line[len("time ") :].strip())
+            if time_ns is None or time_ns < 0:
+                time_ns, lost = None, lost + 1
+    if time_ns is not None:
+        yield time_ns, block
+    else:
+        lost += len(block)
+    count_damaged(sink, part, f"{kind}.data", lost)
+
+
 def _decoded(raw: bytes) -> list[str]:
     lines = raw.decode("utf-8", "backslashreplace").split("\n")
     return [line for line in lines if line.strip()]
