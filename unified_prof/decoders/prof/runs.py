@@ -42,7 +42,7 @@ class Runs:
 
     def rank(self) -> NDArray[np.int64]:
         """Return the place of every row in its run, from 0."""
-        return np.arange(self.rows) - self.spread(self.starts)
+        return np.asarray(np.arange(self.rows) - self.spread(self.starts))
 
 
 def positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
