@@ -30,6 +30,10 @@ class Constant:
 
     value: Plain
 
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return the value for the rows from `start` to `stop`."""
+        return [self.value] * (stop - start)
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:

@@ -78,6 +78,7 @@ def read_error(path: Path, err: sqlite3.Error | UnicodeDecodeError) -> StoreErro
     text = str(err)
     if isinstance(err, UnicodeDecodeError):
         text = err.object.decode("utf-8", "backslashreplace")
+    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
     if "not a database" in text or "malformed" in text or "disk I/O" in text:
         return StoreError(f"{path} is damaged: {text}", hint="recover it with the sqlite3 shell")
     return StoreError(f"cannot read {path}: {text}")

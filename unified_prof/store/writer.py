@@ -130,7 +130,7 @@ class ReportWriter:
         Lists and mappings are stored as JSON, None as NULL, everything else as its text.
         """
         if isinstance(value, list | tuple | dict):
-            value = json.dumps(value, ensure_ascii=False)
+            value = json.dumps(value, ensure_ascii=False, default=str)
         self._facts[name] = None if value is None else str(value)
 
     def __enter__(self) -> ReportWriter:
