@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from unified_prof.analysis.calls import Calls
 from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
 from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.tracks import Track
 
 
 class Analysis(ABC):
@@ -52,6 +54,10 @@ class Analysis(ABC):
             limit: at most about this many blocks, neighbours being merged; None is no limit.
         """
         return None
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the recording as tracks of slices, of devices first; none has no points in time."""
+        return iter(())
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time, one series a counter."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline
+from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline, tracks
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls
 from unified_prof.analysis.collectives import Collectives
@@ -28,6 +29,7 @@ from unified_prof.analysis.model import (
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
 from unified_prof.analysis.tasks import Lookup, Strings, Tasks
 from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
 from unified_prof.errors import UsageError
 
@@ -112,6 +114,10 @@ class MsprofAnalysis(Analysis):
     def timeline(self, limit: int | None = None) -> Timeline | None:
         """Return the device's work over time."""
         return timeline.build(self._tasks, self._comms, self._strings, limit=limit)
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield streams and host threads as tracks of slices."""
+        return tracks.tracks(self._source, self._tasks, self._comms, self._strings)
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time."""
