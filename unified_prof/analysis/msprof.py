@@ -27,7 +27,7 @@ from unified_prof.analysis.model import (
     Totals,
 )
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.tasks import Lookup, Strings, Tasks
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
@@ -155,7 +155,8 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def _devices(self) -> dict[str, DeviceWork]:
         numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
-        names = dict(self._source.rows("SELECT id, name FROM NPU_INFO"))
+        rows = self._source.rows("SELECT id, name FROM NPU_INFO")
+        names = {number: name for number, name in rows if name not in NOT_AVAILABLE}
         result = {}
         for number in numbers.tolist():
             model = names.get(number)
@@ -205,13 +206,13 @@ class MsprofAnalysis(Analysis):
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
         for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
-            if number is not None and number >= 0 and name:
+            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
                 facts.append((f"device {number}", str(name)))
         for rank, device in self._source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP"):
             if isinstance(rank, int) and rank >= 0 and "rank" not in known:
                 facts.append((f"rank of device {device}", str(rank)))
         for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO"):
-            if name and "host" not in known:
+            if name not in NOT_AVAILABLE and "host" not in known:
                 facts.append(("host", str(name)))
         for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
             if name == "SCHEMA_VERSION":
