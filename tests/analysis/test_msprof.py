@@ -229,8 +229,9 @@ def test_marks_of_other_tools_annotate_like_the_frameworks_own(tmp_path: Path) -
     with Device(tmp_path / "msprof_1.db") as device:
         marks = {"Optimizer.step#SGD.step": (300, 400), "nn.Module: Linear_0": (0, 200)}
         for name, (start, end) in marks.items():
-            times = {"startNs": [device.T0 + start], "endNs": device.T0 + end, "globalTid": 1}
-            device.writer.write("MSTX_EVENTS", {"message": device.text(name), **times})
+            row: dict[str, Any] = {"message": [device.text(name)], "globalTid": 1}
+            row |= {"startNs": device.T0 + start, "endNs": device.T0 + end}
+            device.writer.write("MSTX_EVENTS", row)
         device.call(10, 100, "aten::linear", launches=3)
         device.call(310, 390, "aten::add_", launches=4)
         device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
