@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_EXPORTS: dict[str, str] = {}
+_EXPORTS: dict[str, str] = {
+    "open_report": "unified_prof.store.reader",
+}
 """Public name -> module that defines it."""
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "open_report"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +35,4 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    pass
+    from unified_prof.store.reader import open_report
