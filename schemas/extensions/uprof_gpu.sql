@@ -1,0 +1,2 @@
+-- What a recorded GPU trace says and msprof has no place for; each table only where it has rows.
+-- Texts are ids of STRING_IDS unless the column is declared VARCHAR.
