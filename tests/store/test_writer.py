@@ -35,9 +35,13 @@ def test_a_block_that_ends_well_leaves_the_report(tmp_path: Path) -> None:
 def test_a_block_that_raises_leaves_nothing_and_its_own_error(
     tmp_path: Path, error: type[BaseException]
 ) -> None:
-    with pytest.raises(error), ReportWriter(tmp_path / "msprof.db") as report:
-        report.write("TASK", {"startNs": np.arange(1000)})
-        raise error
+    def work() -> None:
+        with ReportWriter(tmp_path / "msprof.db") as report:
+            report.write("TASK", {"startNs": np.arange(1000)})
+            raise error
+
+    with pytest.raises(error):
+        work()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,7 +58,7 @@ def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path
 
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(StoreError, match="msprof.db.*COMPUTE_TASK_INFO.globalTaskId"),
+        pytest.raises(StoreError, match=r"msprof\.db.*COMPUTE_TASK_INFO\.globalTaskId"),
         ReportWriter(tmp_path / "msprof.db") as report,
     ):
         report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1, 1]})

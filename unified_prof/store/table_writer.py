@@ -7,31 +7,30 @@ that are the same in every row of a batch are bound once a statement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice, repeat
+import sqlite3
+from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy.engine import Connection
 
 from unified_prof.errors import UsageError
-from unified_prof.store.batches import Constant, Numbers, Objects, Plain, Source, is_text, non_null
+from unified_prof.store.batches import Constant, Numbers, Objects, Source, is_text, non_null
 from unified_prof.store.layouts import Layout
 
-_ROWS_PER_STATEMENT = 200
-_ROWS_PER_BLOCK = 32 * _ROWS_PER_STATEMENT  # converted to Python values at a time
-_TEXT_PER_BLOCK = 8_000_000  # characters; more go in row by row, to keep memory flat
+_ROWS_PER_STATEMENT = 400
+_TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 
 
 class TableWriter:
     """One table of the file being written; creating it is the first thing it does."""
 
-    def __init__(self, connection: Connection, layout: Layout, *, parameter_limit: int) -> None:
+    def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
         self.layout = layout
         self.rows = 0
-        self._connection = connection
+        self._db = db
         self._columns = layout.spec.columns
         self._rows_per_statement = max(
             1, min(_ROWS_PER_STATEMENT, parameter_limit // len(self._columns))
@@ -40,10 +39,9 @@ class TableWriter:
         self._one_row = f'INSERT INTO "{layout.spec.name}" VALUES ({marks})'
         self._many_rows: dict[tuple[int, ...], str] = {}
         self._indexes = [
-            _Index(connection, name, sql, layout.index_columns[name])
-            for name, sql in layout.spec.indexes
+            _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
         ]
-        connection.exec_driver_sql(layout.spec.create_sql)
+        db.execute(layout.spec.create_sql)
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
         """Append `rows` rows; columns without a source are NULL.
@@ -79,36 +77,21 @@ class TableWriter:
 
     def _insert(self, ordered: list[Source], rows: int) -> None:
         size = self._rows_per_statement
-        start = 0
-        if rows >= size:
+        whole = rows - rows % size
+        if whole:
             constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
+            head = [source.value for source in ordered if isinstance(source, Constant)]
             varying = [source for source in ordered if not isinstance(source, Constant)]
             statement = self._statement(constant)
-            head = [source.value for source in ordered if isinstance(source, Constant)]
-            whole = rows - rows % size
-            while start < whole:
-                stop = min(start + _ROWS_PER_BLOCK // size * size, whole)
-                parts = [source.part(start, stop) for source in varying]
-                if _text_size(varying, parts) > _TEXT_PER_BLOCK:
-                    self._insert_one_by_one(ordered, start, stop)
+            row_by_row = _row_by_row(varying, size)
+            texts = [source for source in varying if is_text(source)]
+            for start in range(0, whole, size):
+                if texts and _text_size(texts, start, start + size) > _TEXT_PER_STATEMENT:
+                    self._insert_one_by_one(ordered, start, start + size)
                 else:
-                    self._insert_block(statement, head, parts, stop - start)
-                start = stop
-        if start < rows:
-            self._insert_one_by_one(ordered, start, rows)
-
-    def _insert_block(
-        self, statement: str, head: list[Plain], parts: list[list[Any]], rows: int
-    ) -> None:
-        """Insert whole statements: `head` once, then the rows of `parts` one after the other."""
-        width = len(parts)
-        values: list[object] = [None] * (width * rows)
-        for j, part in enumerate(parts):
-            values[j::width] = part
-        step = width * self._rows_per_statement
-        execute = self._connection.exec_driver_sql
-        for first in range(0, len(values), step):
-            execute(statement, (*head, *values[first : first + step]))
+                    self._db.execute(statement, head + row_by_row(start))
+        if whole < rows:
+            self._insert_one_by_one(ordered, whole, rows)
 
     def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
         columns = [
@@ -117,31 +100,50 @@ class TableWriter:
             else source.part(start, stop)
             for source in ordered
         ]
-        rows = zip(*columns, strict=True)
-        while batch := list(islice(rows, _ROWS_PER_STATEMENT)):
-            self._connection.exec_driver_sql(self._one_row, batch)
+        self._db.executemany(self._one_row, zip(*columns, strict=True))
 
     def _statement(self, constant: tuple[int, ...]) -> str:
-        """Return the statement for one full set of rows.
+        """Return the statement for one full set of rows, constant columns first.
 
-        The constant columns are its first parameters; every row refers to them by number.
+        The first row has them as parameters of its own, the others refer to those by number. No
+        more than these few numbers may be in it: SQLite looks them up one by one.
         """
         text = self._many_rows.get(constant)
         if text is None:
-            numbers = {column: number for number, column in enumerate(constant, start=1)}
-            following = len(constant)
-            rows = []
-            for _ in range(self._rows_per_statement):
-                marks = []
-                for column in range(len(self._columns)):
-                    number = numbers.get(column)
-                    if number is None:
-                        number = following = following + 1
-                    marks.append(f"?{number}")
-                rows.append(f"({','.join(marks)})")
-            text = f'INSERT INTO "{self.layout.spec.name}" VALUES {",".join(rows)}'
+            names = [column.name for column in self._columns]
+            varying = [name for j, name in enumerate(names) if j not in constant]
+            listed = ", ".join(f'"{name}"' for name in [names[j] for j in constant] + varying)
+            same = [f"?{number}" for number in range(1, len(constant) + 1)]
+            first, other = (
+                f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
+            )
+            rows = ",".join([first] + [other] * (self._rows_per_statement - 1))
+            text = f'INSERT INTO "{self.layout.spec.name}" ({listed}) VALUES {rows}'
             self._many_rows[constant] = text
         return text
+
+
+def _row_by_row(sources: list[Numbers | Objects], rows: int) -> Callable[[int], list[Any]]:
+    """Return what makes one list of the values of `rows` rows, one row after the other."""
+    width = len(sources)
+    arrays = [source.array for source in sources if isinstance(source, Numbers)]
+    if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
+        buffer = np.empty((rows, width), arrays[0].dtype)
+
+        def of_one_type(start: int) -> list[Any]:
+            for j, array in enumerate(arrays):
+                buffer[:, j] = array[start : start + rows]
+            return buffer.ravel().tolist()
+
+        return of_one_type
+
+    def of_any_type(start: int) -> list[Any]:
+        values: list[Any] = [None] * (width * rows)
+        for j, source in enumerate(sources):
+            values[j::width] = source.part(start, start + rows)
+        return values
+
+    return of_any_type
 
 
 class _Index:
@@ -153,9 +155,9 @@ class _Index:
     """
 
     def __init__(
-        self, connection: Connection, name: str, create_sql: str, columns: tuple[str, ...]
+        self, db: sqlite3.Connection, name: str, create_sql: str, columns: tuple[str, ...]
     ) -> None:
-        self._connection = connection
+        self._db = db
         self._name = name
         self._create_sql = create_sql
         self._columns = columns
@@ -170,16 +172,16 @@ class _Index:
         keys = [_integers(sources[name], rows) for name in self._columns]
         self._waits = not self._follows(keys)
         if self._waits and self._exists:
-            self._connection.exec_driver_sql(f'DROP INDEX "{self._name}"')
+            self._db.execute(f'DROP INDEX "{self._name}"')
             self._exists = False
         elif not self._waits and not self._exists:
-            self._connection.exec_driver_sql(self._create_sql)
+            self._db.execute(self._create_sql)
             self._exists = True
 
     def finish(self) -> None:
         """Create the index if it is not there yet."""
         if not self._exists:
-            self._connection.exec_driver_sql(self._create_sql)
+            self._db.execute(self._create_sql)
 
     def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
         """Tell whether the batch is sorted and begins where the last one ended."""
@@ -223,12 +225,12 @@ def _reduced(source: Source, rows: int) -> Source:
     return source
 
 
-def _text_size(sources: list[Numbers | Objects], parts: list[list[Any]]) -> int:
-    """Return the number of characters in the parts that may hold text."""
+def _text_size(sources: list[Numbers | Objects], start: int, stop: int) -> int:
+    """Return the number of characters of text from row `start` to `stop`."""
     return sum(
         len(value)
-        for source, part in zip(sources, parts, strict=True)
+        for source in sources
         if is_text(source)
-        for value in part
+        for value in source.part(start, stop)
         if isinstance(value, str)
     )
