@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -72,7 +72,9 @@ class Collector:
         """Whether `External id` of a device's tasks names an operation. In older traces it
         repeats the correlation id."""
         self.devices: set[int] = set()
-        self.frame_events = 0
+        self.places: dict[tuple[Any, Any], int] = {}
+        """(pid, tid) of events outside the host's threads."""
+        self._activity: Counter[int] = Counter()
 
         self._kinds = Kinds()
         self._communication: dict[int, bool] = {}
@@ -107,6 +109,19 @@ class Collector:
             if isinstance(value, Spool):
                 value.__exit__(kind, error, traceback)
         self.texts.close()
+
+    @property
+    def main_process(self) -> int:
+        """Id of the process that did most on the host, 0 if none did anything."""
+        by_process: Counter[int] = Counter()
+        for thread, count in self._activity.items():
+            by_process[self.threads.process_ids[thread]] += count
+        return by_process.most_common(1)[0][0] if by_process else 0
+
+    def read_text(self, at: int, size: int) -> str | None:
+        """Return the arguments of an event of `other`, None where it has none."""
+        self.texts.seek(at)
+        return self.texts.read(size).decode("utf-8", "replace") if size else None
 
     def take(self, events: Sequence[ev.Event]) -> None:
         """Put away a slice of events."""
@@ -263,6 +278,7 @@ class Collector:
         rows["total_allocated"] = self._ids([a.total_allocated for a in args])
         rows["total_reserved"] = self._ids([a.total_reserved for a in args])
         self._count_invalid("memory_event_without_size", size == 0, events)
+        self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])
 
     def _others(self, kind: Kind, events: list[ev.Event]) -> None:
@@ -272,7 +288,8 @@ class Collector:
             for e in events
         ]
         rows["name"] = self._name_ids(events)
-        rows["thread"] = self._thread_numbers(events)
+        places = self.places
+        rows["place"] = [places.setdefault((e.pid, e.tid), len(places)) for e in events]
         if kind is Kind.INSTANT:
             rows["end"] = r.NO_END
         for index, event in enumerate(events):
@@ -380,7 +397,9 @@ class Collector:
 
     def _thread_numbers(self, events: list[ev.Event]) -> Int64s:
         threads = self.threads
-        return np.array([threads[event.pid, event.tid] for event in events], dtype=np.int64)
+        numbers = np.array([threads[event.pid, event.tid] for event in events], dtype=np.int64)
+        self._activity.update(dict(enumerate(np.bincount(numbers).tolist())))
+        return numbers
 
     def _place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Int64s, Int64s]:
         """Return device and stream; where the arguments lack them they are the pid and tid."""

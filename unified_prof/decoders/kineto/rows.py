@@ -135,7 +135,7 @@ OTHER = np.dtype(
         ("end", "i8"),  # NO_END: an instant
         ("category", "i4"),
         ("name", "i4"),
-        ("thread", "i4"),
+        ("place", "i4"),
         ("args_at", "i8"),  # where its arguments lie in the text file
         ("args_size", "i4"),
     ]
