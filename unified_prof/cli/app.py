@@ -20,7 +20,7 @@ app = typer.Typer(
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("import_",)
 
 
 def _version(wanted: bool) -> None:
