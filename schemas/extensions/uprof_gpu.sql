@@ -3,7 +3,6 @@ CREATE TABLE "UPROF_GPU_TASKS" (
   "globalTaskId" INTEGER NOT NULL,
   name INTEGER NOT NULL,
   operation INTEGER NOT NULL,
-  "correlationId" INTEGER,
   "externalId" INTEGER,
   "contextId" INTEGER,
   "sizeBytes" INTEGER,

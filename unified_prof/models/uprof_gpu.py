@@ -19,9 +19,6 @@ class GpuTask(UprofBase):
     )
     name: Mapped[int] = mapped_column(doc="string id: kernel, or kind of copy with its memories")
     operation: Mapped[int] = mapped_column(doc="string id: framework operation, or N/A")
-    correlation_id: Mapped[int | None] = mapped_column(
-        "correlationId", doc="as recorded; TASK.connectionId differs where it was not unique"
-    )
     external_id: Mapped[int | None] = mapped_column("externalId", doc="as recorded")
     context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
     size_bytes: Mapped[int | None] = mapped_column("sizeBytes", doc="bytes copied or set")

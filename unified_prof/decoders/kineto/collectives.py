@@ -8,14 +8,15 @@ from typing import Any
 
 from unified_prof.decoders.kineto.events import CollectiveArgs
 from unified_prof.decoders.kineto.numbers import MISSING, to_int64
-from unified_prof.decoders.kineto.pools import NOT_AVAILABLE, parse_json
+from unified_prof.decoders.kineto.pools import (
+    ANNOTATION_PREFIX,
+    NOT_AVAILABLE,
+    parse_json,
+)
 
 # NCCL names its kernels ncclKernel_..., ncclDevKernel_... or nccl<Collective>...Kernel, RCCL the
 # same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.
 _COMMUNICATION_KERNEL = re.compile(r"(?:void\s+)?(?:nccl|rccl|msccl)\w*Kernel", re.IGNORECASE)
-
-# A host annotation that torch.distributed puts around the launch of a collective.
-ANNOTATION_PREFIX = "nccl:"
 
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|Send|Recv|Gather|Scatter)"

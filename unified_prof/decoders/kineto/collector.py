@@ -17,14 +17,20 @@ from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.chains import CallChains
 from unified_prof.decoders.kineto.collectives import (
-    ANNOTATION_PREFIX,
     Collectives,
     from_annotation,
     is_communication,
 )
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s, to_float64, to_int64, us_to_ns
-from unified_prof.decoders.kineto.pools import Geometries, Names, Signatures, Threads, parse_json
+from unified_prof.decoders.kineto.pools import (
+    PARAMETERS_OPERATION,
+    Geometries,
+    Names,
+    Signatures,
+    Threads,
+    parse_json,
+)
 from unified_prof.decoders.kineto.spool import Rows, Spool
 
 Bools = NDArray[np.bool_]
@@ -125,11 +131,11 @@ class Collector:
 
     def take(self, events: Sequence[ev.Event]) -> None:
         """Put away a slice of events."""
-        groups: dict[Kind, list[ev.Event]] = defaultdict(list)
-        kinds = self._kinds
+        groups: dict[tuple[ev.Scalar, ev.Scalar], list[ev.Event]] = defaultdict(list)
         for event in events:
-            groups[kinds[event.ph, event.cat]].append(event)
-        for kind, members in groups.items():
+            groups[event.ph, event.cat].append(event)
+        for key, members in groups.items():
+            kind = self._kinds[key]
             self.counts[kind.value] += len(members)
             if take := self._take.get(kind):
                 take(kind, members)
@@ -153,25 +159,28 @@ class Collector:
         rows["inputs"] = self._raw_texts([a.concrete_inputs for a in args])
         rows["module"] = self._optional_texts([a.module_hierarchy for a in args])
         rows["stack"] = [self.chains.of_stack(a.call_stack) if a.call_stack else -1 for a in args]
-        rows["collective"] = self._host_collectives(events, rows["signature"])
-        self.host.append(rows[valid])
+        rows["collective"] = self._host_collectives(events, names, rows["signature"])
+        self.host.append(_valid(rows, valid))
 
-    def _host_collectives(self, events: list[ev.Event], signatures: Int64s) -> list[int]:
-        numbers = [MISSING] * len(events)
-        for index, event in enumerate(events):
-            name = event.name
-            if name == "record_param_comms":
-                numbers[index] = self.collectives[bytes(event.args)]
-            elif isinstance(name, str) and name.startswith(ANNOTATION_PREFIX):
-                signature = int(signatures[index])
-                known = signature != MISSING
-                numbers[index] = self.collectives.number(
-                    from_annotation(
-                        name,
-                        self.signatures.elements[signature] if known else MISSING,
-                        self.signatures.first_type[signature] if known else "",
-                    )
+    def _host_collectives(
+        self, events: list[ev.Event], names: Int64s, signatures: Int64s
+    ) -> Int64s:
+        """Return the collective that each event tells of; few events do."""
+        numbers = np.full(len(events), MISSING)
+        for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
+            name = events[index].name
+            if name == PARAMETERS_OPERATION:
+                numbers[index] = self.collectives[bytes(events[index].args)]
+                continue
+            signature = int(signatures[index])
+            known = signature != MISSING
+            numbers[index] = self.collectives.number(
+                from_annotation(
+                    str(name),
+                    self.signatures.elements[signature] if known else MISSING,
+                    self.signatures.first_type[signature] if known else "",
                 )
+            )
         return numbers
 
     def _frames(self, _: Kind, events: list[ev.Event]) -> None:
@@ -179,7 +188,7 @@ class Collector:
         rows["thread"] = self._thread_numbers(events)
         frames = self.chains.frames
         rows["frame"] = [frames[event.name] for event in events]
-        self.frames.append(rows[valid])
+        self.frames.append(_valid(rows, valid))
 
     def _calls(self, _: Kind, events: list[ev.Event]) -> None:
         args = self._args(events, ev.CallArgs)
@@ -194,7 +203,7 @@ class Collector:
         for field in ("operation", "operation_name", "signature", "collective"):
             rows[field] = MISSING
         self._see_correlations(rows)
-        self.calls.append(rows[valid])
+        self.calls.append(_valid(rows, valid))
 
     def _gpu_tasks(self, kind: Kind, events: list[ev.Event]) -> None:
         args = self._args(events, ev.GpuArgs)
@@ -225,7 +234,7 @@ class Collector:
         ]
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
-        rows = rows[valid]
+        rows = _valid(rows, valid)
         self._see_correlations(rows)
         self.devices.update(np.unique(rows["device"]).tolist())
         linked = (rows["external"] != MISSING) & (rows["external"] != rows["correlation"])
@@ -238,7 +247,7 @@ class Collector:
         rows["name"] = self._name_ids(events)
         rows["device"], rows["stream"] = self._place(events, args)
         rows["external"] = self._ids([a.external_id for a in args])
-        self.gpu_annotations.append(rows[valid])
+        self.gpu_annotations.append(_valid(rows, valid))
 
     def _syncs_of(self, _: Kind, events: list[ev.Event]) -> None:
         args = self._args(events, ev.SyncArgs)
@@ -250,12 +259,12 @@ class Collector:
         rows["wait_stream"] = self._ids([a.wait_stream for a in args])
         rows["wait_event"] = self._ids([a.wait_event for a in args])
         rows["wait_record"] = self._ids([a.wait_record for a in args])
-        self.syncs.append(rows[valid])
+        self.syncs.append(_valid(rows, valid))
 
     def _garbage_collections(self, _: Kind, events: list[ev.Event]) -> None:
         rows, valid = self._timed(events, r.COLLECTION)
         rows["thread"] = self._thread_numbers(events)
-        self.collections.append(rows[valid])
+        self.collections.append(_valid(rows, valid))
 
     def _instants(self, _: Kind, events: list[ev.Event]) -> None:
         memory = [event for event in events if event.name == _MEMORY_EVENT]
@@ -297,7 +306,7 @@ class Collector:
             rows["args_at"][index], rows["args_size"][index] = self._texts_size, len(text)
             self.texts.write(text)
             self._texts_size += len(text)
-        self.other.append(rows[valid])
+        self.other.append(_valid(rows, valid))
 
     def _unknown(self, kind: Kind, events: list[ev.Event]) -> None:
         spans = [event for event in events if event.ph == "X"]
@@ -446,3 +455,7 @@ class Collector:
     def _see_correlations(self, rows: Rows) -> None:
         if len(rows):
             self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
+
+
+def _valid(rows: Rows, valid: Bools) -> Rows:
+    return rows if valid.all() else rows[valid]

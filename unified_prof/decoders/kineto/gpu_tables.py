@@ -227,7 +227,6 @@ class GpuTables:
                 "globalTaskId": ids,
                 "name": rows["name"],
                 "operation": np.where(operations != MISSING, operations, self._no_text),
-                "correlationId": _known(rows["correlation"]),
                 "externalId": _known(rows["external"]),
                 "contextId": _known(rows["context"]),
                 "sizeBytes": _known(np.where(is_kernel, MISSING, rows["size"])),

@@ -29,6 +29,16 @@ _PENDING = np.dtype(
 )
 
 
+def _mark(pending: NDArray[Any], called: Int64s) -> None:
+    """Set `called` for the operations of these numbers."""
+    called = called[called != NONE]
+    operations = np.flatnonzero(pending["number"] != NONE)
+    if len(called) and len(operations):
+        # Numbers ascend, so the place of each is found by bisection.
+        at = np.searchsorted(pending["number"][operations], called)
+        pending["called"][operations[at]] = 1
+
+
 class HostTables:
     """Writes operations once nothing more can happen inside of them."""
 
@@ -57,9 +67,7 @@ class HostTables:
         new = np.empty(len(rows), dtype=_PENDING)
         new["row"], new["number"], new["chain"], new["called"] = rows, numbers, chains, 0
         pending = np.concatenate((self._pending, new)) if len(self._pending) else new
-        called = np.unique(called[called != NONE])
-        if len(called):
-            pending["called"] |= np.isin(pending["number"], called)
+        _mark(pending, called)
         closed = pending["row"]["end"] <= bound
         self._write(pending[closed])
         self._pending = pending[~closed]

@@ -16,15 +16,22 @@ from unified_prof.decoders.kineto.numbers import MISSING
 
 NOT_AVAILABLE = "N/A"
 
+PARAMETERS_OPERATION = "record_param_comms"
+"""Operation that carries the parameters of a collective."""
+ANNOTATION_PREFIX = "nccl:"
+"""Of annotations that torch.distributed puts around the launch of a collective."""
+
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
 
 
 class Names(dict[Any, int]):
-    """Event names -> string ids; remembers which of them are profiler steps."""
+    """Event names -> string ids; remembers which of them mean something."""
 
     def __init__(self, strings: Strings) -> None:
         self.steps: dict[int, int] = {}
         """String id -> number of the step."""
+        self.collectives: set[int] = set()
+        """String ids of host events that tell of a collective."""
         self._strings = strings
 
     def __missing__(self, name: Any) -> int:
@@ -32,6 +39,8 @@ class Names(dict[Any, int]):
         number = self[name] = self._strings.intern(text)
         if match := _STEP.match(text):
             self.steps[number] = int(match[1])
+        elif text == PARAMETERS_OPERATION or text.startswith(ANNOTATION_PREFIX):
+            self.collectives.add(number)
         return number
 
 

@@ -132,7 +132,7 @@ class TraceReader:
         for rest in (self._buffer, _repair(self._buffer)):
             for close in _closing_brackets(rest):
                 try:
-                    events = _decode_events(b"[" + rest[:close] + b"]")
+                    events = _decode_list(rest[:close])
                 except _FAILED:
                     continue
                 tail = rest[close + 1 :]
@@ -164,13 +164,13 @@ class TraceReader:
         cuts = list(_cuts(self._buffer))
         for cut in cuts:
             try:
-                return _decode_events(b"[" + self._buffer[:cut] + b"]"), cut + 1
+                return _decode_list(memoryview(self._buffer)[:cut]), cut + 1
             except _FAILED:
                 continue
         for cut in cuts:
             repaired = _repair(self._buffer[:cut])
             try:
-                events = _decode_events(b"[" + repaired + b"]")
+                events = _decode_list(repaired)
             except _FAILED:
                 continue
             self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
@@ -225,6 +225,10 @@ class TraceReader:
         return RawFormatError(f"{self._path}: {what}", hint=hint)
 
 
+def _decode_list(text: bytes | memoryview) -> list[Event]:
+    return _decode_events(b"".join((b"[", text, b"]")))
+
+
 def _cuts(buffer: bytes) -> Iterator[int]:
     """Yield offsets of commas that seem to separate two events, from the last one back."""
     end = len(buffer)
@@ -272,7 +276,7 @@ def _decode_piece(piece: bytes) -> tuple[list[Event], bool] | None:
     """Decode one event's text; return it and whether it had to be repaired."""
     for text, repaired in ((piece, False), (_repair(piece), True)):
         try:
-            return _decode_events(b"[" + text + b"]"), repaired
+            return _decode_list(text), repaired
         except _FAILED:
             continue
     return None

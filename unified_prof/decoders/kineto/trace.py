@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,7 @@ def decode(
         RawFormatError: not a trace, or damaged beyond reading.
     """
     reader = TraceReader(path, sink.anomaly, slice_bytes)
-    with Collector(sink) as parts:
+    with _no_garbage_collection(), Collector(sink) as parts:
         progress("reading events")
         for events in reader.slices():
             parts.take(events)
@@ -97,6 +99,18 @@ def decode(
             rank=session.rank_of(reader.metadata),
             facts=facts,
         )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold off the collector of cycles: millions of events pass by and none is part of one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _require_events(path: Path, parts: Collector) -> None:
