@@ -203,7 +203,9 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=500, help="size of the synthetic trace")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--peer", help="Python interpreter with HolisticTraceAnalysis")
-    parser.add_argument("--length", action="store_true", help="also a tenth of the size, for memory")
+    parser.add_argument(
+        "--length", action="store_true", help="also a tenth of the size, for memory"
+    )
     options = parser.parse_args()
     for trace in options.traces:
         compare(trace, None, options.peer, options.runs)

@@ -5,7 +5,6 @@ torch_npu leaves `<name>_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profile
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from unified_prof.errors import OutputError

@@ -183,4 +183,8 @@ def from_annotation(name: str, elements: int, dtype: str) -> Collective:
 def _text(value: Any) -> str:
     if value is None or value == "":
         return NOT_AVAILABLE
-    return value if isinstance(value, str) else str(parse_json(value) if isinstance(value, bytes) else value)
+    return (
+        value
+        if isinstance(value, str)
+        else str(parse_json(value) if isinstance(value, bytes) else value)
+    )

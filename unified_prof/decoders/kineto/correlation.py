@@ -6,6 +6,7 @@ import numpy as np
 
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.fields import Bools
 from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
@@ -139,10 +140,11 @@ class Correlator:
         return ids
 
 
-def _shared(keys: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _shared(keys: Int64s) -> Bools:
     """Tell which of sorted keys occur more than once."""
-    same = keys[1:] == keys[:-1]
-    return np.append(False, same) | np.append(same, False)
+    same: Bools = keys[1:] == keys[:-1]
+    shared: Bools = np.append(False, same) | np.append(same, False)
+    return shared
 
 
 def _launches(tasks: Rows, calls: Rows) -> Int64s:

@@ -80,7 +80,7 @@ def _write_other_events(parts: Collector, base_ns: int) -> None:
                 "process": [places[place][0] for place in rows["place"].tolist()],
                 "thread": [places[place][1] for place in rows["place"].tolist()],
                 "args": [
-                    parts.read_text(at, size)
+                    parts.texts.read(at, size)
                     for at, size in zip(
                         rows["args_at"].tolist(), rows["args_size"].tolist(), strict=True
                     )

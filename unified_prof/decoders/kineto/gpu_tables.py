@@ -9,13 +9,13 @@ import numpy as np
 
 from unified_prof.columns import Column
 from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.collectives import (
     Collective,
     algorithm,
     collective_of_kernel,
     data_type,
 )
+from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.host_tables import UNKNOWN_ID
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
@@ -270,11 +270,12 @@ class GpuTables:
         return _known(counts[rows["geometry"]])
 
     def _of_geometry(self, texts: list[str], rows: Rows) -> Int64s:
-        ids = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])
-        return ids[rows["geometry"]]
+        ids: Int64s = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])[rows["geometry"]]
+        return ids
 
     def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
-        return np.array([*texts, self._no_text])[rows["signature"]]
+        ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
+        return ids
 
 
 def copy_direction(name: str) -> int:

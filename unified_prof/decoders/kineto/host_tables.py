@@ -24,9 +24,7 @@ HOST_ONLY_CONNECTION = 4_000_000_000
 UNKNOWN_ID = 4_294_967_295
 """UINT32_MAX: the format's mark for an id that does not apply."""
 
-_PENDING = np.dtype(
-    [("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("called", "i1")]
-)
+_PENDING = np.dtype([("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("called", "i1")])
 
 
 def _mark(pending: NDArray[Any], called: Int64s) -> None:
@@ -52,9 +50,7 @@ class HostTables:
         self._used_chains: list[Int64s] = []
         self._wrote_operations = False
 
-    def take(
-        self, rows: Rows, numbers: Int64s, chains: Int64s, called: Int64s, bound: int
-    ) -> None:
+    def take(self, rows: Rows, numbers: Int64s, chains: Int64s, called: Int64s, bound: int) -> None:
         """Take operations and annotations of one window.
 
         Args:
@@ -164,7 +160,8 @@ class HostTables:
         )
 
     def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
-        return np.array([*texts, self._no_text])[rows["signature"]]  # MISSING is the last one
+        ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
+        return ids
 
     def _or_no_text(self, ids: Int64s) -> Int64s:
         return np.where(ids != MISSING, ids, self._no_text)

@@ -19,7 +19,8 @@ from unified_prof.decoders.kineto.nesting import NONE, inherit, parents, preorde
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
 
-_WINDOW_ROWS = 1 << 17
+WINDOW_ROWS = 1 << 17
+"""Rows of all kinds that are joined at a time."""
 
 INTERVAL = np.dtype(
     [
@@ -45,7 +46,7 @@ def walk(parts: Collector, tables: HostTables, allocations: Allocations) -> Spoo
     calls = parts.new_spool(r.CALL, "correlation")
     walker = _Walker(parts, tables, allocations, calls)
     spools = (parts.host, parts.frames, parts.calls, parts.allocations)
-    for host, frames, made, allocated in windows(*spools, window_rows=_WINDOW_ROWS):
+    for host, frames, made, allocated in windows(*spools, window_rows=WINDOW_ROWS):
         walker.step(host, frames, made, allocated)
     walker.finish()
     return calls

@@ -107,7 +107,8 @@ def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
         return low.astype(np.int64)
     high_digits = digits[:, :-_LOW_DIGITS].astype(np.float64)
     high = high_digits @ _FLOAT_POWERS[-high_digits.shape[1] :]
-    return high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64)
+    whole: Int64s = high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64)
+    return whole
 
 
 def _us_token_to_ns(token: bytes) -> int | None:

@@ -66,17 +66,19 @@ class Threads(dict[tuple[Any, Any], int]):
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
         number = self[key] = len(self.global_tids)
-        pid = self._fit("process", key[0], 1 << 31, self._FIRST_SURROGATE_PID)
-        tid = self._fit("thread", key[1], 1 << 32, self._FIRST_SURROGATE_TID)
+        pid = self._fit("process", key[0], 31, self._FIRST_SURROGATE_PID)
+        tid = self._fit("thread", key[1], 32, self._FIRST_SURROGATE_TID)
         self.process_ids.append(pid)
         self.global_tids.append(pid << 32 | tid)
         return number
 
-    def _fit(self, what: str, given: Any, limit: int, first_surrogate: int) -> int:
+    def _fit(self, what: str, given: Any, bits: int, first_surrogate: int) -> int:
         if isinstance(given, str) and given.isdigit():
             given = int(given)
-        if isinstance(given, int) and 0 <= given < limit:
+        if isinstance(given, int) and 0 <= given < 1 << bits:
             return given
+        if isinstance(given, int) and bits == 32 and -(1 << 31) <= given < 0:
+            return given + (1 << 32)  # written as a signed number
         if (what, given) not in self._surrogates:
             used = sum(kind == what for kind, _ in self._surrogates)
             self._surrogates[what, given] = first_surrogate + used

@@ -36,9 +36,7 @@ def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str,
     properties = _device_properties(metadata)
     names = {device: str(p.get("name", UNKNOWN_NAME)) for device, p in properties.items()}
     devices = sorted(parts.devices) or [NO_DEVICE]
-    sink.write(
-        "NPU_INFO", {"id": devices, "name": [names.get(d, UNKNOWN_NAME) for d in devices]}
-    )
+    sink.write("NPU_INFO", {"id": devices, "name": [names.get(d, UNKNOWN_NAME) for d in devices]})
     distributed = metadata.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])

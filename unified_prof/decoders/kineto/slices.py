@@ -135,11 +135,11 @@ class TraceReader:
                     events = _decode_list(rest[:close])
                 except _FAILED:
                     continue
-                tail = rest[close + 1 :]
-                if not is_object and not tail.strip():
-                    return events
-                if is_object and (after := _tail_object(tail)) is not None:
+                after = _behind_array(rest[close + 1 :], is_object)
+                if after is not None:
                     self.metadata.update(after)
+                    if rest is not self._buffer:
+                        self._count("repaired_slice", 1, f"from byte {self._offset} on")
                     return events
         return self._leave_damaged_array(is_object)
 
@@ -147,8 +147,7 @@ class TraceReader:
         """Look for the array's end behind events that cannot all be decoded."""
         rest = _repair(self._buffer)
         for close in _closing_brackets(rest):
-            tail = rest[close + 1 :]
-            after = _tail_object(tail) if is_object else (None if tail.strip() else {})
+            after = _behind_array(rest[close + 1 :], is_object)
             if after is not None:
                 self.metadata.update(after)
                 return self._decode_pieces(rest[:close])
@@ -176,10 +175,10 @@ class TraceReader:
             self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
             return events, cut + 1
         # Behind the last event follow other keys; those are `_leave_array`'s.
-        cut = _last_match_start(_BETWEEN_EVENTS, self._buffer)
-        if cut is None or len(self._buffer) < self._slice_bytes:
+        last = _last_match_start(_BETWEEN_EVENTS, self._buffer)
+        if last is None or len(self._buffer) < self._slice_bytes:
             return [], 0
-        return self._decode_pieces(self._buffer[:cut]), self._buffer.index(b",", cut) + 1
+        return self._decode_pieces(self._buffer[:last]), self._buffer.index(b",", last) + 1
 
     def _decode_pieces(self, text: bytes) -> list[Event]:
         """Decode event by event, leaving out and counting those that cannot be repaired."""
@@ -254,12 +253,14 @@ def _closing_brackets(text: bytes) -> Iterator[int]:
         yield match.end() - 1
 
 
-def _tail_object(tail: bytes) -> dict[str, Any] | None:
-    """Decode what follows the array (`, "key": ... }`) as an object."""
-    text = tail.lstrip()
+def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
+    """Decode what follows the array (`, "key": ... }`); None if that cannot follow it."""
+    text = tail.strip()
+    if not is_object:
+        return None if text else {}
     if text.startswith(b","):
         return _decode_object(b"{" + text[1:])
-    return {} if text.rstrip() == b"}" else None
+    return {} if text == b"}" else None
 
 
 def _decode_object(text: bytes) -> dict[str, Any] | None:
@@ -291,9 +292,7 @@ def _repair(text: bytes) -> bytes:
         text = text.decode("utf-8", "replace").encode("utf-8")
     if b"\\" in text:
         text = _BAD_ESCAPE.sub(lambda m: m[0] if m[1] else rb"\\", text)
-    return _STRING_OR_NOT_A_NUMBER.sub(
-        lambda m: m[0] if m[0].startswith(b'"') else b"null", text
-    )
+    return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
 
 def _last_match_start(pattern: re.Pattern[bytes], text: bytes) -> int | None:

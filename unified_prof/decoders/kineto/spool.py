@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from unified_prof.errors import OutputError
 
 Rows = NDArray[Any]
 """A structured array: one field per column."""
@@ -58,10 +61,11 @@ class Spool:
         return rows
 
     def _put_away(self) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="uprof-")  # noqa: SIM115 (closed by __exit__)
         rows = self._sorted_pending()
-        self._file.write(memoryview(rows).cast("B"))
+        with _translated():
+            if self._file is None:
+                self._file = _temporary_file()
+            self._file.write(rows.view(np.uint8).data)
         first = self._runs[-1][1] if self._runs else 0
         self._runs.append((first, first + len(rows)))
 
@@ -94,6 +98,51 @@ class Spool:
         self._pending = []
         if self._file is not None:
             self._file.close()
+
+
+class TextSpool:
+    """Keeps texts outside memory, each under the place it was put."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._size = 0
+
+    def append(self, text: bytes) -> int:
+        """Put `text` away and return its place."""
+        at = self._size
+        with _translated():
+            if self._file is None:
+                self._file = _temporary_file()
+            self._file.write(text)
+        self._size += len(text)
+        return at
+
+    def read(self, at: int, size: int) -> str | None:
+        """Return the text of `size` bytes at `at`, None for none."""
+        if not size or self._file is None:
+            return None
+        self._file.seek(at)
+        return self._file.read(size).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Forget all texts."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _temporary_file() -> IO[bytes]:
+    return tempfile.TemporaryFile(prefix="uprof-")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise OutputError(
+            f"cannot put rows away in {tempfile.gettempdir()}: {err.strerror or err}",
+            hint="make room there, or name another folder in TMPDIR",
+        ) from err
 
 
 class Cursor:
@@ -154,8 +203,10 @@ def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Ro
         limits = [cursor.last_key for cursor in cursors if not cursor.exhausted]
         bound = min((limit for limit in limits if limit is not None), default=None)
         taken = tuple(
-            _merge([cursor.take_through(None if bound is None else bound - 1) for cursor in group],
-                   spool)
+            _merge(
+                [cursor.take_through(None if bound is None else bound - 1) for cursor in group],
+                spool,
+            )
             for group, spool in zip(groups, spools, strict=True)
         )
         if any(len(rows) for rows in taken):
