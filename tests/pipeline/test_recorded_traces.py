@@ -166,9 +166,7 @@ def test_operations_that_launched_agree_with_the_recorded_links(recorded: Record
     if all(t["args"].get("External id") == t["args"]["correlation"] for t in tasks):
         pytest.skip("this version of Kineto did not record such links")
     operations = {e["args"]["External id"]: e["name"] for e in recorded.of("cpu_op")}
-    expected = Counter(
-        (t["start"], operations.get(t["args"]["External id"], "N/A")) for t in tasks
-    )
+    expected = Counter((t["start"], operations.get(t["args"]["External id"], "N/A")) for t in tasks)
     found = recorded.rows(
         "SELECT startNs, value FROM TASK JOIN UPROF_GPU_TASKS u USING (globalTaskId)"
         " JOIN STRING_IDS s ON s.id = u.operation"
@@ -187,7 +185,9 @@ def test_host_events(recorded: Recorded) -> None:
     )
     annotations = recorded.of("user_annotation")
     assert Counter(
-        recorded.rows("SELECT startNs, endNs, value FROM MSTX_EVENTS JOIN STRING_IDS ON id = message")
+        recorded.rows(
+            "SELECT startNs, endNs, value FROM MSTX_EVENTS JOIN STRING_IDS ON id = message"
+        )
     ) == Counter((e["start"], e["end"], e["name"]) for e in annotations)
     steps = [e for e in annotations if e["name"].startswith("ProfilerStep#")]
     assert Counter(recorded.rows("SELECT id, startNs FROM STEP_TIME")) == Counter(
@@ -201,9 +201,7 @@ def test_connections_lead_from_an_operation_to_its_calls(recorded: Recorded) -> 
         " p.globalTid = a.globalTid FROM PYTORCH_API p JOIN CONNECTION_IDS c"
         " ON c.id = p.connectionId JOIN CANN_API a ON a.connectionId = c.connectionId"
     )
-    assert all(
-        start <= call and called <= end and same for start, end, call, called, same in pairs
-    )
+    assert all(start <= call and called <= end and same for start, end, call, called, same in pairs)
     assert len(pairs) == recorded.rows("SELECT count(*) FROM CONNECTION_IDS")[0][0]
     assert pairs or not recorded.of("cuda_runtime")
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unified_prof import __version__
@@ -145,7 +145,11 @@ def import_all(
                 made = import_trace(trace, output, schema=schema, force=force, progress=progress)
             elif layout == ASCEND_PT:
                 made = _import_as_ascend_pt(
-                    trace, (output or Path()) / f"{name}_ascend_pt", schema, force, progress
+                    trace,
+                    (output or Path()) / f"{name}{ascend_layout.FOLDER_SUFFIX}",
+                    schema,
+                    force,
+                    progress,
                 )
             else:
                 with _folder(output or Path()) as folder:
@@ -165,13 +169,17 @@ def worst_exit_code(outcomes: Iterable[Outcome]) -> int:
 def _import_as_ascend_pt(
     trace: Path, folder: Path, schema: str, force: bool, progress: Progress
 ) -> Imported:
-    """Import into the folders of torch_npu, with the companion files its readers look for."""
-    ascend_layout.refuse_existing(folder, force=force)
+    """Import into the folders of torch_npu, with the companion file its readers look for."""
+    replaced = ascend_layout.databases_in(folder, force=force)
     with _folder(folder / ascend_layout.OUTPUT_FOLDER) as output:
         unnamed = output / ascend_layout.database_name(None)
         made = import_trace(trace, unnamed, schema=schema, force=force, progress=progress)
-        report = ascend_layout.complete(folder, unnamed, made.decoded.rank)
-    return Imported(made.trace, report, made.decoded, made.rows, made.anomalies)
+        try:
+            report = ascend_layout.complete(unnamed, made.decoded.rank, replaced)
+        except BaseException:
+            unnamed.unlink(missing_ok=True)
+            raise
+    return replace(made, report=report)
 
 
 @contextmanager

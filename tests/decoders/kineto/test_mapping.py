@@ -126,7 +126,7 @@ def test_copies_and_sets(tmp_path: Path) -> None:
         (3, 4, 65535),
     ]
     kinds = sink.rows("TASK", "taskType", texts=["taskType"])
-    assert kinds == [("MEMCPY",)] * 4 + [("MEMSET",)]
+    assert kinds == [("MEMCPY_ASYNC",)] * 4 + [("MEMSET",)]
     assert sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"])[::4] == [
         ("Memcpy HtoD (Pinned -> Device)", 4096),
         ("Memset (Device)", 64),

@@ -22,8 +22,13 @@ from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
 
-TASK_TYPES = {r.KERNEL: "KERNEL", r.COMMUNICATION: "KERNEL", r.COPY: "MEMCPY", r.SET: "MEMSET"}
-"""TASK.taskType by kind of GPU task."""
+TASK_TYPES = {
+    r.KERNEL: "KERNEL",
+    r.COMMUNICATION: "KERNEL",
+    r.COPY: "MEMCPY_ASYNC",
+    r.SET: "MEMSET",
+}
+"""TASK.taskType by kind of GPU task; readers of the format find copies by this name."""
 
 COPY_DIRECTIONS = {"HtoH": 0, "HtoD": 1, "DtoH": 2, "DtoD": 3, "PtoP": 3}
 """Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION."""
