@@ -1,6 +1,6 @@
 """Measures `store.writer` against its peers, interleaved, one process a measurement.
 
-    python scripts/bench_store.py [--rows 2000000] [--rounds 5] [--json]
+    python scripts/bench_store.py [--rows 2000000] [--rounds 5] [--varied] [--trials] [--json]
 
 Every contender writes the same TASK, COMPUTE_TASK_INFO and STRING_IDS to a new file, the index of
 TASK included: `writer` from columns, `executemany` from tuples made beforehand, `c` with a C
@@ -163,47 +163,79 @@ def write_by_executemany(
             db.execute("PRAGMA synchronous = OFF")
             db.execute("BEGIN")
             for table, rows in ready.items():
-                db.execute(_spec(table).create_sql)
-                db.executemany(_insert(table), rows)
-                for _, create_index in _spec(table).indexes:
+                db.execute(spec_of(table).create_sql)
+                db.executemany(insert_of(table), rows)
+                for _, create_index in spec_of(table).indexes:
                     db.execute(create_index)
             db.execute("COMMIT")
 
     return work
 
 
+class CProgram:
+    """The compiled C functions, and the database they work on."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(os.environ["BENCH_STORE_LIBRARY"])
+        self._path = path
+        self.database = ctypes.c_void_p()
+
+    def open(self) -> None:
+        """Make the database and begin."""
+        must(self._library.open_db(bytes(self._path), ctypes.byref(self.database)))
+        self.run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
+
+    def run(self, sql: str) -> None:
+        """Run SQL without a result."""
+        must(self._library.run(self.database, sql.encode()))
+
+    def create(self, table: str) -> None:
+        """Create one table."""
+        self.run(spec_of(table).create_sql)
+
+    def insert(self, table: str, columns: Any, rows: int) -> None:
+        """Insert rows of integers, bound one by one."""
+        insert = insert_of(table).encode()
+        width, count = len(columns), ctypes.c_longlong(rows)
+        must(self._library.insert_integers(self.database, insert, columns, width, count))
+
+    def insert_strings(self, strings: list[str]) -> None:
+        """Create and fill STRING_IDS."""
+        self.create("STRING_IDS")
+        texts = (ctypes.c_char_p * len(strings))(*(text.encode() for text in strings))
+        insert, count = insert_of("STRING_IDS").encode(), ctypes.c_longlong(len(strings))
+        must(self._library.insert_strings(self.database, insert, texts, count))
+
+    def close(self) -> None:
+        """Commit and close."""
+        self.run("COMMIT")
+        must(self._library.close_db(self.database))
+
+
+def must(code: int) -> None:
+    if code:
+        raise SystemExit(f"the C program failed with {code}")
+
+
+def pointers(columns: Columns) -> Any:
+    """Return the C array of pointers to the columns."""
+    return (ctypes.c_void_p * len(columns))(*(array.ctypes.data for array in columns.values()))
+
+
 def write_by_c(path: Path, strings: list[str], tables: dict[str, Columns]) -> Callable[[], None]:
     """Return what writes the input by a C program that binds and steps row by row."""
-    library = ctypes.CDLL(os.environ["BENCH_STORE_LIBRARY"])
-    database = ctypes.c_void_p()
-    texts = (ctypes.c_char_p * len(strings))(*(text.encode() for text in strings))
-    pointers = {
-        table: (ctypes.c_void_p * len(columns))(*(c.ctypes.data for c in columns.values()))
-        for table, columns in tables.items()
-    }
-
-    def must(code: int) -> None:
-        if code:
-            raise SystemExit(f"the C program failed with {code}")
-
-    def run(sql: str) -> None:
-        must(library.run(database, sql.encode()))
+    program = CProgram(path)
+    columns_of = {table: pointers(columns) for table, columns in tables.items()}
 
     def work() -> None:
-        must(library.open_db(bytes(path), ctypes.byref(database)))
-        run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
+        program.open()
         for table, columns in tables.items():
-            run(_spec(table).create_sql)
-            rows = ctypes.c_longlong(len(columns["globalTaskId"]))
-            insert = _insert(table).encode()
-            must(library.insert_integers(database, insert, pointers[table], len(columns), rows))
-            for _, create_index in _spec(table).indexes:
-                run(create_index)
-        run(_spec("STRING_IDS").create_sql)
-        insert = _insert("STRING_IDS").encode()
-        must(library.insert_strings(database, insert, texts, ctypes.c_longlong(len(strings))))
-        run("COMMIT")
-        must(library.close_db(database))
+            program.create(table)
+            program.insert(table, columns_of[table], len(columns["globalTaskId"]))
+            for _, create_index in spec_of(table).indexes:
+                program.run(create_index)
+        program.insert_strings(strings)
+        program.close()
 
     return work
 
@@ -211,20 +243,27 @@ def write_by_c(path: Path, strings: list[str], tables: dict[str, Columns]) -> Ca
 CONTENDERS = {"writer": write_by_writer, "executemany": write_by_executemany, "c": write_by_c}
 
 
-def _spec(table: str) -> catalogue.TableSpec:
+def contenders() -> dict[str, Any]:
+    """Return everything that can be measured here, trials last."""
+    import bench_store_trials
+
+    return CONTENDERS | bench_store_trials.contenders()
+
+
+def spec_of(table: str) -> catalogue.TableSpec:
     found = layouts.layout(catalogue.resolve(catalogue.MSPROF, "documented"), table)
     assert found is not None
     return found.spec
 
 
-def _insert(table: str) -> str:
-    return f"INSERT INTO {table} VALUES ({', '.join('?' * len(_spec(table).columns))})"
+def insert_of(table: str) -> str:
+    return f"INSERT INTO {table} VALUES ({', '.join('?' * len(spec_of(table).columns))})"
 
 
 def measure(name: str, folder: Path, rows: int, *, varied: bool) -> dict[str, float]:
     """Let one contender write the input once, in this process."""
     path = folder / f"{name}.db"
-    work = CONTENDERS[name](path, *make_input(rows, varied=varied))
+    work = contenders()[name](path, *make_input(rows, varied=varied))
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
     before = _resident_kb("VmRSS")
     wall, cpu = time.perf_counter(), time.process_time()
@@ -246,27 +285,18 @@ def _resident_kb(field: str) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))
 
 
-def _build_library(folder: Path) -> Path | None:
+def _build_library(folder: Path, name: str, source: str) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
-    source, library = folder / "bind.c", folder / "bind.so"
-    source.write_text(C_SOURCE)
     # The SQLite that Python itself uses, so that only the way of calling it differs.
     import _sqlite3
 
     linked = subprocess.run(["ldd", _sqlite3.__file__], capture_output=True, text=True).stdout
     sqlite = [word for word in linked.split() if "libsqlite3" in word and word.startswith("/")]
-    command = [
-        compiler,
-        "-O2",
-        "-shared",
-        "-fPIC",
-        "-o",
-        library,
-        source,
-        *(sqlite or ["-lsqlite3"]),
-    ]
+    code, library = folder / f"{name}.c", folder / f"{name}.so"
+    code.write_text(source)
+    command = [compiler, "-O2", "-shared", "-fPIC", "-o", library, code, *(sqlite or ["-lsqlite3"])]
     if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
         return None
     return library
@@ -279,7 +309,8 @@ def main() -> None:
     parser.add_argument("--varied", action="store_true", help="no column is constant")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", action="store_true", help="figures as JSON on stdout")
-    parser.add_argument("--only", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--trials", action="store_true", help="also what was tried and not taken")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         print(
@@ -287,7 +318,7 @@ def main() -> None:
         )
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        figures = compare(Path(name), options.rows, options.rounds, varied=options.varied)
+        figures = compare(Path(name), options)
     if options.json:
         print(json.dumps(figures, indent=2))
         return
@@ -299,23 +330,27 @@ def main() -> None:
         )
 
 
-def compare(folder: Path, rows: int, rounds: int, *, varied: bool) -> dict[str, Any]:
+def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return every contender's medians over interleaved rounds."""
-    environment = dict(os.environ)
-    contenders = list(CONTENDERS)
-    if library := _build_library(folder):
-        environment["BENCH_STORE_LIBRARY"] = str(library)
+    import bench_store_trials
+
+    names = list(CONTENDERS)
+    if library := _build_library(folder, "bind", C_SOURCE):
+        os.environ["BENCH_STORE_LIBRARY"] = str(library)
+        table = _build_library(folder, "table", bench_store_trials.C_TABLE)
+        if table and options.trials:
+            os.environ["BENCH_STORE_TABLE_LIBRARY"] = str(table)
     else:
         print("no C compiler, or no SQLite to link with: left out", file=sys.stderr)
-        contenders.remove("c")
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
-    for _ in range(rounds):
-        for name in contenders:
-            command = [sys.executable, __file__, "--only", name, "--rows", str(rows)]
-            command += ["--folder", str(folder), *(["--varied"] if varied else [])]
-            run = subprocess.run(
-                command, env=environment, check=True, stdout=subprocess.PIPE, text=True
-            )
+        names.remove("c")
+    if options.trials:
+        names += bench_store_trials.contenders()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            command = [sys.executable, __file__, "--only", name, "--rows", str(options.rows)]
+            command += ["--folder", str(folder), *(["--varied"] if options.varied else [])]
+            run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             results[name].append(json.loads(run.stdout))
     return {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}

@@ -18,7 +18,7 @@ def make(path: Path, revision: str, *edits: str, drop: Iterable[str] = ()) -> Pa
     """Create a database at `revision`, drop tables, then run further statements on it."""
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")
-        db.executescript(catalogue.frozen_text("msprof", revision))
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text('msprof', revision)}COMMIT;")
         for table in drop:
             db.execute(f'DROP TABLE "{table}"')
         for statement in edits:

@@ -16,7 +16,7 @@ from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.fingerprint import Facts
-from unified_prof.store.opening import open_read_only, read_error
+from unified_prof.store.opening import open_read_only, reading
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
 """META_DATA row in which a file written or migrated by uprof names its revision."""
@@ -134,10 +134,8 @@ def detect(path: Path | str) -> Detection:
     path = Path(path)
     with ExitStack() as resources:
         db = open_read_only(path, resources)
-        try:
+        with reading(path):
             return recognise(db, path)
-        except sqlite3.Error as err:
-            raise read_error(path, err) from err
 
 
 def recognise(db: sqlite3.Connection, path: Path) -> Detection:

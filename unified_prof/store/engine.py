@@ -20,7 +20,7 @@ _SETTINGS = (
     # A tenth faster than SQLite's 4096 bytes; a small report takes some 300 KB more.
     "PRAGMA page_size = 16384",
 )
-_CACHED_STATEMENTS = 512
+_CACHED_STATEMENTS = 100  # one of many rows takes some 200 kB
 
 
 def create(path: Path) -> sqlite3.Connection:

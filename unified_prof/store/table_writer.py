@@ -19,29 +19,35 @@ from unified_prof.errors import UsageError
 from unified_prof.store.batches import Constant, Numbers, Objects, Source, is_text, non_null
 from unified_prof.store.layouts import Layout
 
-_ROWS_PER_STATEMENT = 400
+_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
 _TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 
 
 class TableWriter:
-    """One table of the file being written; creating it is the first thing it does."""
+    """One table of the file being written, created when there is something to write."""
 
     def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
         self.layout = layout
         self.rows = 0
+        self.exists = False
         self._db = db
         self._columns = layout.spec.columns
-        self._rows_per_statement = max(
-            1, min(_ROWS_PER_STATEMENT, parameter_limit // len(self._columns))
-        )
+        most = parameter_limit // len(self._columns)
+        self._statement_sizes = [size for size in _ROWS_PER_STATEMENT if size <= most]
         marks = ", ".join("?" * len(self._columns))
         self._one_row = f'INSERT INTO "{layout.spec.name}" VALUES ({marks})'
-        self._many_rows: dict[tuple[int, ...], str] = {}
+        self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
         self._indexes = [
             _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
         ]
-        db.execute(layout.spec.create_sql)
+
+    def create(self) -> None:
+        """Create the table if it is not there yet."""
+        if not self.exists:
+            self._db.execute(self.layout.spec.create_sql)
+            self.exists = True
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
         """Append `rows` rows; columns without a source are NULL.
@@ -55,6 +61,7 @@ class TableWriter:
         """
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
+        self.create()
         by_file_name = dict(zip(self.layout.spec.column_names, ordered, strict=True))
         for index in self._indexes:
             index.before(by_file_name, rows)
@@ -63,8 +70,9 @@ class TableWriter:
 
     def finish(self) -> None:
         """Create the indexes that were cheaper to leave until now."""
-        for index in self._indexes:
-            index.finish()
+        if self.exists:
+            for index in self._indexes:
+                index.finish()
 
     def _refuse_impossible(self, ordered: list[Source], rows: int) -> None:
         for column, source in zip(self._columns, ordered, strict=True):
@@ -76,22 +84,28 @@ class TableWriter:
                 raise UsageError(f"{where} is the key of its table, found NULL")
 
     def _insert(self, ordered: list[Source], rows: int) -> None:
-        size = self._rows_per_statement
-        whole = rows - rows % size
-        if whole:
-            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
-            head = [source.value for source in ordered if isinstance(source, Constant)]
-            varying = [source for source in ordered if not isinstance(source, Constant)]
-            statement = self._statement(constant)
-            row_by_row = _row_by_row(varying, size)
-            texts = [source for source in varying if is_text(source)]
-            for start in range(0, whole, size):
-                if texts and _text_size(texts, start, start + size) > _TEXT_PER_STATEMENT:
-                    self._insert_one_by_one(ordered, start, start + size)
-                else:
-                    self._db.execute(statement, head + row_by_row(start))
-        if whole < rows:
-            self._insert_one_by_one(ordered, whole, rows)
+        start = 0
+        for size in self._statement_sizes:
+            stop = rows - (rows - start) % size
+            if start < stop:
+                self._insert_by_many(ordered, start, stop, size)
+            start = stop
+        if start < rows:
+            self._insert_one_by_one(ordered, start, rows)
+
+    def _insert_by_many(self, ordered: list[Source], start: int, stop: int, size: int) -> None:
+        """Insert the rows from `start` to `stop`, `size` of them a statement."""
+        constant = tuple(j for j, source in enumerate(ordered) if isinstance(source, Constant))
+        head = [source.value for source in ordered if isinstance(source, Constant)]
+        varying = [source for source in ordered if not isinstance(source, Constant)]
+        statement = self._statement(constant, size)
+        row_by_row = _row_by_row(varying, size)
+        texts = [source for source in varying if is_text(source)]
+        for first in range(start, stop, size):
+            if texts and _text_size(texts, first, first + size) > _TEXT_PER_STATEMENT:
+                self._insert_one_by_one(ordered, first, first + size)
+            else:
+                self._db.execute(statement, head + row_by_row(first))
 
     def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
         columns = [
@@ -102,13 +116,13 @@ class TableWriter:
         ]
         self._db.executemany(self._one_row, zip(*columns, strict=True))
 
-    def _statement(self, constant: tuple[int, ...]) -> str:
-        """Return the statement for one full set of rows, constant columns first.
+    def _statement(self, constant: tuple[int, ...], size: int) -> str:
+        """Return the statement for `size` rows, constant columns first.
 
         The first row has them as parameters of its own, the others refer to those by number. No
         more than these few numbers may be in it: SQLite looks them up one by one.
         """
-        text = self._many_rows.get(constant)
+        text = self._many_rows.get((constant, size))
         if text is None:
             names = [column.name for column in self._columns]
             varying = [name for j, name in enumerate(names) if j not in constant]
@@ -117,9 +131,9 @@ class TableWriter:
             first, other = (
                 f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
             )
-            rows = ",".join([first] + [other] * (self._rows_per_statement - 1))
+            rows = ",".join([first] + [other] * (size - 1))
             text = f'INSERT INTO "{self.layout.spec.name}" ({listed}) VALUES {rows}'
-            self._many_rows[constant] = text
+            self._many_rows[constant, size] = text
         return text
 
 
@@ -217,7 +231,7 @@ def _integers(source: Source, rows: int) -> NDArray[np.int64] | None:
 
 def _reduced(source: Source, rows: int) -> Source:
     """Return a column whose integers are all the same as a constant."""
-    if rows >= _ROWS_PER_STATEMENT and isinstance(source, Numbers):
+    if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
         array = source.array
         first = array[0]
         if array.dtype == np.int64 and array[-1] == first and bool((array == first).all()):

@@ -14,15 +14,13 @@ from unified_prof.columns import Column
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF
-from unified_prof.store import batches, engine, layouts
+from unified_prof.store import batches, engine, layouts, meanings
 from unified_prof.store.atomic import AtomicFile
 from unified_prof.store.batches import Source
+from unified_prof.store.detect import REVISION_ROW
 from unified_prof.store.layouts import Layout
 from unified_prof.store.strings import StringPool
 from unified_prof.store.table_writer import TableWriter
-
-SCHEMA_REVISION = "UPROF_SCHEMA_REVISION"
-"""META_DATA row that says which of the seventeen schemas a file has."""
 
 _STRING_IDS = "STRING_IDS"
 _STRINGS_PER_BATCH = 50_000
@@ -108,9 +106,13 @@ class ReportWriter:
             self._dropped_rows[table] = self._dropped_rows.get(table, 0) + rows
             return 0
         if rows:
-            with self._writing():
-                self._table(layout).append(sources, rows)
             self._count_dropped(layout, sources, rows)
+            stored = {
+                name: meanings.to_old(self.revision, table, name, source, self._strings)
+                for name, source in sources.items()
+            }
+            with self._writing():
+                self._table(table).append(stored, rows)
         return rows
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
@@ -159,23 +161,23 @@ class ReportWriter:
     def _create_schema(self) -> None:
         """Create what is there even if nothing is written, constant rows included."""
         for name, table in self._spec.tables.items():
-            rows = self._spec.rows.get(name)
-            if name == _STRING_IDS or not (rows or name in ALWAYS_PRESENT):
-                continue
-            writer = self._table(Layout(name, table, table.column_names, ()))
+            rows = self._spec.rows.get(name, ())
             if name == "META_DATA":
-                rows = (*(rows or ()), (SCHEMA_REVISION, self.revision))
+                rows = (*rows, (REVISION_ROW, self.revision))
+            if name != _STRING_IDS and (rows or name in ALWAYS_PRESENT):
+                self._table(name).create()
             if rows:
                 columns = dict(zip(table.column_names, zip(*rows, strict=True), strict=True))
-                writer.append(*batches.read(columns, table=name))
+                self._table(name).append(*batches.read(columns, table=name))
 
-    def _table(self, layout: Layout) -> TableWriter:
-        """Return the writer of a table, which creates it the first time."""
-        writer = self._tables.get(layout.table)
+    def _table(self, name: str) -> TableWriter:
+        """Return the one writer of a table that the revision has."""
+        writer = self._tables.get(name)
         if writer is None:
-            writer = self._tables[layout.table] = TableWriter(
-                self._database, layout, parameter_limit=self._parameter_limit
-            )
+            layout = layouts.layout(self.revision, name)
+            assert layout is not None
+            writer = TableWriter(self._database, layout, parameter_limit=self._parameter_limit)
+            self._tables[name] = writer
         return writer
 
     @property
@@ -209,9 +211,9 @@ class ReportWriter:
         database = self._database
         with self._writing():
             if self._all_tables:
-                for name, table in self._spec.tables.items():
+                for name in self._spec.tables:
                     if name != _STRING_IDS:
-                        self._table(Layout(name, table, table.column_names, ()))
+                        self._table(name).create()
             for writer in self._tables.values():
                 writer.finish()
             self._write_own_tables()
@@ -245,15 +247,16 @@ class ReportWriter:
 
     def _write_strings(self) -> None:
         """Write STRING_IDS, whose presence tells readers that the file is complete."""
-        table = self._spec.tables[_STRING_IDS]
-        writer = self._table(Layout(_STRING_IDS, table, table.column_names, ()))
+        writer = self._table(_STRING_IDS)
+        writer.create()
         for ids, texts in self._strings.batches(_STRINGS_PER_BATCH):
             writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
 
     def _verify(self) -> None:
         """Count the rows of every table, walking its pages, and have SQLite check the file."""
         database = self._database
-        for writer in self._tables.values():
+        written = [writer for writer in self._tables.values() if writer.exists]
+        for writer in written:
             name = writer.layout.spec.name
             found = database.execute(f'SELECT count(*) FROM "{name}" NOT INDEXED').fetchone()[0]
             if found != writer.rows:
@@ -261,7 +264,7 @@ class ReportWriter:
                     f"{self.path}: {name} has {found} rows after writing {writer.rows}"
                 )
         # It reads every row, which would take an eighth of the time of writing a big file.
-        if sum(writer.rows for writer in self._tables.values()) <= _ROWS_CHECKED_SINGLY:
+        if sum(writer.rows for writer in written) <= _ROWS_CHECKED_SINGLY:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
                 raise StoreError(f"{self.path} is damaged after writing: {verdict}")
