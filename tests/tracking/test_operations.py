@@ -179,9 +179,7 @@ def test_a_custom_function_is_one_operation(workload: Workload) -> None:
     ("reentrant", "expected"),
     [(True, ["linear", "CheckpointFunction"]), (False, ["linear", "linear", "relu"])],
 )
-def test_both_kinds_of_checkpoint(
-    workload: Workload, reentrant: bool, expected: list[str]
-) -> None:
+def test_both_kinds_of_checkpoint(workload: Workload, reentrant: bool, expected: list[str]) -> None:
     tracked = workload.model(
         f"""
         from torch.utils.checkpoint import checkpoint

@@ -19,7 +19,8 @@ class TrackedLoop:
         self._steps = StepWatcher(
             boundary=self._boundary,
             joined=self._restart,
-            step_begins=session.run_time.optimizer_stepped,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
 
@@ -27,6 +28,11 @@ class TrackedLoop:
     def finished(self) -> bool:
         """Whether everything was measured."""
         return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
 
     def begin(self) -> None:
         """Begin to watch, on this thread; the session is installed."""

@@ -33,7 +33,8 @@ class ProviderRun:
         self._steps = StepWatcher(
             boundary=lambda: None,
             joined=lambda: None,
-            step_begins=session.run_time.optimizer_stepped,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
 
@@ -41,6 +42,11 @@ class ProviderRun:
     def finished(self) -> bool:
         """Whether everything was measured."""
         return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
 
     def run(self) -> BaseException | None:
         """Run the workload; return what it raised.
@@ -61,7 +67,7 @@ class ProviderRun:
                 inputs = checked_inputs(providers, call_program(providers.inputs))
                 iteration = checked_iteration(providers, call_program(providers.iteration, model))
                 driver.begin()
-                while not driver.finished:
+                while not driver.ended:
                     call_program(iteration, *inputs)
                     driver.boundary()
         except UprofError:
