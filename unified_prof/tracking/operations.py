@@ -116,7 +116,7 @@ class ActivationTracker(OperationTracker):
         assert self._recorder is not None
         self._argument_devices.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
-        self._saved.start(self._weights.parameters(), self.modules.known())
+        self._saved.start(self._weights.parameters(), self.modules.running())
         super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:

@@ -85,7 +85,7 @@ class Weights:
         from torch.nn.parameter import UninitializedParameter
 
         records = []
-        for module, name, parameter, frames in self._in_use(names.known()):
+        for module, name, parameter, frames in self._in_use(names.running()):
             if isinstance(parameter, UninitializedParameter):
                 anomalies.add("weights_never_initialised", f"{type(module).__name__}.{name}")
                 continue
