@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_EXPORTS: dict[str, str] = {}
+_EXPORTS: dict[str, str] = {
+    "open_report": "unified_prof.store.reader",
+    "profile": "unified_prof.pipeline.live",
+    "step": "unified_prof.tracking.live",
+}
 """Public name -> module that defines it."""
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "open_report", "profile", "step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +37,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    pass
+    from unified_prof.pipeline.live import profile
+    from unified_prof.store.reader import open_report
+    from unified_prof.tracking.live import step

@@ -15,12 +15,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut long option names off in a terminal of 80 columns
     help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("run", "build", "db", "doctor")
 
 
 def _version(wanted: bool) -> None:

@@ -134,6 +134,21 @@ def frozen_text(family: str, revision: str) -> str:
 
 
 @cache
+def extension_tables() -> dict[str, TableSpec]:
+    """Return the tables that may join a report of any revision: torch_npu's and uprof's own.
+
+    Each exists only where it has rows. A new UPROF_ table is added to
+    `schemas/extensions/uprof.sql` and to `models/uprof.py`.
+    """
+    tables: dict[str, TableSpec] = {}
+    for path in sorted((resources.folder("schemas") / "extensions").glob("*.sql")):
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.executescript(path.read_text(encoding="utf-8"))
+            tables |= {name: _table(db, name, sql) for name, sql in _objects(db, "table")}
+    return tables
+
+
+@cache
 def load(family: str, revision: str) -> SchemaSpec:
     """Return what a revision (or alias) declares; cached, a few milliseconds the first time."""
     revision = resolve(family, revision)

@@ -19,7 +19,7 @@ NOT_OPERATIONS = frozenset(
     is_set_to is_distributed get_device dense_dim sparse_dim has_names untyped_storage storage
     storage_type equal allclose result_type can_cast register_hook retain_grad backward grad
     register_post_accumulate_grad_hook has_torch_function as_subclass _set_grad_enabled
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 # Inference fast paths that torch itself takes for a public module: private, and yet all there is.
@@ -39,7 +39,7 @@ _FUNCTIONS_OF_OPERATORS = frozenset(
     add sub mul div remainder floor_divide pow matmul add_ sub_ mul_ div_ remainder_ floor_divide_
     pow_ __floordiv__ __ifloordiv__ __and__ __iand__ __or__ __ior__ __xor__ __ixor__
     __lshift__ __ilshift__ __rshift__ __irshift__ __rsub__ __rdiv__ __rpow__ __rfloordiv__
-    """.split()  # noqa: SIM905
+    """.split()
 )
 
 

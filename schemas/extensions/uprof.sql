@@ -1,0 +1,35 @@
+-- What uprof adds to a report of any family, each table only where it has rows.
+CREATE TABLE "UPROF_ANOMALIES" (
+  name VARCHAR NOT NULL,
+  count INTEGER NOT NULL,
+  detail VARCHAR,
+  PRIMARY KEY (name)
+);
+CREATE TABLE "UPROF_ITERATIONS" (
+  iteration INTEGER NOT NULL,
+  total_ms DOUBLE NOT NULL,
+  forward_ms DOUBLE,
+  backward_ms DOUBLE,
+  peak_usage_bytes INTEGER,
+  matched INTEGER NOT NULL,
+  PRIMARY KEY (iteration)
+);
+CREATE TABLE "UPROF_MODULES" (
+  kind VARCHAR NOT NULL,
+  entry_id INTEGER NOT NULL,
+  module_path VARCHAR NOT NULL,
+  module_class VARCHAR,
+  PRIMARY KEY (kind, entry_id)
+);
+CREATE TABLE "UPROF_RUN" (
+  name VARCHAR NOT NULL,
+  value VARCHAR,
+  PRIMARY KEY (name)
+);
+CREATE TABLE "UPROF_RUN_TIME_SAMPLES" (
+  entry_id INTEGER NOT NULL,
+  iteration INTEGER NOT NULL,
+  forward_ms DOUBLE NOT NULL,
+  backward_ms DOUBLE,
+  PRIMARY KEY (entry_id, iteration)
+);

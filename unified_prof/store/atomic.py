@@ -1,0 +1,165 @@
+"""A file that appears under its final name only when it is complete.
+
+It is written beside its final name, under a name of its own, and renamed at the end; whatever
+goes wrong before that, nothing is left behind and nothing of the user's has changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from unified_prof.errors import OutputError
+
+_NAME_BYTES = 200  # of the final name, kept in the partial one: 255 is what file systems allow
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+SQLITE_SIDE_FILES = ("-journal", "-wal", "-shm")
+
+
+class AtomicFile:
+    """One output on its way: `partial` is what to write, `commit` gives it its final name.
+
+    Raises (also from `commit`):
+        OutputError: the target exists and `overwrite` is false, or cannot be written.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.target = Path(target)
+        self._overwrite = overwrite
+        # Through a symbolic link, the file it points to is written, as `open` would.
+        refuse_existing(self.target, overwrite=self._overwrite)
+        self._final = Path(os.path.realpath(self.target))
+        head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
+        self.partial = self._final.with_name(f"{head}.{secrets.token_hex(4)}.partial")
+        try:
+            # Exclusive, and with the permissions the user's umask asks for.
+            os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
+        except OSError as err:
+            raise output_error(self.target, err) from err
+
+    def commit(self) -> None:
+        """Make the bytes durable and give them their final name."""
+        try:
+            _fsync(self.partial)
+            refuse_existing(self.target, overwrite=self._overwrite)
+            if self._overwrite:
+                # What is left of an old database would be replayed into the new one.
+                for suffix in SQLITE_SIDE_FILES:
+                    _with_suffix(self._final, suffix).unlink(missing_ok=True)
+                self.partial.replace(self._final)
+            else:
+                self._rename_without_overwriting()
+            _fsync(self._final.parent)
+        except OSError as err:
+            raise output_error(self.target, err) from err
+
+    def discard(self) -> None:
+        """Remove what was written; harmless after `commit`."""
+        for suffix in ("", *SQLITE_SIDE_FILES):
+            with suppress(OSError):
+                _with_suffix(self.partial, suffix).unlink(missing_ok=True)
+
+    def _rename_without_overwriting(self) -> None:
+        """Rename, but fail if the final name was taken meanwhile."""
+        try:
+            os.link(self.partial, self._final)
+        except FileExistsError:
+            raise _exists(self.target) from None
+        except OSError as err:
+            if err.errno not in _NO_LINKS:
+                raise
+            self.partial.rename(self._final)  # a file system without hard links
+        else:
+            self.partial.unlink()
+
+
+@contextmanager
+def replacing(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield the path to write instead of `target`; rename it when the block ends well.
+
+    Raises:
+        OutputError: the target exists and `overwrite` is false, or it cannot be written; also
+            in place of an OSError or SQLite's complaint raised in the block.
+    """
+    output = AtomicFile(target, overwrite=overwrite)
+    try:
+        yield output.partial
+        output.commit()
+    except (OSError, sqlite3.Error) as err:
+        raise output_error(output.target, err) from err
+    finally:
+        output.discard()
+
+
+def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise OutputError when `target` exists and may not, or cannot, be replaced."""
+    target = Path(target)
+    if "\0" in str(target):
+        raise OutputError(f"cannot write {str(target)!r}: no file can have such a name")
+    final = Path(os.path.realpath(target))
+    try:
+        mode = final.stat().st_mode
+    except FileNotFoundError:
+        if not overwrite:
+            _refuse_left_overs(target, final)
+        return
+    except OSError as err:
+        raise output_error(target, err) from err
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"{target} is a directory, expected the name of a file")
+    if not stat.S_ISREG(mode):
+        raise OutputError(f"{target} is not a regular file, it is not replaced")
+    if not overwrite:
+        raise _exists(target)
+
+
+def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -> OutputError:
+    """Say in words why `target` cannot be written."""
+    place = Path(target).parent
+    code = err.errno if isinstance(err, OSError) else None
+    text = (err.strerror if isinstance(err, OSError) else None) or str(err)
+    hint = "choose another place"
+    if code in _FULL or "is full" in text:
+        text, hint = f"no space left in {place}", "free some space or choose another place"
+    elif code in _READ_ONLY or "readonly" in text:
+        text = f"{place} is read-only for this user"
+    elif code in {errno.ENOENT, errno.ENOTDIR}:
+        text, hint = f"{place} is not an existing folder", "create it first"
+    return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint)
+
+
+def _refuse_left_overs(target: Path, final: Path) -> None:
+    for suffix in SQLITE_SIDE_FILES:
+        if os.path.lexists(side := _with_suffix(final, suffix)):
+            raise OutputError(
+                f"{side} is left over from another database and would be read into {target}",
+                hint="move it away, or overwrite it with --force",
+            )
+
+
+def _with_suffix(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _exists(target: Path) -> OutputError:
+    return OutputError(f"{target} already exists", hint="overwrite it with --force")
+
+
+def _fsync(path: Path) -> None:
+    flags = os.O_RDONLY | (getattr(os, "O_DIRECTORY", 0) if path.is_dir() else 0)
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    except OSError as err:
+        if err.errno not in {errno.EINVAL, errno.ENOTSUP}:  # some file systems: not on folders
+            raise
+    finally:
+        os.close(descriptor)

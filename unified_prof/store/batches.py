@@ -1,0 +1,212 @@
+"""Turns the columns a decoder hands over into values that SQLite stores as they are meant.
+
+SQLite's Python driver stores a bound NumPy integer as an 8-byte BLOB without any complaint, so
+what leaves this module consists of Python's own int, float, str and None only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.columns import Column
+from unified_prof.errors import UsageError
+
+Plain = int | float | str | None
+"""What the driver binds as it is meant."""
+
+_INT64 = range(-(2**63), 2**63)
+_UINT64 = range(2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One value for every row."""
+
+    value: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Signed 64-bit integers or floats without a gap, except NaN, which SQLite stores as NULL."""
+
+    array: NDArray[Any]
+    """int64 or float64."""
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return the rows from `start` to `stop` as Python numbers."""
+        return self.array[start:stop].tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Plain values of any kind, None among them."""
+
+    values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]
+    """An array is one of integers under a mask."""
+    has_text: bool
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return the rows from `start` to `stop` as plain values."""
+        values = self.values[start:stop]
+        return values.tolist() if isinstance(values, np.ma.MaskedArray) else list(values)
+
+
+Source = Constant | Numbers | Objects
+"""Where the values of one column come from."""
+
+
+def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source], int]:
+    """Return the columns of one batch, ready for SQLite, and its number of rows.
+
+    A batch of scalars only is one row.
+
+    Raises:
+        UsageError: lengths differ, or a column holds what SQLite cannot.
+    """
+    sources: dict[str, Source] = {}
+    lengths: dict[str, int] = {}
+    for name, column in columns.items():
+        try:
+            source = sources[name] = _source(column)
+        except (TypeError, ValueError, OverflowError) as err:
+            raise UsageError(f"column {name} for table {table}: {err}") from err
+        if not isinstance(source, Constant):
+            lengths[name] = len(source)
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UsageError(f"columns for table {table} have different lengths: {found}")
+    rows = next(iter(lengths.values())) if lengths else int(bool(columns))
+    return sources, rows
+
+
+def non_null(source: Source, rows: int) -> int:
+    """Return how many of the values of a batch of `rows` rows are not NULL."""
+    if isinstance(source, Constant):
+        return 0 if is_null(source.value) else rows
+    if isinstance(source, Numbers):
+        return rows - int(np.count_nonzero(np.isnan(source.array)))
+    if isinstance(source.values, np.ma.MaskedArray):
+        return int(source.values.count())
+    return sum(not is_null(value) for value in source.values)
+
+
+def is_null(value: object) -> bool:
+    """Tell whether SQLite stores `value` as NULL: None or NaN."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def is_text(source: Source) -> bool:
+    """Tell whether the column holds text, at least somewhere."""
+    if isinstance(source, Constant):
+        return isinstance(source.value, str)
+    return isinstance(source, Objects) and source.has_text
+
+
+def storable(text: str) -> str:
+    r"""Return `text`, with what cannot be UTF-8 (lone surrogates) written as `\udcXX`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def _source(column: Column) -> Source:
+    if column is None or isinstance(column, str | int | float | np.generic):
+        return Constant(_plain(column))
+    if isinstance(column, np.ndarray):
+        return _from_array(column) if column.ndim else Constant(_plain(column[()]))
+    if isinstance(column, Sequence) and not isinstance(column, bytes | bytearray):
+        return from_sequence(column)
+    raise TypeError(f"expected an array, a sequence or one value, found {type(column).__name__}")
+
+
+def _from_array(array: NDArray[Any]) -> Source:
+    if array.ndim != 1:
+        raise TypeError(f"expected one dimension, found {array.ndim}")
+    kind = array.dtype.kind
+    mask = np.ma.getmaskarray(array) if isinstance(array, np.ma.MaskedArray) else None
+    data = np.ma.getdata(array)
+    if kind in "ib":
+        data = data.astype(np.int64, copy=False)
+    elif kind == "u":
+        data = data.astype(np.uint64, copy=False).view(np.int64)  # UINT64_MAX becomes -1
+    elif kind == "f":
+        data = data.astype(np.float64, copy=False)
+    elif kind not in "OUT":
+        raise TypeError(f"no NumPy {array.dtype} in a report, only numbers and text")
+    if mask is not None and mask.any():
+        if kind in "ibu":
+            return Objects(np.ma.MaskedArray(data, mask), has_text=False)
+        if kind == "f":
+            return Numbers(np.where(mask, np.nan, data))
+        return from_sequence(np.ma.MaskedArray(data, mask).tolist())
+    if kind in "OUT":
+        return from_sequence(data.tolist())
+    return Numbers(data)
+
+
+def from_sequence(values: Sequence[Any]) -> Source:
+    """Return a column made of Python or NumPy values of any kind, None among them.
+
+    Raises:
+        TypeError: a value is neither a number nor text.
+        OverflowError: an integer does not fit into 64 bits.
+    """
+    types = set(map(type, values))
+    if types == {int}:
+        try:
+            return Numbers(np.fromiter(values, np.int64, len(values)))
+        except OverflowError:  # unsigned ones among them
+            return Numbers(np.array([_integer(value) for value in values], np.int64))
+    if types == {float}:
+        return Numbers(np.fromiter(values, np.float64, len(values)))
+    return Objects([_plain(v) for v in values], any(issubclass(kind, str) for kind in types))
+
+
+def _plain(value: Any) -> Plain:
+    """Return `value` as the driver binds it, whatever it is a subclass of."""
+    if convert := _CONVERSIONS.get(type(value)):
+        return convert(value)
+    if value is np.ma.masked:
+        return None
+    if isinstance(value, int | np.integer | np.bool_):  # bool and IntEnum as well
+        return _integer(int(value))
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, str):
+        return storable(str(value))
+    raise TypeError(f"no {type(value).__name__} in a report, only numbers and text")
+
+
+def _integer(value: int) -> int:
+    """Return `value` as a signed 64-bit integer, unsigned ones wrapped."""
+    if value in _INT64:
+        return value
+    if value in _UINT64:
+        return value - 2**64
+    raise OverflowError(f"{value} does not fit into 64 bits")
+
+
+def _same(value: Plain) -> Plain:
+    return value
+
+
+_CONVERSIONS: dict[type, Callable[[Any], Plain]] = {
+    int: _integer,
+    float: _same,
+    str: storable,
+    type(None): _same,
+}

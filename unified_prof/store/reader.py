@@ -1,0 +1,190 @@
+"""Reads a report of any family and revision through its newest shape, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import UsageError
+from unified_prof.models import catalogue
+from unified_prof.store import detect, fetch, views
+from unified_prof.store.opening import READ_ERRORS, open_read_only, read_error, reading
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import ExceptionContext
+    from sqlalchemy.orm import Session
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+class Report:
+    """A report that lies open for reading; use it in a `with` block or `close` it.
+
+    Queries see every table in its newest shape: missing tables are empty, columns that the file
+    does not have are NULL, renamed ones have their newest name. What a file has beyond that is
+    there too, and `main.<table>` is the table as it lies in the file.
+
+    Attributes:
+        path: The file.
+        family: `msprof`, `skyline-run-time` or `skyline-memory`.
+        revision: The schema's revision; None only where any revision was asked for.
+        detection: How it was recognised, who made it, whether it is complete.
+        tables: Names of the tables that are in the file, in the order they were created.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, any_revision: bool = False) -> None:
+        self.path = Path(path)
+        self.family: str
+        self.revision: str | None
+        with ExitStack() as resources:
+            self._db = open_read_only(self.path, resources)
+            with reading(self.path):
+                self.tables = _tables(self._db)
+                self.detection = detect.recognise(self._db, self.path)
+                if any_revision and self.detection.family:
+                    self.family, self.revision = self.detection.family, self.detection.revision
+                else:
+                    self.family, self.revision = self.detection.require()
+                newest = catalogue.load(self.family, "latest").tables
+                views.lay(self._db, newest | catalogue.extension_tables())
+                self._db.execute("PRAGMA query_only = ON")
+            self._resources = resources.pop_all()
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; harmless the second time."""
+        self._resources.close()
+
+    def rows(self, sql: str, params: Parameters = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query; for results of moderate size.
+
+        Raises:
+            StoreError: the query is wrong, or the file is damaged.
+        """
+        with reading(self.path):
+            return self._db.execute(sql, params).fetchall()
+
+    def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
+        """Return the result of a query as one NumPy array a column.
+
+        Memory is that of the arrays: rows are fetched some thousands at a time. Integers come as
+        int64 (as a masked array where some are NULL), floats as float64 with NaN for NULL,
+        integers and floats mixed as float64 if that is exact, everything else as objects. An
+        empty result is int64, a column of nothing but NULL float64.
+
+        Raises:
+            StoreError: the query is wrong, or the file is damaged.
+            UsageError: two columns of the result have the same name.
+        """
+        with reading(self.path):
+            return fetch.columns(self._db.execute(sql, params))
+
+    def session(self) -> Session:
+        """Return a SQLAlchemy session for the models; close it, or use it in a `with` block."""
+        from sqlalchemy import create_engine, event
+        from sqlalchemy.orm import Session
+        from sqlalchemy.pool import StaticPool
+
+        # One connection, this one: the views exist in no other.
+        engine = create_engine("sqlite://", creator=lambda: self._db, poolclass=StaticPool)
+        event.listen(engine, "handle_error", self._raise_ours)
+        return Session(engine, autoflush=False)
+
+    def to_pandas(self, table: str) -> Any:
+        """Return a table, in its newest shape, as a pandas DataFrame (NULL is <NA> or NaN).
+
+        Raises:
+            UsageError: no such table, or pandas is not installed.
+        """
+        pandas = _library("pandas")
+        return pandas.DataFrame(
+            {
+                name: pandas.arrays.IntegerArray(values.data, values.mask)
+                if isinstance(values, np.ma.MaskedArray)
+                else values
+                for name, values in self._whole(table).items()
+            }
+        )
+
+    def to_arrow(self, table: str) -> Any:
+        """Return a table, in its newest shape, as a pyarrow Table.
+
+        Raises:
+            UsageError: no such table, or pyarrow is not installed.
+        """
+        pyarrow = _library("pyarrow")
+        return pyarrow.table(
+            {
+                name: pyarrow.array(values.data, mask=values.mask)
+                if isinstance(values, np.ma.MaskedArray)
+                else pyarrow.array(values, from_pandas=True)
+                for name, values in self._whole(table).items()
+            }
+        )
+
+    def _raise_ours(self, context: ExceptionContext) -> None:
+        if isinstance(context.original_exception, READ_ERRORS):
+            raise read_error(self.path, context.original_exception)
+
+    def _whole(self, table: str) -> dict[str, NDArray[Any]]:
+        known = {*self.tables, *catalogue.load(self.family, "latest").tables}
+        if table not in known | catalogue.extension_tables().keys():
+            raise UsageError(
+                f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
+            )
+        columns = self.columns(f'SELECT * FROM "{table}"')
+        columns.pop("rowid", None)  # of a view (store/views.py)
+        return columns
+
+
+def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> Report:
+    """Open a report of any family and revision for reading; see `Report`.
+
+    The file, its folder and their times stay as they are, whatever state they are in.
+
+    Args:
+        path: The report.
+        any_revision: Whether to read also what fits no revision that uprof knows, such as a file
+            from before the first: whatever tables and columns it has under today's names.
+
+    Raises:
+        StoreError: `path` cannot be read, is damaged, or is not a report.
+        SchemaVersionError: it is one, at no revision that uprof knows.
+        OutputError: the file needs a temporary copy (a crashed writer left a log) and that
+            cannot be made.
+    """
+    return Report(path, any_revision=any_revision)
+
+
+def _tables(db: sqlite3.Connection) -> tuple[str, ...]:
+    query = (
+        "SELECT name FROM main.sqlite_master"
+        " WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@' ORDER BY rowid"
+    )
+    return tuple(str(name) for (name,) in db.execute(query))
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as err:
+        raise UsageError(f"this needs {name}", hint=f"run: pip install {name}") from err

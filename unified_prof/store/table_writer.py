@@ -1,0 +1,250 @@
+"""Appends batches of columns to one table, as fast as the driver allows.
+
+Rows go in by INSERT statements of many rows each: binding a whole statement's values in one call
+is what makes Python as fast as a C program that binds row by row (docs/performance.md). Columns
+that are the same in every row of a batch are bound once a statement.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import UsageError
+from unified_prof.store.batches import Constant, Numbers, Objects, Source, is_text, non_null
+from unified_prof.store.layouts import Layout
+
+_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
+_TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
+_NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
+
+
+class TableWriter:
+    """One table of the file being written, created when there is something to write."""
+
+    def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
+        self.layout = layout
+        self.rows = 0
+        self.exists = False
+        self._db = db
+        self._columns = layout.spec.columns
+        most = parameter_limit // len(self._columns)
+        self._statement_sizes = [size for size in _ROWS_PER_STATEMENT if size <= most]
+        marks = ", ".join("?" * len(self._columns))
+        self._one_row = f'INSERT INTO "{layout.spec.name}" VALUES ({marks})'
+        self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
+        self._indexes = [
+            _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
+        ]
+
+    def create(self) -> None:
+        """Create the table if it is not there yet."""
+        if not self.exists:
+            self._db.execute(self.layout.spec.create_sql)
+            self.exists = True
+
+    def append(self, sources: Mapping[str, Source], rows: int) -> None:
+        """Append `rows` rows; columns without a source are NULL.
+
+        Args:
+            sources: Newest column name -> its values.
+            rows: Number of rows, at least 1.
+
+        Raises:
+            UsageError: text or NULL where the table cannot have it.
+        """
+        ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
+        self._refuse_impossible(ordered, rows)
+        self.create()
+        by_file_name = dict(zip(self.layout.spec.column_names, ordered, strict=True))
+        for index in self._indexes:
+            index.before(by_file_name, rows)
+        self._insert([_reduced(source, rows) for source in ordered], rows)
+        self.rows += rows
+
+    def finish(self) -> None:
+        """Create the indexes that were cheaper to leave until now."""
+        if self.exists:
+            for index in self._indexes:
+                index.finish()
+
+    def _refuse_impossible(self, ordered: list[Source], rows: int) -> None:
+        for column, source in zip(self._columns, ordered, strict=True):
+            where = f"{self.layout.table}.{column.name}"
+            if is_text(source) and any(word in column.type.upper() for word in _NUMERIC):
+                raise UsageError(f"{where} is {column.type}, found text (text is interned first)")
+            # SQLite would make up a number for a NULL in an INTEGER PRIMARY KEY.
+            if column.primary_key and non_null(source, rows) < rows:
+                raise UsageError(f"{where} is the key of its table, found NULL")
+
+    def _insert(self, ordered: list[Source], rows: int) -> None:
+        start = 0
+        for size in self._statement_sizes:
+            stop = rows - (rows - start) % size
+            if start < stop:
+                self._insert_by_many(ordered, start, stop, size)
+            start = stop
+        if start < rows:
+            self._insert_one_by_one(ordered, start, rows)
+
+    def _insert_by_many(self, ordered: list[Source], start: int, stop: int, size: int) -> None:
+        """Insert the rows from `start` to `stop`, `size` of them a statement."""
+        constant = tuple(j for j, source in enumerate(ordered) if isinstance(source, Constant))
+        head = [source.value for source in ordered if isinstance(source, Constant)]
+        varying = [source for source in ordered if not isinstance(source, Constant)]
+        statement = self._statement(constant, size)
+        row_by_row = _row_by_row(varying, size)
+        texts = [source for source in varying if is_text(source)]
+        for first in range(start, stop, size):
+            if texts and _text_size(texts, first, first + size) > _TEXT_PER_STATEMENT:
+                self._insert_one_by_one(ordered, first, first + size)
+            else:
+                self._db.execute(statement, head + row_by_row(first))
+
+    def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
+        columns = [
+            repeat(source.value, stop - start)
+            if isinstance(source, Constant)
+            else source.part(start, stop)
+            for source in ordered
+        ]
+        self._db.executemany(self._one_row, zip(*columns, strict=True))
+
+    def _statement(self, constant: tuple[int, ...], size: int) -> str:
+        """Return the statement for `size` rows, constant columns first.
+
+        The first row has them as parameters of its own, the others refer to those by number. No
+        more than these few numbers may be in it: SQLite looks them up one by one.
+        """
+        text = self._many_rows.get((constant, size))
+        if text is None:
+            names = [column.name for column in self._columns]
+            varying = [name for j, name in enumerate(names) if j not in constant]
+            listed = ", ".join(f'"{name}"' for name in [names[j] for j in constant] + varying)
+            same = [f"?{number}" for number in range(1, len(constant) + 1)]
+            first, other = (
+                f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
+            )
+            rows = ",".join([first] + [other] * (size - 1))
+            text = f'INSERT INTO "{self.layout.spec.name}" ({listed}) VALUES {rows}'
+            self._many_rows[constant, size] = text
+        return text
+
+
+def _row_by_row(sources: list[Numbers | Objects], rows: int) -> Callable[[int], list[Any]]:
+    """Return what makes one list of the values of `rows` rows, one row after the other."""
+    width = len(sources)
+    arrays = [source.array for source in sources if isinstance(source, Numbers)]
+    if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
+        buffer = np.empty((rows, width), arrays[0].dtype)
+
+        def of_one_type(start: int) -> list[Any]:
+            for j, array in enumerate(arrays):
+                buffer[:, j] = array[start : start + rows]
+            return buffer.ravel().tolist()
+
+        return of_one_type
+
+    def of_any_type(start: int) -> list[Any]:
+        values: list[Any] = [None] * (width * rows)
+        for j, source in enumerate(sources):
+            values[j::width] = source.part(start, start + rows)
+        return values
+
+    return of_any_type
+
+
+class _Index:
+    """One index, made at the cheaper moment.
+
+    Rows that come in the index's order cost half as much with the index in place as indexing
+    them afterwards; rows out of order cost several times more. So it is there from the first
+    batch on, as long as every batch goes on where the last one ended.
+    """
+
+    def __init__(
+        self, db: sqlite3.Connection, name: str, create_sql: str, columns: tuple[str, ...]
+    ) -> None:
+        self._db = db
+        self._name = name
+        self._create_sql = create_sql
+        self._columns = columns
+        self._last: tuple[int, ...] | None = None
+        self._exists = False
+        self._waits = False
+
+    def before(self, sources: Mapping[str, Source], rows: int) -> None:
+        """Prepare for a batch that is about to be appended."""
+        if self._waits:
+            return
+        keys = [_integers(sources[name], rows) for name in self._columns]
+        self._waits = not self._follows(keys)
+        if self._waits and self._exists:
+            self._db.execute(f'DROP INDEX "{self._name}"')
+            self._exists = False
+        elif not self._waits and not self._exists:
+            self._db.execute(self._create_sql)
+            self._exists = True
+
+    def finish(self) -> None:
+        """Create the index if it is not there yet."""
+        if not self._exists:
+            self._db.execute(self._create_sql)
+
+    def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
+        """Tell whether the batch is sorted and begins where the last one ended."""
+        known = [key for key in keys if key is not None]
+        if len(known) < len(keys):
+            return False
+        first = tuple(int(key[0]) for key in known)
+        if self._last is not None and first < self._last:
+            return False
+        self._last = tuple(int(key[-1]) for key in known)
+        return _is_sorted(known)
+
+
+def _is_sorted(keys: list[NDArray[np.int64]]) -> bool:
+    """Tell whether rows come in the order of the first key, then of the second, and so on."""
+    undecided = np.ones(len(keys[0]) - 1, np.bool_)
+    for key in keys:
+        if bool(np.any(undecided & (key[1:] < key[:-1]))):
+            return False
+        undecided &= key[1:] == key[:-1]
+        if not undecided.any():
+            break
+    return True
+
+
+def _integers(source: Source, rows: int) -> NDArray[np.int64] | None:
+    if isinstance(source, Constant) and isinstance(source.value, int):
+        return np.broadcast_to(np.int64(source.value), rows)
+    if isinstance(source, Numbers) and source.array.dtype == np.int64:
+        return source.array
+    return None
+
+
+def _reduced(source: Source, rows: int) -> Source:
+    """Return a column whose integers are all the same as a constant."""
+    if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
+        array = source.array
+        first = array[0]
+        if array.dtype == np.int64 and array[-1] == first and bool((array == first).all()):
+            return Constant(int(first))
+    return source
+
+
+def _text_size(sources: list[Numbers | Objects], start: int, stop: int) -> int:
+    """Return the number of characters of text from row `start` to `stop`."""
+    return sum(
+        len(value)
+        for source in sources
+        if is_text(source)
+        for value in source.part(start, stop)
+        if isinstance(value, str)
+    )

@@ -1,0 +1,278 @@
+"""Writes an msprof database of any revision from columns; it appears only when complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+
+from unified_prof.columns import Column
+from unified_prof.errors import StoreError, UsageError
+from unified_prof.models import catalogue
+from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF
+from unified_prof.store import batches, engine, layouts, meanings
+from unified_prof.store.atomic import AtomicFile
+from unified_prof.store.batches import Source
+from unified_prof.store.detect import REVISION_ROW
+from unified_prof.store.layouts import Layout
+from unified_prof.store.strings import StringPool
+from unified_prof.store.table_writer import TableWriter
+
+_STRING_IDS = "STRING_IDS"
+_STRINGS_PER_BATCH = 50_000
+_ROWS_CHECKED_SINGLY = 500_000
+
+
+class ReportWriter:
+    """A report on its way, a context manager and a `columns.Sink`.
+
+    A block that ends well leaves the complete report under its name; one that raises leaves
+    nothing. Tables without rows do not exist in the file, except those that always do.
+
+    Args:
+        path: The report; an existing file is refused unless `overwrite`.
+        revision: Revision or alias (`documented`, `latest`) of the msprof schema.
+        overwrite: Whether an existing file may be replaced.
+        all_tables: Whether to create the tables without rows as well.
+
+    Raises:
+        UsageError: no such revision; later: a table, column or value that cannot be meant.
+        OutputError: the report exists or cannot be written.
+        StoreError: rows contradict the schema (a key twice), or the file failed its check.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        revision: str = "documented",
+        overwrite: bool = False,
+        all_tables: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self.revision = catalogue.resolve(MSPROF, revision)
+        self._strings = StringPool()
+        self._overwrite = overwrite
+        self._all_tables = all_tables
+        self._spec = catalogue.load(MSPROF, self.revision)
+        self._tables: dict[str, TableWriter] = {}
+        self._facts: dict[str, str | None] = {}
+        self._anomalies: dict[str, tuple[int, str]] = {}
+        self._dropped_rows: dict[str, int] = {}
+        self._dropped_values: dict[str, int] = {}
+        self._file: AtomicFile | None = None
+        self._db: sqlite3.Connection | None = None
+        self._parameter_limit = 0
+        self._failure: BaseException | None = None
+
+    @property
+    def strings(self) -> StringPool:
+        """The string pool of the file: ids dense from 0, in the order of first use."""
+        return self._strings
+
+    def write(self, table: str, columns: Mapping[str, Column]) -> int:
+        """Append one batch to `table`; see `columns.Sink.write`.
+
+        What the file's revision has no place for is left out and counted as an anomaly.
+
+        Returns:
+            The number of rows appended: 0 where the revision lacks the table.
+
+        Raises:
+            UsageError: no such table or column, lengths differ, or a value SQLite cannot hold.
+            OutputError: the disk is full, or the like.
+            StoreError: a key is there twice.
+        """
+        known = layouts.known_tables()
+        if table not in known:
+            raise UsageError(
+                f"no table {table} in an msprof database",
+                hint="tables of uprof's own are declared in schemas/extensions",
+            )
+        if table == _STRING_IDS:
+            raise UsageError("STRING_IDS is written from the string pool, at the end")
+        if unknown := [name for name in columns if name not in known[table].column_names]:
+            raise UsageError(
+                f"table {table} has no column {', '.join(unknown)}",
+                hint=f"its columns: {', '.join(known[table].column_names)}",
+            )
+        sources, rows = batches.read(columns, table=table)
+        layout = layouts.layout(self.revision, table)
+        if layout is None:
+            self._dropped_rows[table] = self._dropped_rows.get(table, 0) + rows
+            return 0
+        if rows:
+            self._count_dropped(layout, sources, rows)
+            stored = {
+                name: meanings.to_old(self.revision, table, name, source, self._strings)
+                for name, source in sources.items()
+            }
+            with self._writing():
+                self._table(table).append(stored, rows)
+        return rows
+
+    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
+        """Count something skipped, truncated, unmatched or unknown under `name`.
+
+        Counts of the same name add up; the first `detail` given is kept. They become the rows
+        of UPROF_ANOMALIES.
+        """
+        before, first = self._anomalies.get(name, (0, ""))
+        self._anomalies[name] = (before + int(count), first or detail)
+
+    def fact(self, name: str, value: object) -> None:
+        """Record where the report comes from: a row of UPROF_RUN; the last value counts.
+
+        Lists and mappings are stored as JSON, None as NULL, everything else as its text.
+        """
+        if isinstance(value, list | tuple | dict):
+            value = json.dumps(value, ensure_ascii=False)
+        self._facts[name] = None if value is None else str(value)
+
+    def __enter__(self) -> ReportWriter:
+        try:
+            self._file = AtomicFile(self.path, overwrite=self._overwrite)
+            with engine.translated(self.path):
+                self._db = engine.create(self._file.partial)
+                self._parameter_limit = engine.parameter_limit(self._db)
+                self._db.execute("BEGIN")
+                self._create_schema()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._close()
+
+    def _create_schema(self) -> None:
+        """Create what is there even if nothing is written, constant rows included."""
+        for name, table in self._spec.tables.items():
+            rows = self._spec.rows.get(name, ())
+            if name == "META_DATA":
+                rows = (*rows, (REVISION_ROW, self.revision))
+            if name != _STRING_IDS and (rows or name in ALWAYS_PRESENT):
+                self._table(name).create()
+            if rows:
+                columns = dict(zip(table.column_names, zip(*rows, strict=True), strict=True))
+                self._table(name).append(*batches.read(columns, table=name))
+
+    def _table(self, name: str) -> TableWriter:
+        """Return the one writer of a table that the revision has."""
+        writer = self._tables.get(name)
+        if writer is None:
+            layout = layouts.layout(self.revision, name)
+            assert layout is not None
+            writer = TableWriter(self._database, layout, parameter_limit=self._parameter_limit)
+            self._tables[name] = writer
+        return writer
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise UsageError(f"{self.path} is not open: write inside the `with` block")
+        return self._db
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Translate errors; after one of SQLite's the file is lost, whoever catches it."""
+        try:
+            with engine.translated(self.path):
+                yield
+        except UsageError:
+            raise  # nothing was written
+        except BaseException as err:
+            self._failure = err
+            raise
+
+    def _count_dropped(self, layout: Layout, sources: Mapping[str, Source], rows: int) -> None:
+        for name in layout.dropped:
+            if name in sources and (values := batches.non_null(sources[name], rows)):
+                column = f"{layout.table}.{name}"
+                self._dropped_values[column] = self._dropped_values.get(column, 0) + values
+
+    def _finish(self) -> None:
+        """Complete the file, check it, give it its name."""
+        if self._failure is not None:
+            raise self._failure
+        database = self._database
+        with self._writing():
+            if self._all_tables:
+                for name in self._spec.tables:
+                    if name != _STRING_IDS:
+                        self._table(name).create()
+            for writer in self._tables.values():
+                writer.finish()
+            self._write_own_tables()
+            self._write_strings()
+            database.execute("COMMIT")
+            self._verify()
+            database.close()
+            assert self._file is not None
+            self._file.commit()
+
+    def _write_own_tables(self) -> None:
+        """Write anomalies and facts, sorted by name: equal input gives equal files."""
+        for kind, dropped, unit in (
+            ("table_not_in_schema", self._dropped_rows, "rows"),
+            ("column_not_in_schema", self._dropped_values, "values"),
+        ):
+            if dropped:
+                found = ", ".join(f"{name} ({count} {unit})" for name, count in dropped.items())
+                self.anomaly(kind, sum(dropped.values()), f"{self.revision} has no {found}")
+        anomalies = sorted(self._anomalies.items())
+        self.write(
+            "UPROF_ANOMALIES",
+            {
+                "name": [name for name, _ in anomalies],
+                "count": [count for _, (count, _) in anomalies],
+                "detail": [detail or None for _, (_, detail) in anomalies],
+            },
+        )
+        facts = sorted(self._facts.items())
+        self.write("UPROF_RUN", {"name": [n for n, _ in facts], "value": [v for _, v in facts]})
+
+    def _write_strings(self) -> None:
+        """Write STRING_IDS, whose presence tells readers that the file is complete."""
+        writer = self._table(_STRING_IDS)
+        writer.create()
+        for ids, texts in self._strings.batches(_STRINGS_PER_BATCH):
+            writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
+
+    def _verify(self) -> None:
+        """Count the rows of every table, walking its pages, and have SQLite check the file."""
+        database = self._database
+        written = [writer for writer in self._tables.values() if writer.exists]
+        for writer in written:
+            name = writer.layout.spec.name
+            found = database.execute(f'SELECT count(*) FROM "{name}" NOT INDEXED').fetchone()[0]
+            if found != writer.rows:
+                raise StoreError(
+                    f"{self.path}: {name} has {found} rows after writing {writer.rows}"
+                )
+        # It reads every row, which would take an eighth of the time of writing a big file.
+        if sum(writer.rows for writer in written) <= _ROWS_CHECKED_SINGLY:
+            verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise StoreError(f"{self.path} is damaged after writing: {verdict}")
+
+    def _close(self) -> None:
+        if self._db is not None:
+            with suppress(sqlite3.Error):  # all it does is roll back what is thrown away
+                self._db.close()
+            self._db = None
+        if self._file is not None:
+            self._file.discard()
