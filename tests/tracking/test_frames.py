@@ -244,3 +244,16 @@ class Net(nn.Module):
         ("add", "main.py:15"),
         ("add", "main.py:15"),
     ]
+
+
+def test_modules_made_for_the_moment_match_from_iteration_to_iteration(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        MODEL.replace("return self.lin(x)", "return nn.Softmax(-1)(self.lin(x))") + PROVIDERS,
+    )
+    tracked = workload.tracked(iterations=4)
+    assert all(one.matched for one in tracked.iterations)
+    assert [(one.module_path, one.module_class) for one in tracked.operations] == [
+        ("lin", "Linear"),
+        ("", "Softmax"),
+    ]

@@ -336,6 +336,37 @@ if __name__ == "__main__":
     assert capsys.readouterr().out == "done\n"
 
 
+def test_a_forked_child_trains_untouched(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+import os
+from torch.optim import optimizer as o
+def train(net, optimizer):
+    net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(9):
+    child = os.fork()
+    if child == 0:
+        train(net, optimizer)
+        clean = not o._global_optimizer_post_hooks and not torch._C._len_torch_function_stack()
+        os._exit(0 if clean else 1)
+    assert os.waitpid(child, 0)[1] == 0, number
+    train(net, optimizer)
+print("done")
+""",
+    )
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.complete
+    assert capsys.readouterr().out == "done\n"
+
+
 @pytest.mark.slow
 def test_spawned_processes_find_the_script(workload: Workload) -> None:
     workload.write(

@@ -86,6 +86,11 @@ class Driver:
         with self._guarded():
             self._leave_stage(complete=False)
 
+    def abandon(self) -> None:
+        """End without touching any instrument."""
+        self._closed = True
+        self._open.clear()
+
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Let no failure of an instrument reach the program, which is not to blame."""

@@ -79,10 +79,6 @@ class Interception:
         if recorder is not None:
             remove_mode(recorder.mode)
 
-    def abandon(self) -> None:
-        """Stop in a forked child: what is recorded there would reach nobody."""
-        self.remove()
-
     def _active(self) -> Recorder | None:
         recorder = self._recorder
         if recorder is None or recorder.inside or recorder.thread != get_ident():

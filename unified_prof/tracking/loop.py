@@ -23,6 +23,7 @@ class TrackedLoop:
             step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
+        session.on_abandon += [self._driver.abandon, self._steps.remove]
 
     @property
     def finished(self) -> bool:

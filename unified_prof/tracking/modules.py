@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from typing import Any
+
+_MAX_SEARCHES = 5
+"""Searches of the whole heap: they take a moment, and programs may make modules all the time."""
 
 
 class ModuleNames:
@@ -14,30 +18,31 @@ class ModuleNames:
     """
 
     def __init__(self) -> None:
-        self._paths: dict[int, str | None] = {}
+        self._paths: dict[int, str] = {}
         self._roots: dict[int, int] = {}
         self._members: dict[int, list[Any]] = {}
         self._ran: set[int] = set()
+        self._searches_left = _MAX_SEARCHES
 
     def add_root(self, root: Any) -> None:
         """Name `root` and everything below it; the first name of a shared module counts."""
         members = self._members.setdefault(id(root), [])
         for path, module in root.named_modules():
-            if self._paths.get(id(module)) is None:
+            if id(module) not in self._paths:
                 self._paths[id(module)] = path
                 self._roots[id(module)] = id(root)
                 members.append(module)  # kept, so that its `id` stays its own
 
-    def path(self, module: Any) -> str | None:
-        """Return the path of a module that ran, None if it cannot be found."""
+    def path(self, module: Any) -> str:
+        """Return the path of a module that ran."""
         key = id(module)
         if key not in self._paths:
-            self._find_roots()
-            if key not in self._paths:
-                self._paths[key] = None
-                self._members.setdefault(0, []).append(module)
-        if key in self._roots:
-            self._ran.add(self._roots[key])
+            if self._searches_left:
+                self._searches_left -= 1
+                self._find_roots()
+            if key not in self._paths:  # made for the moment, as in `nn.Softmax(-1)(x)`
+                self.add_root(module)
+        self._ran.add(self._roots[key])
         return self._paths[key]
 
     def running(self) -> list[Any]:
@@ -54,4 +59,6 @@ class ModuleNames:
         }
         for module in modules:
             if id(module) not in held and "_modules" in vars(module):
-                self.add_root(module)
+                # Any module of the process comes by here; one may refuse to be walked.
+                with suppress(Exception):
+                    self.add_root(module)

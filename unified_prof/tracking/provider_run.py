@@ -37,6 +37,7 @@ class ProviderRun:
             step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
+        session.on_abandon += [self._driver.abandon, self._steps.remove]
 
     @property
     def finished(self) -> bool:

@@ -73,6 +73,8 @@ class Session:
         self.interception = Interception()
         self.weights = Weights(self.walker)
         self.facts: dict[str, str] = {}
+        self.on_abandon: list[Callable[[], None]] = []
+        """What else is to be let go of in a forked child."""
         parts = (self.device, self.walker, self.interception, self.modules)
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights)
@@ -97,6 +99,15 @@ class Session:
         _current = None
         self.interception.remove()
         self.weights.remove()
+
+    def abandon(self) -> None:
+        """Leave a forked child's program alone: what is recorded there would reach nobody."""
+        for abandon in self.on_abandon:
+            abandon()
+        for tracker in (self.run_time, self.memory, self.whole):
+            tracker.stop(complete=False)
+        self.peak.forget()
+        self.remove()
 
     def stages(self, *, whole_first: bool) -> list[Stage]:
         """Return the stages of measuring.
@@ -312,4 +323,4 @@ def _register_fork_handler() -> None:
 def _abandon_in_child() -> None:
     session = None if _current is None else _current()
     if session is not None:
-        session.remove()
+        session.abandon()
