@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _EXPORTS: dict[str, str] = {
+    "detect": "unified_prof.store.detect",
     "open_report": "unified_prof.store.reader",
+    "upgrade": "unified_prof.migrate.upgrade",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["__version__", "open_report"]
+__all__ = ["__version__", "detect", "open_report", "upgrade"]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +37,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from unified_prof.migrate.upgrade import upgrade
+    from unified_prof.store.detect import detect
     from unified_prof.store.reader import open_report
