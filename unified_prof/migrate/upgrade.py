@@ -358,7 +358,7 @@ def _error(path: Path, output: Path, plan: _Plan, err: sqlite3.Error | OSError) 
     unwritable = any(words in text for words in ("is full", "readonly", "disk I/O"))
     if isinstance(err, OSError) or unwritable:
         return output_error(output, err)
-    if "malformed" in text or "not a database" in text:
+    if isinstance(err, sqlite3.Error) and ("malformed" in text or "not a database" in text):
         return read_error(path, err)
     return StoreError(
         f"{path} could not be taken from {plan.start} to {plan.target}: {text}",

@@ -1,0 +1,223 @@
+"""One device of a recording: its tasks joined with what launched them, to their tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.batches import Flips
+from unified_prof.decoders.prof.communication import CommunicationTimes, DeviceRows
+from unified_prof.decoders.prof.compute_info import ComputeTasks, write_compute_info
+from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
+from unified_prof.decoders.prof.host_side import HostSide
+from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
+from unified_prof.decoders.prof.launches import Launches
+from unified_prof.decoders.prof.marks import device_marks
+from unified_prof.decoders.prof.memory_copies import write_copies
+from unified_prof.decoders.prof.overlap import OverlapWriter
+from unified_prof.decoders.prof.registry import TASK_DECODERS
+from unified_prof.decoders.prof.stages import Stage
+from unified_prof.decoders.prof.task_ids import NO_CONTEXT, IdCounter, TaskIds
+from unified_prof.decoders.prof.task_rows import TaskRows, no_rows, read_rows, write_tasks
+from unified_prof.decoders.prof.tasks import DeviceTasks
+from unified_prof.decoders.prof.ts_track import Track, read_track
+from unified_prof.errors import RawFormatError
+
+_LARGEST_NARROW_ID = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """What all devices of one database share."""
+
+    sink: Sink
+    stage: Stage
+    process_id: int
+    ids: IdCounter
+    overlap: OverlapWriter
+
+
+def decode_device(
+    device_id: int, device: DeviceDirectory | None, host_side: HostSide | None, file: File
+) -> None:
+    """Write the tables about the tasks of one device: those it logged, those launched for it.
+
+    Args:
+        device_id: the device.
+        device: its directory, None when only the host knows of it.
+        host_side: what the host recorded, None without a host directory.
+        file: where rows and ids go.
+
+    Raises:
+        RawFormatError: a file that all tables need cannot be read.
+    """
+    platform = _platform(device, host_side)
+    wide = platform in WIDE_TASK_ID_PLATFORMS
+    expanded = host_side is not None and host_side.expanded_streams
+    launches = Launches.none() if host_side is None else host_side.launches(device_id)
+    track, rows, logged = Track.none(), no_rows(), no_rows().key
+    if device is not None:
+        with file.stage("task log"):
+            track = read_track(device, expanded=expanded)
+            rows, logged = read_rows(
+                device, launches, track, file.sink, wide=wide, expanded=expanded
+            )
+    ids = TaskIds(file.ids)
+    resolved = ids.resolve(np.concatenate([launches.key, rows.key]))
+    launch_ids, row_ids = resolved[: len(launches.key)], resolved[len(launches.key) :]
+    with file.stage("tasks"):
+        write_tasks(
+            device_id, rows, row_ids, launches, host_side, platform, file.process_id, file.sink
+        )
+        if device is not None and not wide:  # ts_track of those platforms has another layout
+            device_marks(device, track.marks, file.process_id, ids, file.sink)
+    compute = ComputeTasks.none()
+    spans = _no_spans()
+    if host_side is not None:
+        with file.stage("operators"):
+            compute = write_compute_info(launches, launch_ids, host_side.knowledge, file.sink)
+            write_copies(
+                launches,
+                _copy_ids(launches, launch_ids, ids) if wide else launch_ids,
+                host_side.knowledge.types,
+                host_side.copies,
+                file.sink,
+            )
+        with file.stage("communication"):
+            spans = host_side.communication.write(
+                device_id,
+                launches,
+                DeviceRows(
+                    rows.launch,
+                    rows.start_ns,
+                    rows.end_ns,
+                    row_ids,
+                    rows.start,
+                    rows.end,
+                    rows.clock,
+                ),
+            )
+    if device is not None and len(rows.key):
+        with file.stage("overlap"):
+            _write_overlap(device_id, rows, launches, compute, spans, file.overlap)
+    if device is not None:
+        described = _described(
+            logged, launches, compute, ids, track.flips, wide=wide, expanded=expanded
+        )
+        del launches, rows, compute
+        decode_registered(TASK_DECODERS, device, file, described)
+
+
+def decode_registered(
+    decoders: tuple[tuple[str, tuple[str, ...]], ...],
+    part: DeviceDirectory | HostDirectory,
+    file: File,
+    *more: Any,
+) -> None:
+    """Run the decoders whose files are there; one that fails costs its own tables."""
+    for module, files in decoders:
+        if not files or any(part.data.get(name) for name in files):
+            with file.stage(module):
+                try:
+                    decoder = import_module(f"unified_prof.decoders.prof.{module}")
+                    decoder.decode(part, *more, file.sink)
+                except RawFormatError as err:
+                    file.sink.anomaly("undecoded_part", 1, f"{module}: {err}")
+
+
+def _copy_ids(launches: Launches, launch_ids: NDArray[np.int64], ids: TaskIds) -> NDArray[np.int64]:
+    """Return the ids that copies have with 32-bit task ids.
+
+    The exporter reads the upper half of the task id as a batch here, so that copies with large
+    task ids are not the tasks of the same name.
+    """
+    result = launch_ids.copy()
+    large = np.flatnonzero(launches.tasks.task_id[launches.task] > _LARGEST_NARROW_ID)
+    result[large] = ids.fresh(len(large))
+    return result
+
+
+def _platform(device: DeviceDirectory | None, host_side: HostSide | None) -> int:
+    if device is not None:
+        return device.platform
+    return -1 if host_side is None else host_side.host.platform
+
+
+def _write_overlap(
+    device_id: int,
+    rows: TaskRows,
+    launches: Launches,
+    compute: ComputeTasks,
+    spans: CommunicationTimes,
+    overlap: OverlapWriter,
+) -> None:
+    """Write when the device computed and communicated.
+
+    An end is the whole nanoseconds of the start plus those of the duration, which may be one less
+    than those of the end itself.
+    """
+    end_ns = rows.start_ns + rows.clock.duration().to_ns(rows.end - rows.start)
+    computing = _computing(rows, launches, compute)
+    bounding = ~_consists_of_contexts(rows)
+    overlap.write(
+        device_id,
+        (rows.start_ns[bounding], end_ns[bounding]),
+        (rows.start_ns[computing], end_ns[computing]),
+        (spans.start_ns, spans.end_ns),
+    )
+
+
+def _consists_of_contexts(rows: TaskRows) -> NDArray[np.bool_]:
+    """Tell which rows are whole FFTS+ tasks whose contexts have rows of their own."""
+    task = rows.stream_id.astype(np.uint64) << np.uint64(48)
+    task |= rows.batch_id.astype(np.uint64) << np.uint64(32) | rows.task_id
+    context = rows.context_id != NO_CONTEXT
+    return np.asarray(~context & np.isin(task, np.unique(task[context])))
+
+
+def _computing(rows: TaskRows, launches: Launches, compute: ComputeTasks) -> NDArray[np.bool_]:
+    """Tell which device tasks run an operator that counts as computing."""
+    counts = np.zeros(len(launches.key) + 1, bool)
+    counts[compute.launch[compute.counts_as_compute]] = True
+    return counts[rows.launch]  # MISSING is the last, which never counts
+
+
+def _described(
+    logged: NDArray[np.uint64],
+    launches: Launches,
+    compute: ComputeTasks,
+    ids: TaskIds,
+    flips: Flips,
+    *,
+    wide: bool,
+    expanded: bool,
+) -> DeviceTasks:
+    """Make the hand-over to decoders that add to tasks: one row for every identity logged."""
+    tasks = DeviceTasks(
+        ids=ids,
+        flips=flips,
+        wide_task_ids=wide,
+        expanded_streams=expanded,
+        key=logged,
+        block_num=np.zeros(len(logged), np.uint32),
+        mix_block_num=np.zeros(len(logged), np.uint32),
+        stream_by_task=launches.stream_by_task() if wide else (_NO_IDS, _NO_IDS),
+    )
+    row = tasks.find(launches.key[compute.launch])
+    ran = row >= 0
+    tasks.block_num[row[ran]] = compute.block_num[ran]
+    tasks.mix_block_num[row[ran]] = compute.mix_block_num[ran]
+    return tasks
+
+
+_NO_IDS = np.zeros(0, np.uint32)
+
+
+def _no_spans() -> CommunicationTimes:
+    none = np.zeros(0, np.int64)
+    return CommunicationTimes(none, none)

@@ -1,0 +1,65 @@
+"""Reads host compact and additional records: checks the magic, packs thread and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.pools import Keys, Timeline
+from unified_prof.decoders.prof.slices import Records
+
+
+def host_records(
+    host: HostDirectory, envelope: str, kind: str, sink: Sink, *, prefix: str | None = None
+) -> Iterator[Records]:
+    """Yield the good records of one kind, a piece at a time; bad magic numbers are counted.
+
+    Args:
+        host: where they are.
+        envelope: `compact` or `additional`.
+        kind: name of file and layout.
+        sink: takes the counts.
+        prefix: only of `unaging` (static) or `aging` files; both by default, in that order.
+    """
+    name = f"{envelope}.{kind}"
+    file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
+    if file is None:
+        return
+    for piece in file.pieces(record_type(kind)):
+        good = piece["magic"] == HOST_MAGIC
+        if good.all():
+            yield piece
+        else:
+            sink.anomaly(f"bad_magic_{kind}", int((~good).sum()), f"{file.name} records")
+            yield piece[good]
+
+
+def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
+    """Return the records whose time is possible, and their keys."""
+    good = timeline.fits(records["timestamp"])
+    if not good.all():
+        sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records left out")
+        records = records[good]
+    return records, timeline.pack(records["thread_id"], records["timestamp"])
+
+
+def collect(
+    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, sink: Sink
+) -> tuple[Records, Keys]:
+    """Return all records of a kind that is never many, sorted by time, with their keys."""
+    pieces = list(host_records(host, envelope, kind, sink))
+    if not pieces:
+        return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
+    records, keys = timed(join(pieces), kind, timeline, sink)
+    order = np.argsort(records["timestamp"], kind="stable")
+    return records[order], keys[order]
+
+
+def join(pieces: list[Records]) -> Records:
+    """Concatenate records without repacking their fields."""
+    raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
+    return np.concatenate(raw).view(pieces[0].dtype)

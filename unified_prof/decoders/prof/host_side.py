@@ -1,0 +1,113 @@
+"""The host side of a recording: calls and launches, ready to be joined with device logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.calls import read_calls, write_calls
+from unified_prof.decoders.prof.captures import read_captures
+from unified_prof.decoders.prof.communication import CommunicationWriter
+from unified_prof.decoders.prof.communication_records import read_communication
+from unified_prof.decoders.prof.compute_info import HostKnowledge
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_records import host_records
+from unified_prof.decoders.prof.host_tasks import (
+    WIDE_TASK_ID_PLATFORMS,
+    CallTree,
+    place,
+    read_host_tasks,
+)
+from unified_prof.decoders.prof.launches import Launches, launches_of
+from unified_prof.decoders.prof.memory_copies import read_copies
+from unified_prof.decoders.prof.operators import read_contexts, read_descriptions
+from unified_prof.decoders.prof.pools import Timeline
+from unified_prof.decoders.prof.stages import Stage
+
+_LEVEL0 = ("l0", "level0")
+
+
+class HostSide:
+    """Everything the host recorded about work for devices. Reading it writes CANN_API."""
+
+    def __init__(self, host: HostDirectory, sink: Sink, stage: Stage) -> None:
+        self.host = host
+        self.timeline = Timeline(host.clocks.host_origin_ticks)
+        with stage("calls"):
+            calls = read_calls(host, self.timeline, sink)
+            write_calls(calls, host, self.timeline, sink)
+            tree = CallTree.of(calls)
+            items, call_types = calls.items, calls.type_pairs()
+            del calls
+        with stage("launches"):
+            self.tasks, types = read_host_tasks(host, self.timeline, sink)
+            place(self.tasks, tree, items)
+            self.node_contexts, self.communication_contexts = read_contexts(
+                host, tree.node, tree.communication, self.timeline, sink
+            )
+            self.captures = read_captures(host, self.timeline, sink)
+            self.copies = read_copies(host, self.timeline, sink)
+        with stage("operator descriptions"):
+            descriptions = read_descriptions(host, tree.node, self.timeline, sink)
+            self.knowledge = HostKnowledge(
+                items,
+                tree,
+                types,
+                descriptions,
+                host.dictionaries,
+                _schedule_streams(host, sink),
+                _is_level0(host),
+            )
+            records = read_communication(host, self.knowledge, self.timeline, sink)
+        self.communication = CommunicationWriter(
+            host, records, self.knowledge, call_types, self.timeline, sink
+        )
+        self.expanded_streams = _expanded_streams(host, sink)
+
+    def device_ids(self) -> set[int]:
+        """Return the devices that something was launched for."""
+        return set(np.unique(self.tasks.device_id).tolist())
+
+    def captured_models(
+        self,
+        device_id: int,
+        stream_id: NDArray[Any],
+        batch_id: NDArray[Any],
+        launched: NDArray[np.uint64],
+    ) -> NDArray[np.uint32]:
+        """Return the models that launches into captured streams belong to."""
+        return self.captures.models(device_id, stream_id, batch_id, self.timeline.ticks(launched))
+
+    def launches(self, device_id: int) -> Launches:
+        """Return the launches for one device."""
+        return launches_of(
+            self.tasks,
+            device_id,
+            self.knowledge.types,
+            self.node_contexts,
+            self.communication_contexts,
+            wide_task_ids=self.host.platform in WIDE_TASK_ID_PLATFORMS,
+        )
+
+
+def _schedule_streams(host: HostDirectory, sink: Sink) -> NDArray[np.int64]:
+    streams = [
+        records["stream_id"].astype(np.int64)
+        for records in host_records(host, "additional", "mc2_comm_info", sink)
+    ]
+    return np.unique(np.concatenate(streams)) if streams else np.zeros(0, np.int64)
+
+
+def _expanded_streams(host: HostDirectory, sink: Sink) -> bool:
+    return any(
+        bool((records["expand_status"] == 1).any())
+        for records in host_records(host, "compact", "expand_stream_spec", sink)
+    )
+
+
+def _is_level0(host: HostDirectory) -> bool:
+    level = host.sample.text("profLevel") or host.sample.text("prof_level")
+    return level.lower() in _LEVEL0

@@ -1,0 +1,235 @@
+"""The one table of binary record layouts, and the NumPy structured types made from it.
+
+An entry reads `name: (size_bytes, "field type@offset, ...")`. Types are little-endian: u1 u2 u4 u8
+unsigned, i4 i8 signed, f8 double, `Nu4` an array of N, `NS` a NUL-padded text of N bytes. Bytes
+that nothing reads have no field. An entry of `_COMPACT` or `_ADDITIONAL` describes the payload of
+a host record: its offsets count from the payload, and the type also has the envelope's fields.
+
+Source of the facts: the public collector and analysis code of the Ascend toolkit.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+RecordType = np.dtype[Any]
+
+HOST_MAGIC = 0x5A5A
+STARS_MAGIC = 0x6BD3
+
+_HEADER = "magic u2@0, level u2@2, type u4@4, thread_id u4@8, data_len u4@12, timestamp u8@16"
+_HEADER_BYTES = 24
+_COMPACT_BYTES = 64
+_ADDITIONAL_BYTES = 256
+
+# Host records, whole.
+_HOST: dict[str, tuple[int, str]] = {
+    "api_event": (
+        40,
+        "magic u2@0, level u2@2, type u4@4, thread_id u4@8, request_id u4@12, begin u8@16,"
+        " end u8@24, item_id u8@32",
+    ),
+}
+
+# Payloads (40 bytes) of host compact records.
+_COMPACT: dict[str, str] = {
+    # The ext bytes are read as block counts, or for SIMT kernels as grid and block dimensions.
+    "task_track": (
+        "device_id u2@0, stream_id u2@2, task_id u4@4, task_type u8@8, kernel_name u8@16,"
+        " block_num u2@24, ratio_bits u1@28, grid_dim 3u2@24, block_dim 3u2@30"
+    ),
+    "node_basic_info": (
+        "op_name u8@0, task_type u4@8, op_type u8@12, block_dim u4@20, op_flag u4@24"
+    ),
+    "node_attr_info": "op_name u8@0, attr_type u4@8, hash_id u8@12",
+    "hccl_op_info": "flags u1@0, data_type u1@1, alg_type u8@2, count u8@10, group_name u8@18",
+    "memcpy_info": "data_size u8@0, max_size u8@8, direction u2@16",
+    "capture_stream_info": (
+        "status u2@0, model_stream_id u2@2, original_stream_id u2@4, model_id u2@6, device_id u2@8"
+    ),
+    "expand_stream_spec": "expand_status u1@0",
+}
+
+# Payloads (232 bytes) of host additional records.
+_ADDITIONAL: dict[str, str] = {
+    # Five tensors of 11 words each: kind (0 input, 1 output), format, data type, 8 dimensions.
+    "tensor_info": "op_name u8@0, tensor_num u4@8, tensors 55u4@12",
+    "context_id_info": "op_name u8@0, context_num u4@8, context_ids 55u4@12",
+    "hccl_info": (
+        "item_id u8@0, ccl_tag u8@8, group_name u8@16, local_rank u4@24, remote_rank u4@28,"
+        " rank_size u4@32, plane_id u4@40, context_id u4@44, notify_id u8@48, role u4@60,"
+        " estimated_duration f8@64, src_addr u8@72, dst_addr u8@80, size_bytes u8@88,"
+        " op_type u4@96, data_type u4@100, link_type u4@104, transport_type u4@108,"
+        " rdma_type u4@112"
+    ),
+    "fusion_op_info": (
+        "op_name u8@0, fusion_op_num u4@8, input_bytes u8@12, output_bytes u8@20,"
+        " weight_bytes u8@28, workspace_bytes u8@36, total_bytes u8@44, fusion_op_ids 8u8@52"
+    ),
+    "graph_id_map": "model_name u8@0, graph_id u4@8, model_id u4@12",
+    "msproftx": (
+        "info_type u2@0, segment u2@2, process_id u4@12, tx_thread_id u4@16, category u4@20,"
+        " event_type u4@24, start u8@40, end u8@48, mark_id u8@56, domain u8@64, message 156S@76"
+    ),
+    "task_memory_info": (
+        "addr u8@0, size_bytes i8@8, node_id u8@16, total_allocate u8@24, total_reserve u8@32,"
+        " device_id u4@40, device_type u4@44"
+    ),
+    "mc2_comm_info": (
+        "group_name u8@0, rank_size u4@8, rank_id u4@12, user_rank_id u4@16, stream_id u4@20,"
+        " stream_num u4@24, comm_stream_ids 51u4@28"
+    ),
+}
+
+# Device records. `w0` of a stars or PMU record: function code in bits 5..0, running counter in
+# bits 9..6, task (SQE) type in bits 15..10.
+_DEVICE: dict[str, tuple[int, str]] = {
+    "stars_acsq": (
+        64,
+        "w0 u2@0, magic u2@2, stream_id u2@4, task_id u2@6, timestamp u8@8, acc_id u2@18",
+    ),
+    "stars_ffts_log": (
+        64,
+        "w0 u2@0, magic u2@2, stream_id u2@4, task_id u2@6, timestamp u8@8, subtask_type u1@16,"
+        " subtask_id u2@18, ffts_type_word u2@20, thread_id u2@22",
+    ),
+    "stars_sio": (
+        64,
+        "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, req_rx u4@32, rsp_rx u4@36,"
+        " snp_rx u4@40, dat_rx u4@44, req_tx u4@48, rsp_tx u4@52, snp_tx u4@56, dat_tx u4@60",
+    ),
+    # Platforms 15 and 16; no field is known that tells dies apart.
+    "stars_sio_v6": (
+        64,
+        "w0 u2@0, magic u2@2, timestamp u8@8, req_rx u4@28, rsp_rx u4@32, snp_rx u4@36,"
+        " dat_rx u4@40, req_tx u4@48, rsp_tx u4@52, snp_tx u4@56, dat_tx u4@60",
+    ),
+    "stars_acc_pmu": (
+        64,
+        "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, read_bandwidth u8@32,"
+        " write_bandwidth u8@40, read_ost u8@48, write_ost u8@56",
+    ),
+    "stars_qos": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bandwidth 10u4@24"),
+    "stars_inter_soc": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bw_level u2@32"),
+    "stars_acsq_v6": (
+        32,
+        "w0 u2@0, magic u2@2, task_id_low u2@4, task_id_high u2@6, timestamp u8@8, acc_id u2@18",
+    ),
+    "ffts_context_pmu": (
+        128,
+        "w0 u2@0, stream_id u2@4, task_id u2@6, subtask_word u2@16, subtask_id u2@18,"
+        " ffts_type_word u2@20, total_cycle u8@32, pmu 8u8@48, start u8@112, end u8@120",
+    ),
+    "ffts_block_pmu": (
+        128,
+        "w0 u2@0, stream_id u2@4, task_id u2@6, subtask_type u1@16, subtask_id u2@18, core u1@20,"
+        " ffts_type_byte u1@21, sub_block_id u2@28, block_id u2@30, total_cycle u8@32, pmu 8u8@48,"
+        " start u8@112, end u8@120",
+    ),
+    "v6_pmu": (
+        128,
+        "w0 u2@0, task_id_low u2@4, task_id_high u2@6, total_cycle u8@8, context_type u1@16,"
+        " flags u1@17, core_type u1@20, core_id u1@21, sub_block_id u2@24, block_id u2@26,"
+        " pmu 10u8@32, start u8@112, end u8@120",
+    ),
+    # ts_track: every kind has the function code at byte 1.
+    "ts_step_trace": (
+        40,
+        "func_type u1@1, timestamp u8@8, index_id u8@16, model_id u8@24, stream_id u2@32,"
+        " task_id u2@34, tag_id u2@36",
+    ),
+    "ts_task_flip": (
+        40,
+        "func_type u1@1, timestamp u8@8, stream_id u2@16, flip_num u2@18, task_id u2@22",
+    ),
+    "ts_block_num": (
+        40,
+        "func_type u1@1, timestamp u8@8, stream_id u2@16, task_id u2@18, block_num u4@20",
+    ),
+    "ts_memcpy": (
+        40,
+        "func_type u1@1, timestamp u8@8, stream_id u2@16, task_id u2@18, task_state u1@20",
+    ),
+    "ts_timeline": (
+        32,
+        "func_type u1@1, task_type u2@8, task_state u2@10, stream_id u2@12, task_id u2@14,"
+        " timestamp u8@16",
+    ),
+    "hwts_log": (64, "w0 u1@0, task_type u1@1, task_id u2@6, timestamp u8@8, stream_word u4@16"),
+    "aicore_task": (
+        128,
+        "w0 u1@0, stream_id u2@4, task_id u2@6, total_cycle u8@16, pmu 8u8@32",
+    ),
+    "aicore_sample": (
+        96,
+        "mode u1@0, event_count 8u8@8, task_cycle u8@72, timestamp u8@80, count_num u1@88,"
+        " core_id u1@89",
+    ),
+    # Platforms 15 and 16.
+    "aicore_sample_v6": (
+        112,
+        "mode u1@0, event_count 10u8@8, task_cycle u8@88, timestamp u8@96, count_num u1@104,"
+        " core_id u1@105",
+    ),
+    "lpm_freq": (888, "count u4@0, words 110u8@8"),
+    "hbm_v1": (24, "timestamp_us u8@0, count u8@8, event_type u4@16, hbm_id u4@20"),
+    "hbm_v2": (32, "event_type u4@8, hbm_id u4@12, count u8@16, timestamp_ns u8@24"),
+    "llc_v1": (24, "timestamp_us u8@0, count u8@8, event_id u4@16, l3t_id u4@20"),
+    "llc_v2": (24, "count u4@4, event_id u4@8, l3t_id u4@12, timestamp_ns u8@16"),
+    "ddr": (20, "timestamp_us u4@0, count u4@4, rw u4@8, channel u4@12, master u4@16"),
+    # Seven (min, max, average) triples: tx posted, tx non-posted, tx completion, tx non-posted
+    # latency (ns), rx posted, rx non-posted, rx completion; bandwidths in bytes per microsecond.
+    "pcie": (96, "timestamp u8@0, device_id u4@8, values 21u4@12"),
+    "npu_mem_v1": (32, "timestamp_us u4@0, event u4@4, ddr u8@16, hbm u8@24"),
+    "npu_mem_v2": (32, "event u4@4, timestamp_us u8@8, ddr u8@16, hbm u8@24"),
+    "npu_module_mem": (24, "module_id u4@0, host_ticks u8@8, total_size u8@16"),
+    "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
+    "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),
+}
+
+_FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")
+
+
+@cache
+def record_type(name: str) -> RecordType:
+    """Return the NumPy structured type of the record kind `name`, envelope included.
+
+    Raises:
+        KeyError: no such layout.
+    """
+    if name in _COMPACT:
+        return _structured(_COMPACT_BYTES, [(_HEADER, 0), (_COMPACT[name], _HEADER_BYTES)])
+    if name in _ADDITIONAL:
+        return _structured(_ADDITIONAL_BYTES, [(_HEADER, 0), (_ADDITIONAL[name], _HEADER_BYTES)])
+    size, fields = _HOST[name] if name in _HOST else _DEVICE[name]
+    return _structured(size, [(fields, 0)])
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all layouts."""
+    return (*_HOST, *_COMPACT, *_ADDITIONAL, *_DEVICE)
+
+
+def _structured(size: int, groups: list[tuple[str, int]]) -> RecordType:
+    fields: dict[str, tuple[Any, int]] = {}
+    for text, base in groups:
+        for field, count, kind, offset in _FIELD.findall(text):
+            fields[field] = (_format(kind, count), base + int(offset))
+    return np.dtype(
+        {
+            "names": list(fields),
+            "formats": [form for form, _ in fields.values()],
+            "offsets": [offset for _, offset in fields.values()],
+            "itemsize": size,
+        }
+    )
+
+
+def _format(kind: str, count: str) -> Any:
+    if kind == "S":
+        return f"S{count}"
+    return (f"<{kind}", (int(count),)) if count else f"<{kind}"

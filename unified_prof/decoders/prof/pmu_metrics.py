@@ -1,0 +1,283 @@
+"""PMU counters of AI cores to named metrics: the metric sets, their events and formulas.
+
+A metric set is a list of metric names; a metric is a weighted sum of event counters put in
+relation to the cycles, the time, or another counter. Events are known by their number in the
+event list of sample.json, so one definition serves task-based and sample-based PMU, any order of
+events, and chips that lack some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Kind = Literal["ratio", "time", "rate", "count", "bandwidth"]
+Family = Literal["two kinds", "one kind", "v6"]
+
+TOTAL_TIME = "total_time"
+TOTAL_CYCLES = "total_cycles"
+CUSTOM_PREFIX = "Custom"
+
+_HZ_PER_MHZ = 1e6
+BYTES_PER_GB = float(1 << 30)
+_BYTES_PER_KB = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How one metric follows from the counters of a task or a core."""
+
+    name: str
+    kind: Kind
+    terms: tuple[tuple[int, float], ...]
+    """(event, weight): what is summed. For `rate` the two events to divide."""
+
+    def events(self) -> frozenset[int]:
+        """Return the events that must have been counted."""
+        return frozenset(event for event, _weight in self.terms)
+
+
+def _ratio(name: str, *events: int) -> Metric:
+    return Metric(f"{name}_ratio", "ratio", tuple((event, 1.0) for event in events))
+
+
+def _pipe(name: str, *events: int) -> tuple[Metric, Metric]:
+    terms = tuple((event, 1.0) for event in events)
+    return Metric(f"{name}_time", "time", terms), Metric(f"{name}_ratio", "ratio", terms)
+
+
+def _miss_rate(misses: int, accesses: int) -> Metric:
+    return Metric("icache_miss_rate", "rate", ((misses, 1.0), (accesses, 1.0)))
+
+
+def _bandwidth(name: str, event: int, bytes_each: int) -> Metric:
+    return Metric(name, "bandwidth", ((event, float(bytes_each)),))
+
+
+def _kilobytes(name: str, **bytes_each: int) -> Metric:
+    terms = tuple((int(event[1:], 16), size / _BYTES_PER_KB) for event, size in bytes_each.items())
+    return Metric(name, "count", terms)
+
+
+_SETS: dict[str, tuple[Metric, ...]] = {
+    "ArithmeticUtilization": (
+        _ratio("mac_fp16", 0x49),
+        _ratio("mac_int8", 0x4A),
+        _ratio("vec_fp32", 0x4B),
+        _ratio("vec_fp16", 0x4C, 0x4D),
+        _ratio("vec_int32", 0x4E),
+        _ratio("vec_misc", 0x4F),
+        # Multiply-add counts of one cycle of the cube unit and of the vector unit.
+        Metric("cube_fops", "count", ((0x49, 8192.0), (0x4A, 16384.0))),
+        Metric(
+            "vector_fops",
+            "count",
+            ((0x4B, 64.0), (0x4C, 128.0), (0x4D, 64.0), (0x4E, 64.0), (0x4F, 32.0)),
+        ),
+    ),
+    "PipeUtilization": (
+        *_pipe("vec", 0x08),
+        *_pipe("mac", 0x0A),
+        *_pipe("scalar", 0x09),
+        *_pipe("mte1", 0x0B),
+        *_pipe("mte2", 0x0C),
+        *_pipe("mte3", 0x0D),
+        _miss_rate(0x55, 0x54),
+    ),
+    "PipeUtilizationExct": (
+        *_pipe("mac", 0x416, 0x417),
+        *_pipe("scalar", 0x09),
+        *_pipe("mte1", 0x302),
+        *_pipe("mte2", 0x0C),
+        *_pipe("fixpipe", 0x303),
+        _miss_rate(0x55, 0x54),
+    ),
+    "PipelineExecuteUtilization": (
+        *_pipe("vec_exe", 0x08),
+        *_pipe("mac_exe", 0x0A),
+        *_pipe("scalar_exe", 0x09),
+        *_pipe("mte1_exe", 0x0B),
+        *_pipe("mte2_exe", 0x0C),
+        *_pipe("mte3_exe", 0x0D),
+        _miss_rate(0x55, 0x54),
+    ),
+    "Memory": (
+        _bandwidth("ub_read_bw", 0x15, 128),
+        _bandwidth("ub_write_bw", 0x16, 128),
+        _bandwidth("l1_read_bw", 0x31, 512),
+        _bandwidth("l1_write_bw", 0x32, 128),
+        _bandwidth("l2_read_bw", 0x0F, 256),
+        _bandwidth("l2_write_bw", 0x10, 256),
+        _bandwidth("main_mem_read_bw", 0x12, 8),
+        _bandwidth("main_mem_write_bw", 0x13, 8),
+    ),
+    "MemoryL0": (
+        _bandwidth("l0a_read_bw", 0x1B, 512),
+        _bandwidth("l0a_write_bw", 0x1C, 512),
+        _bandwidth("l0b_read_bw", 0x21, 512),
+        _bandwidth("l0b_write_bw", 0x22, 256),
+        _bandwidth("l0c_read_bw", 0x27, 256),
+        _bandwidth("l0c_read_bw_cube", 0x28, 1024),
+        _bandwidth("l0c_write_bw", 0x29, 256),
+        _bandwidth("l0c_write_bw_cube", 0x2A, 1024),
+    ),
+    "MemoryUB": (
+        _bandwidth("ub_read_bw_vector", 0x43, 32),
+        _bandwidth("ub_write_bw_vector", 0x44, 32),
+        _bandwidth("ub_read_bw_scalar", 0x37, 16),
+        _bandwidth("ub_write_bw_scalar", 0x38, 16),
+    ),
+    "ResourceConflictRatio": (
+        _ratio("vec_bankgroup_cflt", 0x64),
+        _ratio("vec_bank_cflt", 0x65),
+        _ratio("vec_resc_cflt", 0x66),
+    ),
+    "L2Cache": tuple(
+        Metric(name, "count", ((event, 1.0),))
+        for name, event in (
+            ("write_cache_hit", 0x500),
+            ("write_cache_miss_allocate", 0x502),
+            ("r0_read_cache_hit", 0x504),
+            ("r0_read_cache_miss_allocate", 0x506),
+            ("r1_read_cache_hit", 0x508),
+            ("r1_read_cache_miss_allocate", 0x50A),
+        )
+    ),
+    "MemoryAccess": (
+        _kilobytes("read_main_memory_datas", x50d=128, x50e=128),
+        _kilobytes("write_main_memory_datas", x50c=128),
+        _kilobytes("GM_to_L1_datas", x32=256, x206=-256),
+        _kilobytes("L0C_to_L1_datas", x206=128),
+        _kilobytes("L0C_to_GM_datas", x20c=128, x206=-128),
+        _kilobytes("GM_to_UB_datas", x3e=128),
+        _kilobytes("UB_to_GM_datas", x3d=128),
+    ),
+}
+
+# Chips whose cube and vector units share their cores differ in one set.
+_SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
+    **_SETS,
+    "Memory": (
+        _bandwidth("ub_read_bw", 0x15, 128),
+        _bandwidth("ub_write_bw", 0x16, 128),
+        _bandwidth("l1_read_bw", 0x31, 512),
+        _bandwidth("l1_write_bw", 0x32, 256),
+        _bandwidth("main_mem_read_bw", 0x12, 8),
+        _bandwidth("main_mem_write_bw", 0x13, 8),
+    ),
+}
+
+# Platforms 15 and 16 number their events differently; only this set is known.
+_SETS_V6: dict[str, tuple[Metric, ...]] = {
+    "PipeUtilization": (
+        *_pipe("vec", 0x501),
+        *_pipe("mac", 0x301),
+        *_pipe("scalar", 0x1),
+        *_pipe("mte1", 0x701),
+        *_pipe("mte2", 0x202),
+        *_pipe("mte3", 0x203),
+        *_pipe("fixpipe", 0x714),
+        _miss_rate(0x35, 0x34),
+    ),
+}
+
+
+def parse_events(text: str, limit: int) -> tuple[int, ...]:
+    """Return the event numbers of a list such as `0x8,0xa` or `8,10`.
+
+    Args:
+        text: value of ai_core_profiling_events or aiv_profiling_events of sample.json.
+        limit: how many counters a record has; further events were not counted.
+
+    Raises:
+        ValueError: an entry is no number.
+    """
+    return tuple(int(part.strip(), 0) for part in text.split(",") if part.strip())[:limit]
+
+
+_FAMILIES: dict[Family, dict[str, tuple[Metric, ...]]] = {
+    "two kinds": _SETS,
+    "one kind": _SETS_ONE_KIND,
+    "v6": _SETS_V6,
+}
+
+
+def metrics_of(set_name: str, events: Sequence[int], family: Family) -> tuple[Metric, ...]:
+    """Return the metrics of a set that the counted events allow.
+
+    Args:
+        set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
+        events: what the counters of a record count.
+        family: of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
+    """
+    if set_name.startswith(CUSTOM_PREFIX):
+        return tuple(Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
+    counted = set(events)
+    known = _FAMILIES[family].get(set_name, ())
+    return tuple(metric for metric in known if metric.events() <= counted)
+
+
+def evaluate(
+    metrics: Sequence[Metric],
+    events: Sequence[int],
+    counters: NDArray[Any],
+    cycles: Float64,
+    total_time_ns: Float64,
+    frequency_mhz: float,
+) -> Float64:
+    """Compute metrics for many tasks or cores at once.
+
+    Args:
+        metrics: what to compute.
+        events: event of each column of `counters`.
+        counters: one row per task or core.
+        cycles: cycles of each row.
+        total_time_ns: time of each row, what `time` metrics are a share of.
+        frequency_mhz: core frequency that turns bytes per cycle into GB/s.
+
+    Returns:
+        One row per row of `counters`, one column per metric. Ratios without a denominator are 0,
+        as a core that did not run has none of anything.
+    """
+    column = {event: index for index, event in enumerate(events)}
+    count = {event: counters[:, index].astype(np.float64) for event, index in column.items()}
+    result = np.empty((len(cycles), len(metrics)))
+    for index, metric in enumerate(metrics):
+        result[:, index] = _evaluate(metric, count, cycles, total_time_ns, frequency_mhz)
+    return result
+
+
+def _evaluate(
+    metric: Metric,
+    count: Mapping[int, Float64],
+    cycles: Float64,
+    total_time_ns: Float64,
+    frequency_mhz: float,
+) -> Float64:
+    if metric.kind == "rate":
+        (numerator, _), (denominator, _) = metric.terms
+        return divide(count[numerator], count[denominator])
+    (event, weight), *others = metric.terms
+    total = count[event] * weight
+    for event, weight in others:
+        total = total + count[event] * weight
+    if metric.kind == "count":
+        return total
+    per_cycle = divide(total, cycles)
+    if metric.kind == "ratio":
+        return per_cycle
+    if metric.kind == "time":
+        return per_cycle * total_time_ns
+    return per_cycle * (frequency_mhz * _HZ_PER_MHZ / BYTES_PER_GB)
+
+
+def divide(numerator: NDArray[Any], denominator: NDArray[Any]) -> Float64:
+    """Return the quotients, 0 where the denominator is 0."""
+    result = np.zeros(len(numerator))
+    np.divide(numerator, denominator, out=result, where=denominator != 0)
+    return result

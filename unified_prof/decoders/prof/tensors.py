@@ -1,0 +1,134 @@
+"""Texts of the tensors of operators: formats, data types, shapes of inputs and outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+TENSORS_PER_RECORD = 5
+_WORDS = 11
+NOT_KNOWN = "N/A"
+
+# By number, as the graph engine has them.
+_FORMATS = (
+    "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"
+    " FRACTAL_DECONV_TRANSPOSE FRACTAL_DECONV_SP_STRIDE_TRANS NC1HWC0_C04 FRACTAL_Z_C04"
+    " CHWN FRACTAL_DECONV_SP_STRIDE8_TRANS HWCN NC1KHKWHWC0 BN_WEIGHT FILTER_HWCK"
+    " HASHTABLE_LOOKUP_LOOKUPS HASHTABLE_LOOKUP_KEYS HASHTABLE_LOOKUP_VALUE"
+    " HASHTABLE_LOOKUP_OUTPUT HASHTABLE_LOOKUP_HITS C1HWNCoC0 MD NDHWC FRACTAL_ZZ"
+    " FRACTAL_NZ NCDHW DHWCN NDC1HWC0 FRACTAL_Z_3D CN NC DHWNC FRACTAL_Z_3D_TRANSPOSE"
+    " FRACTAL_ZN_LSTM FRACTAL_Z_G RESERVED ALL NULL ND_RNN_BIAS FRACTAL_ZN_RNN NYUV NYUV_A"
+    " NCL FRACTAL_Z_WINO C1HWC0"
+).split()
+_DATA_TYPES = (
+    "FLOAT FLOAT16 INT8 INT32 UINT8 - INT16 UINT16 UINT32 INT64 UINT64 DOUBLE BOOL STRING"
+    " DUAL_SUB_INT8 DUAL_SUB_UINT8 COMPLEX64 COMPLEX128 QINT8 QINT16 QINT32 QUINT8 QUINT16"
+    " RESOURCE STRING_REF DUAL DT_VARIANT DT_BF16 DT_UNDEFINED DT_INT4 DT_UINT1 DT_INT2 DT_UINT2"
+    " DT_COMPLEX32 DT_HIFLOAT8 DT_FLOAT8_E5M2 DT_FLOAT8_E4M3FN DT_FLOAT8_E8M0 DT_FLOAT6_E3M2"
+    " DT_FLOAT6_E2M3 DT_FLOAT4_E2M1 DT_FLOAT4_E1M2"
+).split()
+
+
+def format_text(word: int) -> str:
+    """Return a format as text: the name of its low byte, and bits 8 to 23 as sub-format."""
+    primary, sub = word & 0xFF, word >> 8 & 0xFFFF
+    name = _FORMATS[primary] if primary < len(_FORMATS) else str(primary)
+    return f"{name}:{sub}" if sub else name
+
+
+def data_type_text(number: int) -> str:
+    """Return the name of a data type, or its number."""
+    known = number < len(_DATA_TYPES) and _DATA_TYPES[number] != "-"
+    return _DATA_TYPES[number] if known else str(number)
+
+
+@dataclass(frozen=True, slots=True)
+class SideTexts:
+    """The three texts of the inputs or of the outputs of an operator."""
+
+    formats: str
+    data_types: str
+    shapes: str
+
+
+class TensorTexts:
+    """Interns lists of tensors; index 0 is the empty list."""
+
+    def __init__(self) -> None:
+        self._lists: list[bytes] = [b""]
+        self._index: dict[bytes, int] = {b"": 0}
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def signatures(
+        self, tensors: NDArray[np.uint32], number: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        """Return the list index of every record.
+
+        Args:
+            tensors: 55 words a record: five tensors of kind, format, data type, 8 dimensions.
+            number: how many of the five are filled.
+        """
+        words = np.ascontiguousarray(tensors)
+        number = np.minimum(number, TENSORS_PER_RECORD)
+        mixed = words.astype(np.uint64) @ _MIX + number * np.uint64(0x9E3779B97F4A7C15)
+        _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+        if not (
+            np.array_equal(words, words[first][inverse])
+            and np.array_equal(number, number[first][inverse])
+        ):  # two lists with one checksum: compare the words themselves
+            rows = np.column_stack([words, number])
+            _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        index = [
+            self._intern(words[row, : int(number[row]) * _WORDS].tobytes())
+            for row in first.tolist()
+        ]
+        return np.array(index, np.uint32)[inverse.ravel()]
+
+    def joined(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
+        """Return the index of every list of `before` continued by one of `after`."""
+        pair = before.astype(np.uint64) << np.uint64(32) | after
+        distinct, inverse = np.unique(pair, return_inverse=True)
+        index = [
+            self._intern(self._lists[both >> 32] + self._lists[both & 0xFFFFFFFF])
+            for both in distinct.tolist()
+        ]
+        return np.array(index, np.uint32)[inverse]
+
+    def texts(self, index: int) -> tuple[SideTexts, SideTexts]:
+        """Return the texts of the inputs and of the outputs of a list."""
+        words = np.frombuffer(self._lists[index], "<u4").reshape(-1, _WORDS).tolist()
+        return (
+            _side([tensor for tensor in words if tensor[0] == 0]),
+            _side([tensor for tensor in words if tensor[0] == 1]),
+        )
+
+    def _intern(self, words: bytes) -> int:
+        index = self._index.setdefault(words, len(self._lists))
+        if index == len(self._lists):
+            self._lists.append(words)
+        return index
+
+
+# Powers of an odd number: a checksum of the words of a record, modulo 2**64.
+_MIX = np.cumprod(np.full(TENSORS_PER_RECORD * _WORDS, 0x9E3779B97F4A7C15, np.uint64))
+
+
+def _side(tensors: list[list[int]]) -> SideTexts:
+    if not tensors:
+        return SideTexts(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
+    return SideTexts(
+        ";".join(format_text(tensor[1]) for tensor in tensors),
+        ";".join(data_type_text(tensor[2]) for tensor in tensors),
+        '"' + ";".join(_shape(tensor[3:]) for tensor in tensors) + '"',
+    )
+
+
+def _shape(dimensions: list[int]) -> str:
+    """Join the dimensions up to the first 0."""
+    end = dimensions.index(0) if 0 in dimensions else len(dimensions)
+    return ",".join(map(str, dimensions[:end]))
