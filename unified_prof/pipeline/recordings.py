@@ -9,6 +9,9 @@ from pathlib import Path
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
 
+TIMELINE_NAME = "timeline.db"
+"""Database of the trace that torch.profiler left of a run."""
+
 
 def build_databases(
     recordings: Iterable[Recording],
@@ -36,7 +39,12 @@ def build_databases(
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
-        path, note = _kept(recording) if native else _built(recording, options, facts, force=force)
+        if recording.kind == "kineto":
+            path, note = _imported(recording, options, facts, force=force)
+        elif native:
+            path, note = _kept(recording)
+        else:
+            path, note = _built(recording, options, facts, force=force)
         if path:
             paths.append(path)
         if note:
@@ -44,6 +52,28 @@ def build_databases(
     if notes and not paths:
         raise CaptureError("; ".join(notes))
     return tuple(paths), notes
+
+
+def _imported(
+    recording: Recording,
+    options: Mapping[str, object],
+    facts: Mapping[str, str | None],
+    *,
+    force: bool,
+) -> tuple[Path | None, str | None]:
+    from unified_prof.pipeline.import_trace import import_trace
+
+    schema = str(options.get("schema") or "documented")
+    report = recording.path.with_name(TIMELINE_NAME)
+    try:
+        import_trace(
+            recording.path, report, schema=schema, force=force, facts=facts, of_own_run=True
+        )
+    except OutputError:
+        raise
+    except UprofError as err:
+        return None, str(err)
+    return report, None
 
 
 def _kept(recording: Recording) -> tuple[Path | None, str | None]:

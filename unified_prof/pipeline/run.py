@@ -16,7 +16,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.recordings import build_databases
+from unified_prof.pipeline.recordings import TIMELINE_NAME, build_databases
 from unified_prof.tracking.records import TrackedRun
 
 
@@ -57,6 +57,8 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
     skyline_files = outputs.skyline_files(spec.output_dir, spec.reports, rank)
     outputs.refuse_existing_files(skyline_files.values(), force=force)
     raw = outputs.raw_directory(spec.output_dir, rank)
+    if TIMELINE in spec.reports:
+        outputs.refuse_existing_files([raw / TIMELINE_NAME], force=force)
     with outputs.output_directory(spec.output_dir), outputs.output_directory(raw):
         facts = provenance.of_run(spec, backend.name, rank, provenance.now())
         capture = backend.run(replace(spec, output_dir=raw))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -31,10 +31,10 @@ _CPU_DEVICE_TYPE = 0
 class Collector(Fields):
     """The parts of one trace, decoded but not yet joined. A context manager."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
         super().__init__(sink)
         self.collectives = Collectives()
-        self.chains = CallChains()
+        self.chains = CallChains(is_outside)
 
         def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
             return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))
@@ -114,6 +114,7 @@ class Collector(Fields):
         if self.names.steps:
             is_operation &= ~np.isin(names, list(self.names.steps))
         rows["is_operation"] = is_operation
+        rows["finished"] = [a.finished is not False for a in args]
         rows["external"] = self.external_ids(args)
         rows["sequence"] = self.ids([a.sequence_number for a in args])
         rows["forward_thread"] = self.ids([a.forward_thread for a in args])
@@ -122,6 +123,7 @@ class Collector(Fields):
         rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
         rows["stack"] = [self.chains.of_stack(a.call_stack) if a.call_stack else -1 for a in args]
         rows["collective"] = self._host_collectives(events, names, rows["signature"])
+        self.count_odd("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
         self.host.append(_valid(rows, valid))
 
     def _host_collectives(
@@ -248,7 +250,7 @@ class Collector(Fields):
         rows["size"] = size
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])
         rows["total_reserved"] = self.ids([a.total_reserved for a in args])
-        self.count_invalid("memory_event_without_size", size == 0, events)
+        self.count_odd("memory_event_without_size", size == 0, events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])
 

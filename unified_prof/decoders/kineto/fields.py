@@ -52,15 +52,15 @@ class Fields:
         rows = np.empty(len(events), dtype=dtype)
         start, valid = us_to_ns([event.ts for event in events])
         valid &= np.abs(start) < _SANE_NS
-        self.count_invalid("event_without_time", ~valid, events)
+        self.count_odd("event_without_time", ~valid, events)
         if instant:
             end = start
         else:
             duration, has_duration = us_to_ns([event.dur for event in events])
             has_duration &= np.abs(duration) < _SANE_NS
-            self.count_invalid("event_without_duration", valid & ~has_duration, events)
+            self.count_odd("event_without_duration", valid & ~has_duration, events)
             negative = has_duration & (duration < 0)
-            self.count_invalid("negative_duration", valid & negative, events)
+            self.count_odd("negative_duration", valid & negative, events)
             valid &= has_duration & ~negative
             end = start + np.where(valid, duration, 0)
             rows["end"] = end
@@ -72,12 +72,14 @@ class Fields:
             self.span = first, last
         return rows, valid
 
-    def count_invalid(self, name: str, invalid: Bools, events: list[ev.Event]) -> None:
-        """Count what is left out, with the first of it as detail."""
-        if invalid.any():
-            event = events[int(np.argmax(invalid))]
-            detail = f"{event.cat} {event.name!r}, left out"
-            self.sink.anomaly(name, int(np.count_nonzero(invalid)), detail)
+    def count_odd(
+        self, name: str, odd: Bools, events: list[ev.Event], fate: str = "left out"
+    ) -> None:
+        """Count odd events, with the first of them and their fate as detail."""
+        if odd.any():
+            event = events[int(np.argmax(odd))]
+            detail = f"{event.cat} {event.name!r}, {fate}"
+            self.sink.anomaly(name, int(np.count_nonzero(odd)), detail)
 
     def arguments(self, events: list[ev.Event], kind: type[Args]) -> list[Args]:
         """Decode the arguments of all events; what cannot be read counts and is as if absent."""

@@ -132,7 +132,7 @@ class HostTables:
     def _write_annotations(self, rows: Rows) -> None:
         steps = self._parts.names.steps
         if steps:
-            is_step = np.isin(rows["name"], list(steps))
+            is_step = np.isin(rows["name"], list(steps)) & (rows["finished"] != 0)
             if is_step.any():
                 self._sink.write(
                     "STEP_TIME",
