@@ -9,14 +9,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from unified_prof.version import VERSION
+
+__version__ = VERSION
 
 _EXPORTS: dict[str, str] = {
     "open_report": "unified_prof.store.reader",
+    "profile": "unified_prof.pipeline.live",
+    "step": "unified_prof.tracking.live",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["__version__", "open_report"]
+__all__ = ["__version__", "open_report", "profile", "step"]
 
 
 def __getattr__(name: str) -> Any:
@@ -35,4 +39,6 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from unified_prof.pipeline.live import profile
     from unified_prof.store.reader import open_report
+    from unified_prof.tracking.live import step

@@ -1,61 +1,304 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from unified_prof.errors import OutputError, StoreError
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.models import catalogue
+from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
+from unified_prof.store import layouts, table_writer
 from unified_prof.store.writer import ReportWriter
 
+DOCUMENTED = catalogue.load(MSPROF, "documented")
+LATEST = catalogue.load(MSPROF, "latest")
 
-def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path)) as db:
         return db.execute(sql).fetchall()
 
 
-def test_a_block_that_ends_well_leaves_the_report(tmp_path: Path) -> None:
-    path = tmp_path / "msprof.db"
+def tables(path: Path) -> list[str]:
+    return [name for (name,) in rows(path, "SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+
+def write(path: Path, batches: Mapping[str, Mapping[str, Any]], **options: Any) -> Path:
+    with ReportWriter(path, **options) as report:
+        for table, columns in batches.items():
+            report.write(table, columns)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "msprof.db"
+
+
+def test_a_block_that_ends_well_leaves_the_report_and_nothing_else(path: Path) -> None:
     with ReportWriter(path) as report:
         name = report.strings.intern("MatMul")
-        report.write("COMPUTE_TASK_INFO", {"name": name, "globalTaskId": np.arange(3)})
+        report.write("COMPUTE_TASK_INFO", {"name": name, "globalTaskId": np.arange(2)})
         assert not path.exists()
-    assert rows(
-        path, "SELECT value, globalTaskId FROM COMPUTE_TASK_INFO JOIN STRING_IDS ON id = name"
-    ) == [
-        ("MatMul", 0),
-        ("MatMul", 1),
-        ("MatMul", 2),
+    query = "SELECT value, globalTaskId FROM COMPUTE_TASK_INFO JOIN STRING_IDS ON id = name"
+    assert rows(path, query) == [("MatMul", 0), ("MatMul", 1)]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_empty_report_has_what_msprof_always_writes(path: Path) -> None:
+    write(path, {})
+    assert set(tables(path)) == ALWAYS_PRESENT | set(DOCUMENTED.enum_tables)
+    for enum in DOCUMENTED.enum_tables:
+        assert tuple(rows(path, f"SELECT * FROM {enum}")) == DOCUMENTED.rows[enum]
+    assert rows(path, "SELECT * FROM META_DATA") == [
+        ("SCHEMA_VERSION", "1.2.0"),
+        ("SCHEMA_VERSION_MAJOR", "1"),
+        ("SCHEMA_VERSION_MINOR", "2"),
+        ("SCHEMA_VERSION_MICRO", "0"),
+        ("UPROF_SCHEMA_REVISION", "1.2.0_20251226"),
     ]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
-def test_a_block_that_raises_leaves_nothing_and_its_own_error(
-    tmp_path: Path, error: type[BaseException]
+def test_string_ids_is_created_last_because_it_marks_a_complete_file(path: Path) -> None:
+    with ReportWriter(path, all_tables=True) as report:
+        report.fact("tool", "test")
+        report.anomaly("odd")
+        report.write("PYTORCH_API", {"startNs": [1]})
+    assert tables(path)[-1] == "STRING_IDS"
+
+
+@pytest.mark.parametrize("revision", REVISIONS[MSPROF])
+def test_all_tables_of_a_revision_have_its_very_declarations(path: Path, revision: str) -> None:
+    write(path, {}, revision=revision, all_tables=True)
+    spec = catalogue.load(MSPROF, revision)
+    declared = {table.name: table.create_sql for table in spec.tables.values()}
+    assert dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE type = 'table'")) == declared
+    indexes = {name: sql for table in spec.tables.values() for name, sql in table.indexes}
+    assert dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE type = 'index'")) == indexes
+
+
+def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> None:
+    sizes = (1, 400, 1003)  # one row, one whole statement, statements and a rest
+    number = np.arange(sum(sizes), dtype=np.uint32) + 7
+    with ReportWriter(path, revision="latest") as report:
+        for table, spec in layouts.known_tables().items():
+            if table == "STRING_IDS" or table in LATEST.rows:
+                continue
+            first = 0
+            for size in sizes:
+                batch = number[first : first + size]
+                report.write(table, dict.fromkeys(spec.column_names, batch))
+                first += size
+    for table, spec in layouts.known_tables().items():
+        if table == "STRING_IDS" or table in LATEST.rows:
+            continue
+        for column in spec.columns:
+            text = column.type in {"TEXT", "VARCHAR"}
+            kind = "text" if text else "real" if column.type in {"REAL", "DOUBLE"} else "integer"
+            found = rows(path, f"SELECT typeof({column.name}), count(*) FROM {table} GROUP BY 1")
+            assert found == [(kind, len(number))], f"{table}.{column.name}"
+            total = rows(path, f"SELECT sum({column.name}) FROM {table}")[0][0]
+            assert total == number.sum()
+
+
+def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) -> None:
+    write(path, {"HBM": {"deviceId": 3, "bandwidth": 0.5, "timestampNs": np.arange(401)}})
+    assert set(rows(path, "SELECT deviceId, bandwidth, hbmId, type FROM HBM")) == {
+        (3, 0.5, None, None)
+    }
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_columns_that_happen_to_be_constant_are_stored_in_their_places(
+    path: Path, numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(error), ReportWriter(tmp_path / "msprof.db") as report:
-        report.write("TASK", {"startNs": np.arange(1000)})
-        raise error
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(table_writer, "_NUMBERED_PARAMETERS", numbered)
+    count = 4100  # more than it takes to look for constant columns
+    columns = {
+        "startNs": np.arange(count),
+        "endNs": np.full(count, 9),
+        "deviceId": 1,
+        "globalTaskId": np.arange(count) * 2,
+        "taskType": [None] * count,
+        "streamId": np.full(count, -5),
+        "taskId": np.where(np.arange(count) == 777, 1, 0),
+    }
+    write(path, {"TASK": columns})
+    assert rows(path, "SELECT * FROM TASK WHERE startNs IN (0, 777, 4099) ORDER BY 1") == [
+        (0, 9, 1, None, 0, None, None, None, -5, 0, None),
+        (777, 9, 1, None, 1554, None, None, None, -5, 1, None),
+        (4099, 9, 1, None, 8198, None, None, None, -5, 0, None),
+    ]
 
 
-def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "msprof.db"
+def test_columns_that_are_all_constant_are_stored(path: Path) -> None:
+    write(path, {"HBM": {"deviceId": np.zeros(4500, int), "hbmId": 2, "timestampNs": None}})
+    assert rows(path, "SELECT *, count(*) FROM HBM GROUP BY deviceId, hbmId, timestampNs") == [
+        (0, None, None, 2, None, 4500)
+    ]
+
+
+def test_unsigned_numbers_wrap_and_nan_is_null(path: Path) -> None:
+    write(path, {"COMMUNICATION_TASK_INFO": {"notifyId": np.array([2**64 - 1, 5], np.uint64)}})
+    assert rows(path, "SELECT notifyId FROM COMMUNICATION_TASK_INFO") == [(-1,), (5,)]
+
+
+numbers = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(numbers, numbers, st.none() | st.text(max_size=4)), max_size=5),
+        max_size=4,
+    ),
+    repeat=st.sampled_from([1, 150]),
+)
+def test_what_is_written_is_what_is_read(
+    path: Path, batches: list[list[tuple[Any, ...]]], repeat: int
+) -> None:
+    expected = []
+    with ReportWriter(path, overwrite=True) as report:
+        for batch in batches:
+            many = batch * repeat
+            columns = list(zip(*many, strict=True)) or [(), (), ()]
+            report.write("HBM", {"deviceId": columns[0], "bandwidth": columns[1]})
+            report.write("HOST_INFO", {"hostName": columns[2]})
+            expected += many
+    assert rows(path, "SELECT hostName FROM HOST_INFO") == [(text,) for _, _, text in expected]
+    if expected:
+        found = rows(path, "SELECT deviceId, bandwidth FROM HBM")
+        assert found == [(a, b) for a, b, _ in expected]
+
+
+@pytest.mark.parametrize("text", ["", "a\0b", "\N{SNOWMAN}", "'\"%?", "x" * 5_000_000])
+def test_any_text_is_kept(path: Path, text: str) -> None:
+    with ReportWriter(path) as report:
+        assert report.strings.intern(text) == 0
+        report.write("HOST_INFO", {"hostName": [text] * 2})
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT * FROM STRING_IDS").fetchall() == [(0, text)]
+        assert db.execute("SELECT hostName FROM HOST_INFO").fetchall() == [(text,)] * 2
+
+
+def test_facts_and_anomalies_are_rows_of_uprofs_own_tables(path: Path) -> None:
+    with ReportWriter(path) as report:
+        report.fact("tool", "uprof")
+        report.fact("command", ["python", "\N{SNOWMAN} \udcff"])
+        report.fact("exit_code", 0)
+        report.fact("driver", None)
+        report.anomaly("skipped", 2, "first")
+        report.anomaly("skipped", np.int64(3), "second")  # type: ignore[arg-type]
+        report.anomaly("empty")
+    assert rows(path, "SELECT * FROM UPROF_RUN") == [
+        ("command", '["python", "\N{SNOWMAN} \\udcff"]'),
+        ("driver", None),
+        ("exit_code", "0"),
+        ("tool", "uprof"),
+    ]
+    assert rows(path, "SELECT *, typeof(count) FROM UPROF_ANOMALIES") == [
+        ("empty", 1, None, "integer"),
+        ("skipped", 5, "first", "integer"),
+    ]
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    batches: dict[str, Any] = {
+        "TASK": {"startNs": np.arange(500)},
+        "HBM": {"bandwidth": [0.1, None]},
+    }
+    first, second = (write(tmp_path / name, batches) for name in ("a.db", "b.db"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "message"),
+    [
+        ("NO_SUCH", {"a": [1]}, "no table NO_SUCH"),
+        ("TASK", {"startNs": [1], "start": [1]}, "table TASK has no column start$"),
+        ("TASK", {"startNs": [1, 2], "endNs": [1]}, "different lengths: startNs 2, endNs 1"),
+        ("TASK", {"taskType": ["AI_CORE"]}, "TASK.taskType is INTEGER, found text"),
+        ("COMPUTE_TASK_INFO", {"globalTaskId": [1, None]}, "key of its table, found NULL"),
+        ("COMPUTE_TASK_INFO", {"name": [1]}, "COMPUTE_TASK_INFO.globalTaskId is the key"),
+        ("STRING_IDS", {"id": [1]}, "from the string pool"),
+        ("TASK", {"startNs": [2**64]}, "column startNs for table TASK: .* 64 bits"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_nothing_of_it_is_stored(
+    path: Path, table: str, columns: dict[str, Any], message: str
+) -> None:
+    with ReportWriter(path) as report:
+        report.write("TASK", {"startNs": [5]})
+        with pytest.raises(UsageError, match=message):
+            report.write(table, columns)
+    assert rows(path, "SELECT startNs FROM TASK") == [(5,)]
+    assert "COMPUTE_TASK_INFO" not in tables(path)
+
+
+def test_empty_batches_create_no_table(path: Path) -> None:
+    with ReportWriter(path) as report:
+        assert report.write("TASK", {"startNs": [], "deviceId": 1}) == 0
+        assert report.write("HBM", {}) == 0
+    assert not {"TASK", "HBM"} & set(tables(path))
+
+
+def test_writing_belongs_inside_the_block(path: Path) -> None:
+    report = ReportWriter(path)
+    with pytest.raises(UsageError, match="is not open"):
+        report.write("TASK", {"startNs": [1]})
+    with report:
+        pass
+    with pytest.raises(UsageError, match="is not open"):
+        report.write("TASK", {"startNs": [1]})
+    with pytest.raises(UsageError, match="has been written"), report:
+        pass
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError, SystemExit])
+def test_a_block_that_raises_leaves_nothing_and_its_own_error(
+    path: Path, error: type[BaseException]
+) -> None:
+    def work() -> None:
+        with ReportWriter(path) as report:
+            report.write("TASK", {"startNs": np.arange(1000)})
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_key_that_is_there_twice_is_refused_whoever_catches_it(path: Path) -> None:
+    def work() -> None:
+        with ReportWriter(path) as report:
+            with pytest.raises(StoreError, match=r"COMPUTE_TASK_INFO\.globalTaskId"):
+                report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1, 1]})
+            report.write("TASK", {"startNs": [1]})
+
+    with pytest.raises(StoreError, match=r"msprof\.db cannot be written as asked"):
+        work()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_an_existing_file_is_kept_unless_overwriting_is_asked_for(path: Path) -> None:
     path.write_text("precious")
     with pytest.raises(OutputError, match="already exists"), ReportWriter(path):
         pass
     assert path.read_text() == "precious"
-    with ReportWriter(path, overwrite=True):
-        pass
+    write(path, {}, overwrite=True)
     assert rows(path, "SELECT count(*) FROM STRING_IDS") == [(0,)]
 
 
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    with (
-        pytest.raises(StoreError, match="msprof.db.*COMPUTE_TASK_INFO.globalTaskId"),
-        ReportWriter(tmp_path / "msprof.db") as report,
-    ):
-        report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1, 1]})
-    assert list(tmp_path.iterdir()) == []
+def test_an_unknown_revision_is_refused_before_anything_is_made(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no revision '9\.9\.9'"):
+        ReportWriter(path, revision="9.9.9")
+    assert list(path.parent.iterdir()) == []

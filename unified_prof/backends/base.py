@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from unified_prof.errors import UsageError
 from unified_prof.tracking.records import TrackedRun
 
 RUN_TIME = "run-time"
@@ -38,6 +39,8 @@ class RunSpec:
     """Options only one backend knows, checked by that backend before anything starts."""
     progress: Callable[[str], None] = lambda _: None
     """Told in a few words what is going on; never called from a measured region."""
+    relay: Callable[[str], None] = lambda _: None
+    """Told what another program that runs the workload says, line by line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Recording:
     kind: str
     """Name of the decoder: `prof` or `kineto`."""
     path: Path
+    native: Path | None = None
+    """The vendor's own database of it, where the vendor's exporter made one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,22 @@ class Capture:
     """Why the measurement is missing or partial, in a sentence for the user."""
 
 
+def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:
+    """Raise UsageError when `spec` has an option that `backend` does not know."""
+    if unknown := sorted({*spec.options} - {*known}):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise UsageError(f"backend {backend!r} has no option {flags}")
+
+
 class Backend(Protocol):
     """Runs a workload on one kind of device.
 
     It neither writes reports nor opens databases: it returns records and raw recordings.
+
+    Two more members are used where a backend has them: `default_reports`, the families it
+    produces when none are asked for (otherwise `reports`), and `doubt()`, which like
+    `unavailable_reason()` returns why `auto` should pass it over, but does not keep a user from
+    asking for it by name.
     """
 
     name: str

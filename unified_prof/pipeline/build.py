@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from unified_prof import __version__
 from unified_prof.columns import Column, Sink, Strings
 from unified_prof.decoders.prof.coverage import undecoded
 from unified_prof.decoders.prof.directory import ProfDirectory, find_recordings
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.store.writer import ReportWriter
+from unified_prof.version import VERSION
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
+_NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 Progress = Callable[[str], None]
 
@@ -46,7 +48,12 @@ class Outcome:
 
 
 def build_prof(
-    recording: Path, output: Path | None = None, *, schema: str = "documented", force: bool = False
+    recording: Path,
+    output: Path | None = None,
+    *,
+    schema: str = "documented",
+    force: bool = False,
+    facts: Mapping[str, str | None] = _NO_FACTS,
 ) -> Path:
     """Build the database of one PROF_* directory and return its path.
 
@@ -56,13 +63,14 @@ def build_prof(
             vendor's exporter puts it.
         schema: Revision or alias of the msprof schema.
         force: Whether databases that are there may be replaced.
+        facts: More rows of UPROF_RUN, about the run that was recorded.
 
     Raises:
         RawFormatError: it is no recording, or nothing says when it was made.
         OutputError: the database exists or cannot be written.
         UsageError: no such revision.
     """
-    return build_database(recording, output, schema=schema, force=force).database
+    return build_database(recording, output, schema=schema, force=force, facts=facts).database
 
 
 def undecodable(recording: Path) -> tuple[str, ...]:
@@ -82,6 +90,7 @@ def build_database(
     *,
     schema: str = "documented",
     force: bool = False,
+    facts: Mapping[str, str | None] = _NO_FACTS,
     progress: Progress = lambda _: None,
 ) -> Built:
     """Build one database; as `build_prof`, but tell how it went and what is in it."""
@@ -93,9 +102,11 @@ def build_database(
     stages = _Stages(progress)
     with ReportWriter(output, revision=schema, overwrite=force) as writer:
         tally = _Tally(writer)
-        writer.fact("tool", f"uprof {__version__}")
+        writer.fact("tool", f"uprof {VERSION}")
         writer.fact("command", "build")
         writer.fact("recording", recording.resolve().name)
+        for name, value in facts.items():
+            writer.fact(name, value)
         for what in undecoded(prof):
             tally.anomaly("undecoded_data", 1, what)
         decode_recording(prof, tally, stages.stage)

@@ -35,8 +35,8 @@ class AtomicFile:
         self.target = Path(target)
         self._overwrite = overwrite
         # Through a symbolic link, the file it points to is written, as `open` would.
-        self._final = Path(os.path.realpath(self.target))
         refuse_existing(self.target, overwrite=self._overwrite)
+        self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
         self.partial = self._final.with_name(f"{head}.{secrets.token_hex(4)}.partial")
         try:
@@ -102,6 +102,8 @@ def replacing(target: str | os.PathLike[str], *, overwrite: bool = False) -> Ite
 def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Raise OutputError when `target` exists and may not, or cannot, be replaced."""
     target = Path(target)
+    if "\0" in str(target):
+        raise OutputError(f"cannot write {str(target)!r}: no file can have such a name")
     final = Path(os.path.realpath(target))
     try:
         mode = final.stat().st_mode
@@ -136,7 +138,7 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
 
 def _refuse_left_overs(target: Path, final: Path) -> None:
     for suffix in SQLITE_SIDE_FILES:
-        if (side := _with_suffix(final, suffix)).exists():
+        if os.path.lexists(side := _with_suffix(final, suffix)):
             raise OutputError(
                 f"{side} is left over from another database and would be read into {target}",
                 hint="move it away, or overwrite it with --force",

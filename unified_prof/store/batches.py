@@ -1,7 +1,7 @@
 """Turns the columns a decoder hands over into values that SQLite stores as they are meant.
 
 SQLite's Python driver stores a bound NumPy integer as an 8-byte BLOB without any complaint, so
-what leaves this module consists of Python's own int, float, str, bytes and None only.
+what leaves this module consists of Python's own int, float, str and None only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from unified_prof.columns import Column
 from unified_prof.errors import UsageError
 
-Plain = int | float | str | bytes | None
+Plain = int | float | str | None
 """What the driver binds as it is meant."""
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
-_PLAIN_TYPES = frozenset({int, float, str, bytes, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,10 @@ class Constant:
     """One value for every row."""
 
     value: Plain
+
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return the value for the rows from `start` to `stop`."""
+        return [self.value] * (stop - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ class Numbers:
 class Objects:
     """Plain values of any kind, None among them."""
 
-    values: Sequence[Plain] | NDArray[Any]
-    """An array only of text, or of integers under a mask."""
+    values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]
+    """An array is one of integers under a mask."""
     has_text: bool
 
     def __len__(self) -> int:
@@ -61,7 +64,7 @@ class Objects:
     def part(self, start: int, stop: int) -> list[Any]:
         """Return the rows from `start` to `stop` as plain values."""
         values = self.values[start:stop]
-        return values.tolist() if isinstance(values, np.ndarray) else list(values)
+        return values.tolist() if isinstance(values, np.ma.MaskedArray) else list(values)
 
 
 Source = Constant | Numbers | Objects
@@ -115,15 +118,22 @@ def is_text(source: Source) -> bool:
     return isinstance(source, Objects) and source.has_text
 
 
+def storable(text: str) -> str:
+    r"""Return `text`, with what cannot be UTF-8 (lone surrogates) written as `\udcXX`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
 def _source(column: Column) -> Source:
-    if column is None or isinstance(column, str | bytes | int | float | np.generic):
-        return Constant(_plain(column))
+    if column is None or isinstance(column, str | int | float | np.generic):
+        return Constant(plain(column))
     if isinstance(column, np.ndarray):
-        if column.ndim == 0:
-            return Constant(_plain(column.item()))
-        return _from_array(column)
-    if isinstance(column, Sequence):
-        return _from_sequence(column)
+        return _from_array(column) if column.ndim else Constant(plain(column[()]))
+    if isinstance(column, Sequence) and not isinstance(column, bytes | bytearray):
+        return from_sequence(column)
     raise TypeError(f"expected an array, a sequence or one value, found {type(column).__name__}")
 
 
@@ -146,15 +156,19 @@ def _from_array(array: NDArray[Any]) -> Source:
             return Objects(np.ma.MaskedArray(data, mask), has_text=False)
         if kind == "f":
             return Numbers(np.where(mask, np.nan, data))
-        return _from_sequence(np.ma.MaskedArray(data, mask).tolist())
-    if kind == "U":
-        return Objects(data, has_text=True)
-    if kind in "OT":
-        return _from_sequence(data.tolist())
+        return from_sequence(np.ma.MaskedArray(data, mask).tolist())
+    if kind in "OUT":
+        return from_sequence(data.tolist())
     return Numbers(data)
 
 
-def _from_sequence(values: Sequence[Any]) -> Source:
+def from_sequence(values: Sequence[Any]) -> Source:
+    """Return a column made of Python or NumPy values of any kind, None among them.
+
+    Raises:
+        TypeError: a value is neither a number nor text.
+        OverflowError: an integer does not fit into 64 bits.
+    """
     types = set(map(type, values))
     if types == {int}:
         try:
@@ -163,21 +177,26 @@ def _from_sequence(values: Sequence[Any]) -> Source:
             return Numbers(np.array([_integer(value) for value in values], np.int64))
     if types == {float}:
         return Numbers(np.fromiter(values, np.float64, len(values)))
-    if not types <= _PLAIN_TYPES:
-        values = [_plain(value) for value in values]
-    elif int in types:
-        values = [_integer(value) if type(value) is int else value for value in values]
-    return Objects(values, has_text=any(issubclass(kind, str) for kind in types))
+    return Objects([plain(v) for v in values], any(issubclass(kind, str) for kind in types))
 
 
-def _plain(value: object) -> Plain:
-    if value is None or value is np.ma.masked:
+def plain(value: Any) -> Plain:
+    """Return `value` as what the driver binds as it is meant, whatever it is a subclass of.
+
+    Raises:
+        TypeError: it is neither a number nor text.
+        OverflowError: it is an integer that does not fit into 64 bits.
+    """
+    if convert := _CONVERSIONS.get(type(value)):
+        return convert(value)
+    if value is np.ma.masked:
         return None
-    if isinstance(value, np.generic):
-        value = value.item()
-    for kind, convert in _CONVERSIONS:
-        if isinstance(value, kind):
-            return convert(value)
+    if isinstance(value, int | np.integer | np.bool_):  # bool and IntEnum as well
+        return _integer(int(value))
+    if isinstance(value, float | np.floating):
+        return float(value)
+    if isinstance(value, str):
+        return storable(str(value))
     raise TypeError(f"no {type(value).__name__} in a report, only numbers and text")
 
 
@@ -190,9 +209,13 @@ def _integer(value: int) -> int:
     raise OverflowError(f"{value} does not fit into 64 bits")
 
 
-_CONVERSIONS: tuple[tuple[type, Callable[[Any], Plain]], ...] = (
-    (int, lambda value: _integer(int(value))),  # bool and IntEnum as well
-    (float, float),
-    (str, str),
-    (bytes, bytes),
-)
+def _same(value: Plain) -> Plain:
+    return value
+
+
+_CONVERSIONS: dict[type, Callable[[Any], Plain]] = {
+    int: _integer,
+    float: _same,
+    str: storable,
+    type(None): _same,
+}

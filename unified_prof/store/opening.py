@@ -12,7 +12,8 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -49,19 +50,36 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         # Nobody can change a file in WAL mode without a log beside it; reading it otherwise
         # would make one.
         return _connect(path, "immutable=1" if in_wal_mode else "mode=ro", resources)
-    except sqlite3.Error as err:
+    except READ_ERRORS as err:
         if _size(journal) and not _is_locked(err):
             return _open_copy(path, journal, resources)
         raise read_error(path, err) from err
 
 
-def read_error(path: Path, err: BaseException) -> StoreError:
+# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text,
+# and until Python 3.12 a Warning for two statements in one.
+READ_ERRORS = (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what SQLite says while reading into a StoreError that names `path`."""
+    try:
+        yield
+    except READ_ERRORS as err:
+        raise read_error(path, err) from err
+
+
+def read_error(path: Path, err: Exception) -> StoreError:
     """Say in words why `path` cannot be read."""
-    if isinstance(err, sqlite3.Error) and _is_locked(err):
+    if _is_locked(err):
         return StoreError(
             f"{path} is being written by another process", hint="try again when that has finished"
         )
     text = str(err)
+    if isinstance(err, UnicodeDecodeError):
+        text = err.object.decode("utf-8", "backslashreplace")
+    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
     if "not a database" in text or "malformed" in text or "disk I/O" in text:
         return StoreError(f"{path} is damaged: {text}", hint="recover it with the sqlite3 shell")
     return StoreError(f"cannot read {path}: {text}")
@@ -80,6 +98,8 @@ def _header(path: Path) -> bytes:
         raise StoreError(f"{path} does not exist") from None
     except OSError as err:
         raise StoreError(f"cannot read {path}: {err.strerror}") from err
+    except ValueError as err:  # no file can have such a name
+        raise StoreError(f"cannot read {str(path)!r}: {err}") from err
     if not header:
         raise StoreError(f"{path} is empty, expected a SQLite database")
     if not header.startswith(_MAGIC):
@@ -110,6 +130,7 @@ def _connect(path: Path, options: str, resources: ExitStack) -> sqlite3.Connecti
     uri = f"{path.absolute().as_uri()}?{options}"  # as a URI, any file name is safe
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
     try:
+        db.execute("PRAGMA trusted_schema = OFF")  # the file is somebody else's
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
         db.close()
@@ -140,10 +161,8 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
             f"to {tempfile.gettempdir()}: {err.strerror}",
             hint="set TMPDIR to a folder with enough space",
         ) from err
-    try:
+    with reading(path):
         return _connect(folder / path.name, "mode=rw", resources)
-    except sqlite3.Error as err:
-        raise read_error(path, err) from err
 
 
 def _states(*files: Path) -> list[tuple[int, int]]:
@@ -157,5 +176,5 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _is_locked(err: sqlite3.Error) -> bool:
+def _is_locked(err: Exception) -> bool:
     return "locked" in str(err)

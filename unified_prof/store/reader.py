@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
-from unified_prof.models.catalogue import MSPROF, SKYLINE_MEMORY, SKYLINE_RUN_TIME
-from unified_prof.store import fetch, views
-from unified_prof.store.opening import open_read_only, read_error
+from unified_prof.store import detect, fetch, views
+from unified_prof.store.batches import plain
+from unified_prof.store.opening import READ_ERRORS, open_read_only, read_error, reading
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
 
 Parameters = Sequence[Any] | Mapping[str, Any]
@@ -31,22 +32,30 @@ class Report:
 
     Queries see every table in its newest shape: missing tables are empty, columns that the file
     does not have are NULL, renamed ones have their newest name. What a file has beyond that is
-    there too, and `main.<table>` is the table as it lies in the file.
+    there too, and `main.<table>` is the table as it lies in the file. Tables that had to be given
+    their shape, and have no key, end with a column `rowid`.
 
     Attributes:
         path: The file.
         family: `msprof`, `skyline-run-time` or `skyline-memory`.
-        revision: The schema's revision, or None where it cannot be told.
+        revision: The schema's revision; None only where any revision was asked for.
+        detection: How it was recognised, who made it, whether it is complete.
         tables: Names of the tables that are in the file, in the order they were created.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, any_revision: bool = False) -> None:
         self.path = Path(path)
+        self.family: str
+        self.revision: str | None
         with ExitStack() as resources:
             self._db = open_read_only(self.path, resources)
-            with self._translated():
+            with reading(self.path):
                 self.tables = _tables(self._db)
-                self.family, self.revision = _recognise(self._db, self.path, self.tables)
+                self.detection = detect.recognise(self._db, self.path)
+                if any_revision and self.detection.family:
+                    self.family, self.revision = self.detection.family, self.detection.revision
+                else:
+                    self.family, self.revision = self.detection.require()
                 newest = catalogue.load(self.family, "latest").tables
                 views.lay(self._db, newest | catalogue.extension_tables())
                 self._db.execute("PRAGMA query_only = ON")
@@ -73,8 +82,8 @@ class Report:
         Raises:
             StoreError: the query is wrong, or the file is damaged.
         """
-        with self._translated():
-            return self._db.execute(sql, params).fetchall()
+        with reading(self.path):
+            return self._execute(sql, params).fetchall()
 
     def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
         """Return the result of a query as one NumPy array a column.
@@ -88,17 +97,24 @@ class Report:
             StoreError: the query is wrong, or the file is damaged.
             UsageError: two columns of the result have the same name.
         """
-        with self._translated():
-            return fetch.columns(self._db.execute(sql, params))
+        with reading(self.path):
+            return fetch.columns(self._execute(sql, params))
+
+    def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
+        # A NumPy number would be bound as a BLOB, which equals nothing.
+        if isinstance(params, Mapping):
+            return self._db.execute(sql, {name: plain(value) for name, value in params.items()})
+        return self._db.execute(sql, [plain(value) for value in params])
 
     def session(self) -> Session:
         """Return a SQLAlchemy session for the models; close it, or use it in a `with` block."""
-        from sqlalchemy import create_engine
+        from sqlalchemy import create_engine, event
         from sqlalchemy.orm import Session
         from sqlalchemy.pool import StaticPool
 
         # One connection, this one: the views exist in no other.
         engine = create_engine("sqlite://", creator=lambda: self._db, poolclass=StaticPool)
+        event.listen(engine, "handle_error", self._raise_ours)
         return Session(engine, autoflush=False)
 
     def to_pandas(self, table: str) -> Any:
@@ -133,33 +149,38 @@ class Report:
             }
         )
 
+    def _raise_ours(self, context: ExceptionContext) -> None:
+        if isinstance(context.original_exception, READ_ERRORS):
+            raise read_error(self.path, context.original_exception)
+
     def _whole(self, table: str) -> dict[str, NDArray[Any]]:
         known = {*self.tables, *catalogue.load(self.family, "latest").tables}
         if table not in known | catalogue.extension_tables().keys():
             raise UsageError(
                 f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
             )
-        return self.columns(f'SELECT * FROM "{table}"')
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as err:
-            raise read_error(self.path, err) from err
+        columns = self.columns(f'SELECT * FROM "{table}"')
+        columns.pop("rowid", None)  # of a view (store/views.py)
+        return columns
 
 
-def open_report(path: str | os.PathLike[str]) -> Report:
+def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> Report:
     """Open a report of any family and revision for reading; see `Report`.
 
     The file, its folder and their times stay as they are, whatever state they are in.
 
+    Args:
+        path: The report.
+        any_revision: Whether to read also what fits no revision that uprof knows, such as a file
+            from before the first: whatever tables and columns it has under today's names.
+
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.
+        SchemaVersionError: it is one, at no revision that uprof knows.
         OutputError: the file needs a temporary copy (a crashed writer left a log) and that
             cannot be made.
     """
-    return Report(path)
+    return Report(path, any_revision=any_revision)
 
 
 def _tables(db: sqlite3.Connection) -> tuple[str, ...]:
@@ -168,28 +189,6 @@ def _tables(db: sqlite3.Connection) -> tuple[str, ...]:
         " WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@' ORDER BY rowid"
     )
     return tuple(str(name) for (name,) in db.execute(query))
-
-
-def _recognise(
-    db: sqlite3.Connection, path: Path, tables: tuple[str, ...]
-) -> tuple[str, str | None]:
-    """Return the family and revision of a file that has `tables`."""
-    for family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
-        # The first table of each is one that no other family has.
-        if next(iter(catalogue.load(family, "latest").tables)) in tables:
-            return family, catalogue.REVISIONS[family][-1]
-    if not set(tables) & catalogue.load(MSPROF, "latest").tables.keys():
-        found = ", ".join(tables[:5]) or "no table"
-        raise StoreError(
-            f"{path} is a SQLite database but not a report: found {found}, "
-            "expected the tables of an msprof or Skyline report"
-        )
-    if "META_DATA" in tables:
-        query = "SELECT value FROM main.META_DATA WHERE name = 'UPROF_SCHEMA_REVISION'"
-        for (revision,) in db.execute(query):
-            if revision in catalogue.REVISIONS[MSPROF]:
-                return MSPROF, str(revision)
-    return MSPROF, None
 
 
 def _library(name: str) -> Any:

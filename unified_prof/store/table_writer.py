@@ -7,43 +7,49 @@ that are the same in every row of a batch are bound once a statement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice, repeat
+import sqlite3
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy.engine import Connection
 
 from unified_prof.errors import UsageError
-from unified_prof.store.batches import Constant, Numbers, Objects, Plain, Source, is_text, non_null
+from unified_prof.store.batches import Constant, Numbers, Source, is_text, non_null
 from unified_prof.store.layouts import Layout
 
-_ROWS_PER_STATEMENT = 200
-_ROWS_PER_BLOCK = 32 * _ROWS_PER_STATEMENT  # converted to Python values at a time
-_TEXT_PER_BLOCK = 8_000_000  # characters; more go in row by row, to keep memory flat
+_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
+_TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
+# Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
+_NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 
 
 class TableWriter:
-    """One table of the file being written; creating it is the first thing it does."""
+    """One table of the file being written, created when there is something to write."""
 
-    def __init__(self, connection: Connection, layout: Layout, *, parameter_limit: int) -> None:
+    def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
         self.layout = layout
         self.rows = 0
-        self._connection = connection
+        self.exists = False
+        self._db = db
         self._columns = layout.spec.columns
-        self._rows_per_statement = max(
-            1, min(_ROWS_PER_STATEMENT, parameter_limit // len(self._columns))
-        )
+        most = parameter_limit // len(self._columns)
+        self._statement_sizes = [size for size in _ROWS_PER_STATEMENT if size <= most]
         marks = ", ".join("?" * len(self._columns))
         self._one_row = f'INSERT INTO "{layout.spec.name}" VALUES ({marks})'
-        self._many_rows: dict[tuple[int, ...], str] = {}
+        self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
         self._indexes = [
-            _Index(connection, name, sql, layout.index_columns[name])
-            for name, sql in layout.spec.indexes
+            _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
         ]
-        connection.exec_driver_sql(layout.spec.create_sql)
+
+    def create(self) -> None:
+        """Create the table if it is not there yet."""
+        if not self.exists:
+            self._db.execute(self.layout.spec.create_sql)
+            self.exists = True
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
         """Append `rows` rows; columns without a source are NULL.
@@ -57,6 +63,7 @@ class TableWriter:
         """
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
+        self.create()
         by_file_name = dict(zip(self.layout.spec.column_names, ordered, strict=True))
         for index in self._indexes:
             index.before(by_file_name, rows)
@@ -65,8 +72,9 @@ class TableWriter:
 
     def finish(self) -> None:
         """Create the indexes that were cheaper to leave until now."""
-        for index in self._indexes:
-            index.finish()
+        if self.exists:
+            for index in self._indexes:
+                index.finish()
 
     def _refuse_impossible(self, ordered: list[Source], rows: int) -> None:
         for column, source in zip(self._columns, ordered, strict=True):
@@ -78,70 +86,77 @@ class TableWriter:
                 raise UsageError(f"{where} is the key of its table, found NULL")
 
     def _insert(self, ordered: list[Source], rows: int) -> None:
-        size = self._rows_per_statement
         start = 0
-        if rows >= size:
-            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
-            varying = [source for source in ordered if not isinstance(source, Constant)]
-            statement = self._statement(constant)
-            head = [source.value for source in ordered if isinstance(source, Constant)]
-            whole = rows - rows % size
-            while start < whole:
-                stop = min(start + _ROWS_PER_BLOCK // size * size, whole)
-                parts = [source.part(start, stop) for source in varying]
-                if _text_size(varying, parts) > _TEXT_PER_BLOCK:
-                    self._insert_one_by_one(ordered, start, stop)
-                else:
-                    self._insert_block(statement, head, parts, stop - start)
-                start = stop
+        for size in self._statement_sizes:
+            stop = rows - (rows - start) % size
+            if start < stop:
+                self._insert_by_many(ordered, start, stop, size)
+            start = stop
         if start < rows:
             self._insert_one_by_one(ordered, start, rows)
 
-    def _insert_block(
-        self, statement: str, head: list[Plain], parts: list[list[Any]], rows: int
-    ) -> None:
-        """Insert whole statements: `head` once, then the rows of `parts` one after the other."""
-        width = len(parts)
-        values: list[object] = [None] * (width * rows)
-        for j, part in enumerate(parts):
-            values[j::width] = part
-        step = width * self._rows_per_statement
-        execute = self._connection.exec_driver_sql
-        for first in range(0, len(values), step):
-            execute(statement, (*head, *values[first : first + step]))
+    def _insert_by_many(self, ordered: list[Source], start: int, stop: int, size: int) -> None:
+        """Insert the rows from `start` to `stop`, `size` of them a statement."""
+        constant: tuple[int, ...] = ()
+        if _NUMBERED_PARAMETERS:
+            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
+        head = [ordered[j].part(0, 1)[0] for j in constant]
+        varying = [source for j, source in enumerate(ordered) if j not in constant]
+        statement = self._statement(constant, size)
+        row_by_row = _row_by_row(varying, size)
+        texts = [source for source in varying if is_text(source)]
+        for first in range(start, stop, size):
+            if texts and _text_size(texts, first, first + size) > _TEXT_PER_STATEMENT:
+                self._insert_one_by_one(ordered, first, first + size)
+            else:
+                self._db.execute(statement, head + row_by_row(first))
 
     def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
-        columns = [
-            repeat(source.value, stop - start)
-            if isinstance(source, Constant)
-            else source.part(start, stop)
-            for source in ordered
-        ]
-        rows = zip(*columns, strict=True)
-        while batch := list(islice(rows, _ROWS_PER_STATEMENT)):
-            self._connection.exec_driver_sql(self._one_row, batch)
+        columns = [source.part(start, stop) for source in ordered]
+        self._db.executemany(self._one_row, zip(*columns, strict=True))
 
-    def _statement(self, constant: tuple[int, ...]) -> str:
-        """Return the statement for one full set of rows.
+    def _statement(self, constant: tuple[int, ...], size: int) -> str:
+        """Return the statement for `size` rows, constant columns first.
 
-        The constant columns are its first parameters; every row refers to them by number.
+        The first row has them as parameters of its own, the others refer to those by number. No
+        more than these few numbers may be in it: SQLite looks them up one by one.
         """
-        text = self._many_rows.get(constant)
+        text = self._many_rows.get((constant, size))
         if text is None:
-            numbers = {column: number for number, column in enumerate(constant, start=1)}
-            following = len(constant)
-            rows = []
-            for _ in range(self._rows_per_statement):
-                marks = []
-                for column in range(len(self._columns)):
-                    number = numbers.get(column)
-                    if number is None:
-                        number = following = following + 1
-                    marks.append(f"?{number}")
-                rows.append(f"({','.join(marks)})")
-            text = f'INSERT INTO "{self.layout.spec.name}" VALUES {",".join(rows)}'
-            self._many_rows[constant] = text
+            names = [column.name for column in self._columns]
+            varying = [name for j, name in enumerate(names) if j not in constant]
+            listed = ", ".join(f'"{name}"' for name in [names[j] for j in constant] + varying)
+            same = [f"?{number}" for number in range(1, len(constant) + 1)]
+            first, other = (
+                f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
+            )
+            rows = ",".join([first] + [other] * (size - 1))
+            text = f'INSERT INTO "{self.layout.spec.name}" ({listed}) VALUES {rows}'
+            self._many_rows[constant, size] = text
         return text
+
+
+def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
+    """Return what makes one list of the values of `rows` rows, one row after the other."""
+    width = len(sources)
+    arrays = [source.array for source in sources if isinstance(source, Numbers)]
+    if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
+        buffer = np.empty((rows, width), arrays[0].dtype)
+
+        def of_one_type(start: int) -> list[Any]:
+            for j, array in enumerate(arrays):
+                buffer[:, j] = array[start : start + rows]
+            return buffer.ravel().tolist()
+
+        return of_one_type
+
+    def of_any_type(start: int) -> list[Any]:
+        values: list[Any] = [None] * (width * rows)
+        for j, source in enumerate(sources):
+            values[j::width] = source.part(start, start + rows)
+        return values
+
+    return of_any_type
 
 
 class _Index:
@@ -153,9 +168,9 @@ class _Index:
     """
 
     def __init__(
-        self, connection: Connection, name: str, create_sql: str, columns: tuple[str, ...]
+        self, db: sqlite3.Connection, name: str, create_sql: str, columns: tuple[str, ...]
     ) -> None:
-        self._connection = connection
+        self._db = db
         self._name = name
         self._create_sql = create_sql
         self._columns = columns
@@ -170,16 +185,16 @@ class _Index:
         keys = [_integers(sources[name], rows) for name in self._columns]
         self._waits = not self._follows(keys)
         if self._waits and self._exists:
-            self._connection.exec_driver_sql(f'DROP INDEX "{self._name}"')
+            self._db.execute(f'DROP INDEX "{self._name}"')
             self._exists = False
         elif not self._waits and not self._exists:
-            self._connection.exec_driver_sql(self._create_sql)
+            self._db.execute(self._create_sql)
             self._exists = True
 
     def finish(self) -> None:
         """Create the index if it is not there yet."""
         if not self._exists:
-            self._connection.exec_driver_sql(self._create_sql)
+            self._db.execute(self._create_sql)
 
     def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
         """Tell whether the batch is sorted and begins where the last one ended."""
@@ -215,7 +230,7 @@ def _integers(source: Source, rows: int) -> NDArray[np.int64] | None:
 
 def _reduced(source: Source, rows: int) -> Source:
     """Return a column whose integers are all the same as a constant."""
-    if rows >= _ROWS_PER_STATEMENT and isinstance(source, Numbers):
+    if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
         array = source.array
         first = array[0]
         if array.dtype == np.int64 and array[-1] == first and bool((array == first).all()):
@@ -223,12 +238,12 @@ def _reduced(source: Source, rows: int) -> Source:
     return source
 
 
-def _text_size(sources: list[Numbers | Objects], parts: list[list[Any]]) -> int:
-    """Return the number of characters in the parts that may hold text."""
+def _text_size(sources: list[Source], start: int, stop: int) -> int:
+    """Return the number of characters of text from row `start` to `stop`."""
     return sum(
         len(value)
-        for source, part in zip(sources, parts, strict=True)
+        for source in sources
         if is_text(source)
-        for value in part
+        for value in source.part(start, stop)
         if isinstance(value, str)
     )

@@ -11,37 +11,64 @@ import sqlite3
 
 from unified_prof.models.catalogue import ColumnSpec, TableSpec
 from unified_prof.store.layouts import RENAMES
+from unified_prof.store.meanings import HCCL_TYPES, enum_names
 
 
 def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
     """Create a view for every table of `newest` that is missing or has another shape.
 
     Missing tables read as empty and missing columns as NULL; columns that the newest schema does
-    not know come after those it knows.
+    not know come after those it knows. Views of tables without a key end with a column `rowid`,
+    by which models tell their rows apart.
     """
-    query = "SELECT name FROM main.sqlite_master WHERE type IN ('table', 'view')"
-    present = {str(name).lower(): str(name) for (name,) in db.execute(query)}
+    query = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
+    present = {str(name).lower(): (str(name), kind, sql) for name, kind, sql in db.execute(query)}
+    # Before the enum tables existed, the columns that refer to them held ids of texts.
+    enums = set(HCCL_TYPES.values())
+    by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
     for spec in newest.values():
-        name = present.get(spec.name.lower())
-        if name is None:
-            columns = [f"{_null(column)} AS {_quoted(column.name)}" for column in spec.columns]
-            body = f"SELECT {', '.join(columns)} WHERE 0"
+        if spec.name.lower() not in present:
+            if by_text and spec.name in enums and "communication_task_info" in present:
+                body = f"SELECT column1 AS id, column2 AS name FROM ({_enum_values(spec.name)})"
+            else:
+                body = f"SELECT {', '.join(_empty(spec))} WHERE 0"
         else:
+            name, kind, sql = present[spec.name.lower()]
             found = {
                 str(column).lower(): (str(column), str(declared))
                 for _, column, declared, *_ in db.execute(
                     f"PRAGMA main.table_info({_quoted(name)})"
                 )
             }
-            selection = _selection(spec, found)
+            selection = _selection(spec, found, by_text=by_text)
             if selection is None:
                 continue
+            if not _has_key(spec) and "rowid" not in found:
+                has_rowid = kind == "table" and "WITHOUT ROWID" not in str(sql).upper()
+                selection.append("rowid" if has_rowid else "row_number() OVER () AS rowid")
             body = f"SELECT {', '.join(selection)} FROM main.{_quoted(name)}"
         db.execute(f"CREATE TEMP VIEW {_quoted(spec.name)} AS {body}")
 
 
-def _selection(spec: TableSpec, found: dict[str, tuple[str, str]]) -> list[str] | None:
-    """Return what to select from a table, or None when it has the newest shape already."""
+def _empty(spec: TableSpec) -> list[str]:
+    columns = [f"{_null(column)} AS {_quoted(column.name)}" for column in spec.columns]
+    return columns if _has_key(spec) else [*columns, "CAST(NULL AS INTEGER) AS rowid"]
+
+
+def _has_key(spec: TableSpec) -> bool:
+    return any(column.primary_key for column in spec.columns)
+
+
+def _selection(
+    spec: TableSpec, found: dict[str, tuple[str, str]], *, by_text: bool
+) -> list[str] | None:
+    """Return what to select from a table, or None when it has the newest shape already.
+
+    Args:
+        spec: The table at its newest.
+        found: Name in lower case -> (name, declared type) of the columns in the file.
+        by_text: Whether the file is older than the HCCL enums.
+    """
     used: set[str] = set()
     selection = []
     differs = False
@@ -56,10 +83,11 @@ def _selection(spec: TableSpec, found: dict[str, tuple[str, str]]) -> list[str] 
             used.add(name)
             actual, declared = found[name]
             expression = _quoted(actual)
-            if column.type == "TEXT" and "INT" in declared.upper():
-                expression = (
-                    f"CAST({expression} AS TEXT)"  # HOST_INFO.hostUid before 1.0.0_20241008
-                )
+            enum = HCCL_TYPES.get((spec.name, column.name))
+            if enum and by_text:
+                expression = _enum_id(enum, expression)
+            elif column.type == "TEXT" and "INT" in declared.upper():
+                expression = f"CAST({expression} AS TEXT)"  # HOST_INFO.hostUid was a number
         differs |= expression.lower() != _quoted(column.name).lower()
         selection.append(f"{expression} AS {_quoted(column.name)}")
     if not differs:
@@ -67,6 +95,22 @@ def _selection(spec: TableSpec, found: dict[str, tuple[str, str]]) -> list[str] 
     taken = {column.name.lower() for column in spec.columns}
     extra = [name for key, (name, _) in found.items() if key not in used and key not in taken]
     return selection + [_quoted(name) for name in extra]
+
+
+def _enum_id(enum: str, string_id: str) -> str:
+    """Return SQL for the enum id of the text that `string_id` stands for; NULL: it has none.
+
+    What msprof had no name for it wrote as its number.
+    """
+    is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
+    number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"
+    named = f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 = value)"
+    return f"(SELECT coalesce({named}, {number}) FROM main.STRING_IDS WHERE id = {string_id})"
+
+
+def _enum_values(enum: str) -> str:
+    rows = ", ".join(f"({number}, '{name}')" for number, name in enum_names(enum).items())
+    return f"VALUES {rows}"
 
 
 def _null(column: ColumnSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -107,10 +108,27 @@ def test_flipped_bits(
     rng = np.random.default_rng(seed)
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(recordings[platform], Path(folder) / recordings[platform].name)
-        for path in rng.choice(np.array(data_files(copy), object), files).tolist():
-            raw = np.frombuffer(path.read_bytes(), np.uint8).copy()
-            if len(raw):
-                at = rng.integers(0, len(raw), flips)
-                raw[at] ^= (1 << rng.integers(0, 8, flips)).astype(np.uint8)
-                path.write_bytes(raw.tobytes())
+        flip_bits(copy, rng, files, flips)
         survives(copy)
+
+
+@pytest.mark.slow
+def test_flipped_bits_in_recordings_of_others(shared: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(20)
+    for archive in sorted((shared / "goldens" / "prof").glob("*/PROF_*.tar.xz")):
+        with tarfile.open(archive) as packed:
+            packed.extractall(tmp_path, filter="data")
+        recording = tmp_path / archive.name.removesuffix(".tar.xz")
+        for _ in range(2):
+            flip_bits(recording, rng, files=6, flips=10)
+            survives(recording)
+        shutil.rmtree(recording)
+
+
+def flip_bits(recording: Path, rng: np.random.Generator, files: int, flips: int) -> None:
+    for path in rng.choice(np.array(data_files(recording), object), files).tolist():
+        raw = np.frombuffer(path.read_bytes(), np.uint8).copy()
+        if len(raw):
+            at = rng.integers(0, len(raw), flips)
+            raw[at] ^= (1 << rng.integers(0, 8, flips)).astype(np.uint8)
+            path.write_bytes(raw.tobytes())

@@ -1,0 +1,27 @@
+"""META_DATA, with the first SCHEMA_VERSION; the host; attributes and types of operators.
+
+Released in: 2024-05-16, development. COMPUTE_TASK_INFO.attrInfo came on 2024-04-22 and
+COMMUNICATION_OP.opType on 2024-05-11.
+Old rows: NULL in both columns. HOST_INFO stays empty: the host was not recorded.
+"""
+
+import sqlalchemy as sa
+
+from unified_prof.migrate import steps
+
+revision = "1.0.0_20240516"
+down_revision = "pre_20240328"
+
+
+def upgrade() -> None:
+    steps.create_table(
+        "META_DATA", sa.Column("name", sa.TEXT()), sa.Column("value", sa.TEXT()), always=True
+    )
+    steps.create_table(
+        "HOST_INFO",
+        sa.Column("hostUid", sa.INTEGER()),
+        sa.Column("hostName", sa.TEXT()),
+        always=True,
+    )
+    steps.add_column("COMPUTE_TASK_INFO", sa.Column("attrInfo", sa.INTEGER()))
+    steps.add_column("COMMUNICATION_OP", sa.Column("opType", sa.INTEGER()))

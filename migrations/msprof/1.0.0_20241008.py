@@ -1,0 +1,26 @@
+"""The host's number becomes text.
+
+Released in: 2024-10-08. On 2024-09-02 the latencies in PCIE became nanoseconds.
+Old rows: the number in decimal. Latencies stay as they are, for nothing in the file says which
+unit they have; they are counted.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from unified_prof.migrate import steps
+
+revision = "1.0.0_20241008"
+down_revision = "1.0.0_20240711"
+
+
+def upgrade() -> None:
+    if steps.columns_of("HOST_INFO").get("hostUid", "TEXT").upper() != "TEXT":
+        with op.batch_alter_table("HOST_INFO") as host:
+            host.alter_column("hostUid", type_=sa.TEXT(), existing_type=sa.INTEGER())
+    if steps.has("PCIE", "txNonpostLatencyAvg"):
+        steps.anomaly(
+            "pcie_latency_unit_unknown",
+            steps.count("PCIE"),
+            "PCIE.txNonpostLatency*: exporters before 2024-09-02 had another unit than ns",
+        )

@@ -1,0 +1,150 @@
+"""What tracking costs and how much it sees: a small GPT's training step, with and without.
+
+Plain and tracked steps alternate in one process on one thread, so that whatever else the
+machine does falls on both. Ratios are of medians of process time; coverage compares the sum
+of all operations' forward and backward times with the plain forward and backward.
+
+    python scripts/bench_tracking.py [--rounds N] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from unified_prof.tracking.assemble import measure
+from unified_prof.tracking.session import Options, Session
+from unified_prof.tracking.sites import SiteTable
+
+SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
+"""Width, tokens in a sequence, sequences in a batch."""
+VOCABULARY = 256
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each after a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = width // 16
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return `x` with what the block adds."""
+        batch, tokens, width = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).split(width, dim=2)
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """Four blocks between an embedding and a head."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(4)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss."""
+        x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
+
+
+def bench(size: str, rounds: int) -> dict[str, float]:
+    """Return the figures for one size of model."""
+    width, tokens, batch = SIZES[size]
+    torch.manual_seed(0)
+    model = Gpt(width, tokens)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    inputs = torch.randint(VOCABULARY, (2, batch, tokens))
+    options = Options(("run-time",), Path(__file__).parent, 0, 1, "module", lambda _: None)
+    session = Session("cpu", options)
+    session.install(())
+    session.add_model(model)
+    tracker = session.run_time
+    sites = SiteTable(session.modules, scope="module")
+
+    def step() -> tuple[float, float]:
+        optimizer.zero_grad()
+        start = time.perf_counter()
+        loss = model(inputs[0], inputs[1])
+        middle = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
+        optimizer.step()
+        return (middle - start) * 1e3, (end - middle) * 1e3
+
+    def tracked_step() -> None:
+        tracker.begin_iteration(0)
+        step()
+        tracker.end_iteration(0)
+
+    def timed(run: Any) -> tuple[Any, float]:
+        start = time.process_time()
+        result = run()
+        return result, (time.process_time() - start) * 1e3
+
+    plain_ms, tracked_ms, forward, backward = [], [], [], []
+    for number in range(-5, rounds):
+        (plain_forward, plain_backward), plain = timed(step)
+        tracker.start()
+        _, tracked = timed(tracked_step)
+        tracker.stop(complete=True)
+        measured = measure(tracker.iterations.pop(), sites, tracker.clock)
+        if number >= 0:
+            plain_ms.append(plain)
+            tracked_ms.append(tracked)
+            forward.append((plain_forward, sum(measured.forward_ms)))
+            backward.append((plain_backward, sum(measured.backward_ms)))
+    session.remove()
+    median = statistics.median
+    return {
+        "plain_ms": median(plain_ms),
+        "tracked_ms": median(tracked_ms),
+        "ratio": median(tracked_ms) / median(plain_ms),
+        "forward_coverage": median(t for _, t in forward) / median(p for p, _ in forward),
+        "backward_coverage": median(t for _, t in backward) / median(p for p, _ in backward),
+        "operations": len(measured.forward_ms),
+    }
+
+
+def main() -> None:
+    """Print the figures of both sizes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = {size: bench(size, arguments.rounds) for size in SIZES}
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+        return
+    for size, one in figures.items():
+        print(
+            f"{size}: {one['plain_ms']:.2f} ms plain, {one['tracked_ms']:.2f} ms tracked "
+            f"(x{one['ratio']:.2f}), {one['operations']:.0f} operations cover "
+            f"{one['forward_coverage']:.2f} of forward, {one['backward_coverage']:.2f} of backward"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What CANN's profiling library does in the application: make PROF_* and note its name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.prof_generator import Recipe, generate
+
+
+def init(device: bool = True, index: int = 1) -> Path:
+    """Record as aclInit would under msprof; returns the PROF_* directory."""
+    sample = json.loads(os.environ["PROFILER_SAMPLECONFIG"])
+    result = Path(sample["result_dir"])
+    recording = generate(result, Recipe(seed=index, operators=5, host_only=not device))
+    with (result / f"{sample['msprofBinPid']}_profiling_output_record").open("a") as record:
+        record.write(f"{recording.path.name}\n")
+    return recording.path

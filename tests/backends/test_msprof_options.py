@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS, msprof_arguments
+from unified_prof.errors import UsageError
+
+
+def test_every_argument_is_one_word_with_an_equals_sign() -> None:
+    arguments = msprof_arguments({"preset": "full", "storage_limit": "500MB"}, raw=["--dvpp=on"])
+    assert all(argument.startswith("--") and "=" in argument for argument in arguments)
+    assert arguments[-1] == "--dvpp=on"
+    assert "--storage-limit=500MB" in arguments
+
+
+def test_what_is_given_overrides_the_preset() -> None:
+    assert msprof_arguments({"preset": "minimal"}) == [
+        "--task-time=l0",
+        "--ascendcl=off",
+        "--ai-core=off",
+    ]
+    assert msprof_arguments({"preset": "minimal", "task_time": "l1", "aic_mode": None}) == [
+        "--task-time=l1",
+        "--ascendcl=off",
+        "--ai-core=off",
+    ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_pass_the_checks_that_users_pass(preset: str) -> None:
+    assert msprof_arguments({**PRESETS[preset]})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_time": "foo"}, "--task-time: 'foo' found, one of on, off, l0, l1, l2, l3 expected"),
+        ({"ascendcl": "yes"}, "--ascendcl: 'yes' found"),
+        ({"ge_api": "l2"}, "--ge-api"),
+        ({"aic_metrics": "Foo"}, "--aic-metrics: 'Foo' found"),
+        ({"aic_metrics": "Custom:"}, "Custom: and 1 to 8"),
+        ({"aic_metrics": "Custom:1,2,3,4,5,6,7,8,9"}, "Custom: and 1 to 8"),
+        ({"aic_metrics": "Custom:0xZZ"}, "Custom: and 1 to 8"),
+        ({"aic_mode": "sample-based", "aic_freq": "101"}, "from 1 to 100"),
+        ({"aic_freq": "50"}, "needs --aic-mode sample-based"),
+        ({"sys_hardware_mem_freq": "1000"}, "a whole number from 1 to 100"),
+        ({"sys_interconnection_freq": "51"}, "from 1 to 50"),
+        ({"delay": "0"}, "from 1 to 4294967295"),
+        ({"duration": "1.5"}, "whole number"),
+        ({"duration": "٣"}, "whole number"),
+        ({"host_sys": "cpu,gpu"}, "a list of cpu, mem, disk, network, osrt, numa"),
+        ({"host_sys": ""}, "a list of"),
+        ({"storage_limit": "100MB"}, "200MB to 4294967295MB"),
+        ({"storage_limit": "1GB"}, "200MB to"),
+        ({"mstx_domain_include": "a", "mstx_domain_exclude": "b"}, "exclude each other"),
+        ({"mstx_domain_include": "a", "msproftx": "off"}, "needs --msproftx on"),
+        ({"mstx_domain_include": " "}, "a list of names"),
+        ({"preset": "huge"}, "no preset 'huge'"),
+    ],
+)
+def test_what_msprof_would_refuse_is_refused_here(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        msprof_arguments(options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"aic_metrics": "Custom:0x1,0xAf,12"},
+        {"aic_mode": "sample-based", "aic_freq": "100"},
+        {"host_sys": "cpu,mem,disk"},
+        {"mstx_domain_exclude": "a,b"},
+        {"storage_limit": "4294967295MB"},
+        {"delay": "1", "duration": "4294967295"},
+    ],
+)
+def test_what_msprof_takes_is_taken(options: dict[str, str]) -> None:
+    arguments = msprof_arguments(options)
+    for name, value in options.items():
+        assert f"--{BY_NAME[name].flag}={value}" in arguments
+
+
+def test_the_950_samples_its_memory_faster() -> None:
+    options = {"sys_hardware_mem_freq": "10000"}
+    assert "--sys-hardware-mem-freq=10000" in msprof_arguments(options, chip="Ascend 950PR")
+    with pytest.raises(UsageError):
+        msprof_arguments(options, chip="Ascend 910B3")
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("dvpp=on", "no option of msprof"),
+        ("--output=/elsewhere", "decided by uprof"),
+        ("--application=x", "decided by uprof"),
+        ("--export=on", "decided by uprof"),
+        ("--task-time=l1", "give --task-time to uprof"),
+    ],
+)
+def test_raw_arguments_cannot_take_the_run_over(raw: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        msprof_arguments({}, raw=[raw])
+
+
+def test_every_option_names_what_it_fills() -> None:
+    for option in OPTIONS:
+        assert "(" in option.help, option.flag
+        assert option.help.endswith("."), option.flag

@@ -1,0 +1,333 @@
+"""The NPU backend from the outside, with a stand-in for msprof."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.backends import stand_in_msprof
+from tests.backends.contract import BackendContract
+from unified_prof.backends.base import TIMELINE, Capture, RunSpec
+from unified_prof.backends.npu import NpuBackend
+from unified_prof.errors import DeviceUnavailableError, UsageError
+
+# Initialises the "NPU" and ends as it is told.
+WORKLOAD = """\
+import sys
+from pathlib import Path
+
+from tests.backends import stand_in_acl
+
+Path(sys.argv[1]).write_text("\\n".join(sys.argv[1:]), encoding="utf-8")
+stand_in_acl.init()
+print("said by the workload")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def msprof(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("toolkit")
+    command = folder / "msprof"
+    source = shlex.quote(str(Path(stand_in_msprof.__file__)))
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {source} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return command
+
+
+def spec_of(folder: Path, source: str, **changes: object) -> RunSpec:
+    script = folder / "work.py"
+    script.write_text(source)
+    output = folder / "out"
+    output.mkdir(parents=True, exist_ok=True)
+    spec = RunSpec(
+        target=str(script),
+        is_module=False,
+        arguments=(),
+        reports=(TIMELINE,),
+        output_dir=output,
+        project_root=folder,
+        warmup=1,
+        iterations=2,
+        relay=lambda line: print(line, file=sys.stderr),
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def run(folder: Path, source: str, **changes: object) -> Capture:
+    return NpuBackend().run(spec_of(folder, source, **changes))
+
+
+INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
+
+
+class TestNpuBackend(BackendContract):
+    @pytest.fixture
+    def backend(self) -> NpuBackend:
+        return NpuBackend()
+
+    @pytest.fixture
+    def script(self, tmp_path: Path) -> Path:
+        path = tmp_path / "work.py"
+        path.write_text(WORKLOAD)
+        return path
+
+
+def test_without_msprof_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("ASCEND_TOOLKIT_HOME", raising=False)
+    monkeypatch.delenv("ASCEND_HOME_PATH", raising=False)
+    assert "msprof was not found" in str(NpuBackend().unavailable_reason())
+
+
+def test_a_toolkit_without_a_chip_is_doubtful() -> None:
+    assert NpuBackend().unavailable_reason() is None
+    assert "no NPU is visible" in str(NpuBackend().doubt())
+
+
+def test_a_success_brings_the_recording_and_msprof_s_own_database(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capture = run(tmp_path, INIT + "print('said by the workload')")
+    assert (capture.exit_code, capture.failure) == (0, None)
+    (recording,) = capture.recordings
+    assert recording.kind == "prof"
+    assert recording.path.parent == tmp_path / "out"
+    assert recording.native is not None
+    assert recording.native.parent == recording.path
+    out, err = capfd.readouterr()
+    assert out == "said by the workload\n"
+    assert "[INFO] Start profiling....\n" in err
+
+
+def test_where_msprof_closes_descriptors_the_workload_is_still_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "closes_descriptors")
+    assert run(tmp_path, INIT + "print('said by the workload')").exit_code == 0
+    assert "said by the workload\n" in capfd.readouterr().err
+
+
+def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capture = run(tmp_path, INIT + "raise ValueError('mine')")
+    assert capture.exit_code == 1
+    assert capture.failure == "the workload ended with exit code 1"
+    assert len(capture.recordings) == 1
+    err = capfd.readouterr().err
+    assert "ValueError: mine" in err
+    assert "npu_launcher" not in err
+    assert "runpy" not in err
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("import os; os._exit(7)", 7),  # never came back to the launcher
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("raise SystemExit('a text')", 1),
+        ("raise SystemExit", 0),
+        ("raise KeyboardInterrupt", 130),
+    ],
+)
+def test_every_way_of_ending_has_its_code(tmp_path: Path, end: str, code: int) -> None:
+    assert run(tmp_path, INIT + end).exit_code == code
+
+
+def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    code = shlex.quote(INIT)
+    program.write_text(f"#!/bin/sh\n{shlex.quote(sys.executable)} -c {code}\nexit $1\n")
+    program.chmod(0o755)
+    capture = run(tmp_path, "", target=str(program), arguments=("5",))
+    assert capture.exit_code == 5
+    assert len(capture.recordings) == 1
+
+
+def test_nothing_recorded_is_said_in_plain_words(tmp_path: Path) -> None:
+    capture = run(tmp_path, "print('no NPU here')")
+    assert capture.exit_code == 0
+    assert capture.recordings == ()
+    assert "never initialised an NPU (no aclInit)" in str(capture.failure)
+
+
+def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
+    capture = run(
+        tmp_path, "from tests.backends import stand_in_acl\nstand_in_acl.init(device=False)"
+    )
+    assert "has no device data" in str(capture.failure)
+    assert len(capture.recordings) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("vnpu", "virtual NPU (vNPU)"), ("disk_full", "is full"), ("export_fails", None)],
+)
+def test_what_msprof_does_not_tell_by_its_status_is_told(
+    how: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", how)
+    capture = run(tmp_path, INIT)
+    assert capture.exit_code == 0
+    assert (words or "") in str(capture.failure)
+    assert all(recording.native is None for recording in capture.recordings)
+
+
+def test_an_argument_that_msprof_does_not_know_is_its_own_complaint(tmp_path: Path) -> None:
+    capture = run(tmp_path, INIT, options={"msprof_arg": ["--bogus=1"]})
+    assert "unrecognized option '--bogus=1'" in str(capture.failure)
+
+
+def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert run(tmp_path, INIT).exit_code == 0
+    assert list(temporary.iterdir()) == []
+
+
+def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path) -> None:
+    old = tmp_path / "out" / "PROF_000001_20200101000000000_00000001ABCDEFGH"
+    old.mkdir(parents=True)
+    capture = run(tmp_path, INIT + "stand_in_acl.init(index=2)")
+    names = [recording.path.name[:11] for recording in capture.recordings]
+    assert names == ["PROF_000001", "PROF_000002"]
+    assert old not in [recording.path for recording in capture.recordings]
+
+
+def test_spaces_in_paths_and_arguments_do_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    said = folder / "said"
+    arguments = (str(said), "0", "two words", "a'quote", "$HOME")
+    capture = run(folder, WORKLOAD, arguments=arguments)
+    assert (capture.exit_code, capture.failure) == (0, None)
+    assert said.read_text().split("\n") == [*arguments]
+    assert capture.recordings[0].path.parent == folder / "out"
+
+
+def test_a_path_that_msprof_refuses_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="characters that msprof refuses: '&'"):
+        run(tmp_path, INIT, output_dir=tmp_path / "this & that")
+
+
+def test_the_script_sees_the_world_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("")
+    script = f"""{INIT}
+import __main__, sys, helper, os
+assert __name__ == "__main__"
+assert __main__.__file__ == sys.argv[0] == {str(tmp_path / "work.py")!r}
+assert sys.path[0] == {str(tmp_path)!r}
+assert "" not in sys.path
+assert os.environ["UPROF_DEVICE"] == "npu"
+"""
+    assert run(tmp_path, script).exit_code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    spec = spec_of(
+        tmp_path, f"{INIT}import time\nopen({str(ready)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+
+    def press() -> None:
+        deadline = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), number)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    capture = NpuBackend().run(spec)
+    presser.join()
+    assert capture.exit_code == 128 + number
+    assert capture.failure == "the run was interrupted"
+    assert len(capture.recordings) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task_time": "foo"}, "--task-time"),
+        ({"exporter": "vendor"}, "no exporter 'vendor'"),
+        ({"schema": "0.0.0"}, "no revision '0.0.0'"),
+        ({"pid": "0"}, "the id of a process expected"),
+        ({"pid": "99999999"}, "there is no such process"),
+        ({"pid": str(os.getpid()), "delay": "3"}, "not with --pid"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(
+    options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(tmp_path, "open('started', 'w')", options=options)
+    assert not Path("started").exists()
+
+
+def test_the_workload_starts_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(tmp_path, INIT + "open('here', 'w').close()")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STAND_IN_MSPROF", "changes_folder")
+    assert NpuBackend().run(replace(spec, target="work.py")).exit_code == 0
+    assert (tmp_path / "here").exists()
+
+
+def test_msprof_going_away_is_told(tmp_path: Path, msprof: Path) -> None:
+    spec = spec_of(tmp_path, INIT)
+    msprof.unlink()
+    with pytest.raises(DeviceUnavailableError, match="msprof was not found"):
+        NpuBackend().run(spec)
+
+
+def test_a_dry_run_shows_the_exact_command(tmp_path: Path, msprof: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        "",
+        arguments=("--epochs", "two words"),
+        options={"preset": "minimal", "aic_metrics": "Memory", "msprof_arg": ("--dvpp=on",)},
+    )
+    command, comment = NpuBackend().describe(spec)
+    assert command == shlex.join(
+        [
+            str(msprof),
+            f"--output={tmp_path / 'out'}",
+            "--type=db",
+            "--task-time=l0",
+            "--ascendcl=off",
+            "--ai-core=off",
+            "--aic-metrics=Memory",
+            "--dvpp=on",
+            "bash",
+            "/tmp/uprof_XXXXXXXX/workload.sh",
+        ]
+    )
+    assert comment.endswith("work.py --epochs 'two words'")
+
+
+def test_a_running_process_is_recorded_for_a_while(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            options = {"pid": str(process.pid), "duration": "1"}
+            capture = run(tmp_path, "", target="", options=options)
+        finally:
+            process.kill()
+    assert (capture.exit_code, capture.failure) == (0, None)
+    assert len(capture.recordings) == 1
+    assert 0.9 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 5

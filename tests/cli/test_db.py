@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.migrate.databases import make
+from unified_prof.cli.app import main
+from unified_prof.store.detect import detect
+
+
+class Result:
+    """What one run of the command line printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Uprof:
+    """Runs the command line inside the test."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Result:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in ("db", *arguments)])
+        out, err = self._capsys.readouterr()
+        code = caught.value.code
+        assert isinstance(code, int)
+        return Result(code, out, err)
+
+
+@pytest.fixture
+def uprof(capsys: pytest.CaptureFixture[str]) -> Uprof:
+    return Uprof(capsys)
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return make(tmp_path / "old.db", "1.0.0_20241112", {"NPU_INFO": [(0, "Ascend910B")]})
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    path = tmp_path / "films.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE films (title TEXT)")
+    return path
+
+
+def test_current_says_what_a_file_is_and_why(uprof: Uprof, old: Path) -> None:
+    result = uprof("current", old)
+    assert result.code == 0
+    assert f"{old}: msprof 1.0.0_20241112" in result.out
+    assert "ENUM_MODULE has 74 AMP" in result.out
+
+
+def test_current_goes_on_after_a_bad_file(uprof: Uprof, old: Path, other: Path) -> None:
+    result = uprof("current", "--json", other, old)
+    assert result.code == 7
+    bad, good = result.json
+    assert "films.db is not a report" in bad["error"]
+    assert bad["exit_code"] == 7
+    assert "films.db" in result.err
+    assert good["file"] == str(old)
+    assert (good["family"], good["revision"]) == ("msprof", "1.0.0_20241112")
+    assert (good["producer"], good["complete"]) == ("msprof", True)
+    assert good["recognised_by"] == ["ENUM_MODULE has 74 AMP"]
+
+
+def test_history_tells_every_revision(uprof: Uprof) -> None:
+    result = uprof("history", "--json")
+    assert result.code == 0
+    revisions = result.json["revisions"]
+    assert len(revisions) == 17
+    assert revisions[0]["revision"] == "pre_20240328"
+    aliases = {r["alias"]: r["revision"] for r in revisions if r["alias"]}
+    assert aliases == {"documented": "1.2.0_20251226", "latest": "1.2.0_20260716"}
+    assert "blockNum" in next(r["text"] for r in revisions if r["revision"] == "1.2.0_20260128")
+    assert "1.1.1_20250820" in uprof("history").out
+    skyline = uprof("history", "--family", "skyline-memory", "--json").json
+    assert [r["revision"] for r in skyline["revisions"]] == ["1"]
+
+
+def test_check_tells_sound_from_wrong(uprof: Uprof, old: Path) -> None:
+    assert uprof("check", old).code == 0
+    with closing(sqlite3.connect(old)) as db:
+        db.execute("DROP TABLE STRING_IDS")
+    result = uprof("check", "--json", old)
+    assert result.code == 1
+    (found,) = result.json
+    assert not found["sound"]
+    assert found["findings"][0]["kind"] == "incomplete"
+    assert "something is wrong" in uprof("check", old).out
+
+
+def test_upgrade_replaces_the_file_and_keeps_the_original(uprof: Uprof, old: Path) -> None:
+    result = uprof("upgrade", old, "--to", "documented")
+    assert result.code == 0
+    assert "1.0.0_20241112 -> 1.2.0_20251226, original kept as old.db.bak" in result.out
+    assert detect(old).revision == "1.2.0_20251226"
+    again = uprof("upgrade", old, "--to", "documented", "--json")
+    assert (again.code, again.json[0]["changed"]) == (0, False)
+    assert uprof("upgrade", old, "--to", "1.0.0_20240516").code == 8
+
+
+def test_upgrade_does_the_others_and_says_which_failed(
+    uprof: Uprof, old: Path, other: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    folder.mkdir()
+    result = uprof("upgrade", other, old, "-o", folder, "--json")
+    assert result.code == 7
+    assert "films.db" in result.json[0]["error"]
+    assert result.json[1]["output"] == str(folder / "old.db")
+    assert detect(folder / "old.db").revision == "1.2.0_20260716"
+    assert detect(old).revision == "1.0.0_20241112"
+    assert uprof("upgrade", old, "-o", folder).code == 9
+    assert uprof("upgrade", old, "-o", folder, "--force").code == 0
+
+
+def test_upgrade_of_many_files_needs_a_folder(tmp_path: Path, old: Path, uprof: Uprof) -> None:
+    result = uprof("upgrade", old, old, "-o", tmp_path / "one.db")
+    assert result.code == 2
+    assert "one.db cannot take 2 files" in result.err
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "revision"),
+    [
+        ("msprof", "documented", "1.2.0_20251226"),
+        ("msprof", "pre_20240328", "pre_20240328"),
+        ("skyline-run-time", "latest", "1"),
+        ("skyline-memory", "1", "1"),
+    ],
+)
+def test_create_makes_every_table_of_a_revision(
+    uprof: Uprof, tmp_path: Path, family: str, asked: str, revision: str
+) -> None:
+    path = tmp_path / "new.db"
+    result = uprof("create", path, "--family", family, "--schema", asked, "--json")
+    assert result.code == 0
+    assert result.json == {"file": str(path), "family": family, "revision": revision}
+    found = detect(path)
+    assert (found.family, found.revision) == (family, revision)
+    assert uprof("create", path, "--family", family, "--schema", asked).code == 9
+    assert uprof("create", path, "--family", family, "--schema", asked, "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--schema", "9.9.9"), ("--family", "nsight"), ("--family", "msprof", "--nope")]
+)
+def test_create_refuses_what_it_does_not_know(
+    uprof: Uprof, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    assert uprof("create", tmp_path / "new.db", *arguments).code == 2
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_recognising_needs_neither_sqlalchemy_nor_alembic(old: Path) -> None:
+    program = (
+        "import sys; from unified_prof.cli.app import main\n"
+        f"try: main(['db', 'current', {str(old)!r}])\n"
+        "except SystemExit: print([m for m in ('sqlalchemy', 'alembic') if m in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.rstrip().endswith("[]")

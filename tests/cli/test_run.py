@@ -1,0 +1,253 @@
+"""`uprof run` in this process, with a backend that invents its records."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends import toy
+from tests.records import tracked_run
+from unified_prof.backends.base import Capture, RunSpec
+from unified_prof.cli.app import main
+
+SCRIPT = """\
+import os
+import sys
+from pathlib import Path
+
+print("said by the workload")
+Path("arguments").write_text("|".join(sys.argv[1:]))
+"""
+
+
+class Recording(toy.ToyBackend):
+    """Keeps the specification it was given."""
+
+    name = "recording"
+    specs: list[RunSpec] = []  # noqa: RUF012 (one list for the test that looks at it)
+    result = Capture(0, tracked_run())
+
+    def run(self, spec: RunSpec) -> Capture:
+        self.specs.append(spec)
+        return self.result
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.py").write_text(SCRIPT)
+    here = __name__
+    toy.install(
+        monkeypatch,
+        toy="tests.backends.toy:ToyBackend",
+        recording=f"{here}:Recording",
+        shy="tests.backends.toy:ShyBackend",
+    )
+    monkeypatch.setattr(Recording, "specs", [])
+    return tmp_path
+
+
+def uprof(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments])
+    return int(ended.value.code or 0)
+
+
+def the_spec(*arguments: str) -> RunSpec:
+    assert uprof("--backend", "recording", "-o", "out", *arguments) == 0
+    (spec,) = Recording.specs
+    return spec
+
+
+def test_what_is_behind_the_script_belongs_to_it(place: Path) -> None:
+    code = uprof("--backend", "toy", "-o", "out", "work.py", "-o", "x", "--json", "--", "-h")
+    assert code == 0
+    assert (place / "arguments").read_text() == "-o|x|--json|--|-h"
+
+
+def test_two_dashes_end_our_options() -> None:
+    spec = the_spec("--", "-odd.py", "--force")
+    assert (spec.target, spec.is_module, spec.arguments) == ("-odd.py", False, ("--force",))
+
+
+def test_what_is_behind_a_module_belongs_to_it() -> None:
+    spec = the_spec("-m", "pkg.train", "--warmup", "9", "-q")
+    assert (spec.target, spec.is_module) == ("pkg.train", True)
+    assert spec.arguments == ("--warmup", "9", "-q")
+    assert spec.warmup == 2
+
+
+def test_the_options_reach_the_backend(place: Path) -> None:
+    (place / "proj").mkdir()
+    spec = the_spec(
+        *("--report", "memory", "--warmup", "0", "--iterations", "4"),
+        *("--project-root", "proj", "--scope", "project", "--stop-after", "work.py"),
+    )
+    assert spec.reports == ("memory",)
+    assert (spec.warmup, spec.iterations) == (0, 4)
+    assert spec.project_root == place / "proj"
+    assert (spec.scope, spec.stop_after) == ("project", True)
+
+
+def test_the_project_is_this_folder_or_that_of_a_script_elsewhere(place: Path) -> None:
+    (place / "sub").mkdir()
+    assert the_spec("sub/train.py").project_root == place
+    Recording.specs.clear()
+    elsewhere = place.parent / "elsewhere.py"
+    assert uprof("--backend", "recording", "-o", "out2", str(elsewhere)) == 0
+    assert Recording.specs[0].project_root == place.parent
+
+
+def test_people_read_stderr_and_the_workload_keeps_stdout(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert uprof("--backend", "toy", "-o", "out", "work.py") == 0
+    out, err = capfd.readouterr()
+    assert out == "said by the workload\n"
+    for text in (
+        "cpu: a processor",
+        "3 measured, 1 with other operations",
+        "forward 9.00 ms, backward 5.00 ms, other 8.00 ms",
+        "peak 2.9 KiB",
+        "net.py:11",
+        "not attributed    forward 1.40 ms, backward 1.00 ms",
+        "iterations_unmatched",
+        "out/run_time.sqlite",
+        "out/memory.sqlite",
+    ):
+        assert text in err
+
+
+def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert uprof("--backend", "toy", "-o", "out", "--json", "-q", "work.py") == 0
+    out, err = capfd.readouterr()
+    answer = json.loads(out)
+    assert answer["files"] == {
+        "run-time": ["out/run_time.sqlite"],
+        "memory": ["out/memory.sqlite"],
+    }
+    assert answer["summary"]["forward_ms"] == 9.0
+    assert answer["summary"]["most_expensive"][0]["location"] == "net.py:11"
+    assert err == "said by the workload\n"
+
+
+def test_quiet_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert uprof("--backend", "recording", "-o", "out", "-q", "work.py") == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_exit_code_is_the_workload_s(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "work.py").write_text("import sys\nsys.exit(42)\n")
+    assert uprof("--backend", "toy", "-o", "out", "--json", "work.py") == 42
+    assert json.loads(capfd.readouterr().out)["exit_code"] == 42
+
+
+def test_a_partial_measurement_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    capture = Capture(130, tracked_run(complete=False), failure="interrupted after 3 iterations")
+    monkeypatch.setattr(Recording, "result", capture)
+    assert uprof("--backend", "recording", "-o", "out", "-q", "work.py") == 130
+    assert capfd.readouterr().err == "uprof: interrupted after 3 iterations\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-q"], 2, "nothing to run"),
+        (["--backend", "tpu", "work.py"], 4, "no backend named 'tpu'"),
+        (["--backend", "shy", "work.py"], 4, "cannot run here: it would rather not"),
+        (["--backend", "toy", "--report", "disk", "work.py"], 2, "no report 'disk'"),
+        (["--backend", "toy", "--report", ",", "work.py"], 2, "names no report"),
+        (["--backend", "toy", "--report", "timeline", "work.py"], 2, "cannot produce"),
+        (["--backend", "toy", "--project-root", "none", "work.py"], 2, "none is not a folder"),
+        (["--backend", "toy", "-o", "work.py", "work.py"], 9, "is not a folder"),
+        (["--backend", "toy", "none.py"], 2, "none.py does not exist"),
+        (["--backend", "cpu", "--task-time", "l1", "work.py"], 2, "no option --task-time"),
+        (["--backend", "toy", "--dry-run", "work.py"], 2, "there is no command"),
+        (["--backend", "npu", "--dry-run", "--ge-api=l7", "work.py"], 2, "--ge-api: 'l7'"),
+        (["--backend", "npu", "--pid", "1", "work.py"], 2, "no workload to start"),
+        (["--iterations", "0", "work.py"], 2, "--iterations"),
+        (["--no-such-option", "work.py"], 2, "--no-such-option"),
+    ],
+)
+def test_wrong_use_gets_one_clear_message(
+    arguments: list[str],
+    code: int,
+    words: str,
+    place: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before = sorted(place.iterdir())
+    assert uprof(*arguments) == code
+    err = capfd.readouterr().err
+    assert words in err
+    assert "Traceback" not in err
+    assert sorted(place.iterdir()) == before
+
+
+def test_an_existing_report_is_refused_and_forced(capfd: pytest.CaptureFixture[str]) -> None:
+    once = ("--backend", "toy", "-o", "out", "-q")
+    assert uprof(*once, "work.py") == 0
+    assert uprof(*once, "work.py") == 9
+    assert "overwrite it with --force" in capfd.readouterr().err
+    assert uprof(*once, "--force", "work.py") == 0
+
+
+def test_auto_says_what_it_took(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from unified_prof.backends import registry
+
+    monkeypatch.setattr(registry, "choose", Recording)
+    assert uprof("-o", "out", "work.py") == 0
+    assert "uprof: backend recording\n" in capfd.readouterr().err
+
+
+def test_a_progress_line_is_for_terminals_only(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(self: Recording, spec: RunSpec) -> Capture:
+        spec.progress("iteration 1 of 3")
+        return self.result
+
+    monkeypatch.setattr(Recording, "run", run)
+    assert uprof("--backend", "recording", "-o", "out", "work.py") == 0
+    assert "iteration 1 of 3" not in capfd.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert uprof("--backend", "recording", "-o", "out", "--force", "work.py") == 0
+    assert "\r\x1b[Kuprof: iteration 1 of 3\r\r\x1b[K" in capfd.readouterr().err
+
+
+def test_termination_ends_the_workload_like_an_exit(
+    monkeypatch: pytest.MonkeyPatch, place: Path
+) -> None:
+    (place / "work.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n")
+    assert uprof("--backend", "toy", "-o", "out", "work.py") == 143
+    assert (place / "out" / "run_time.sqlite").exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_dry_run_prints_the_command_and_does_nothing(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(place.iterdir())
+    options = ("--preset=minimal", "--aic-metrics", "Memory", "--msprof-arg=--dvpp=on")
+    assert uprof("--backend", "npu", "--dry-run", "-o", "out", *options, "work.py", "-x") == 0
+    command, comment = capfd.readouterr().out.splitlines()
+    assert f" --output={place}/out --type=db --task-time=l0 " in command
+    assert " --aic-metrics=Memory --dvpp=on bash /tmp/" in command
+    assert comment.endswith("runs: work.py -x")
+    assert sorted(place.iterdir()) == before
+
+
+def test_every_option_of_msprof_is_in_the_help(capfd: pytest.CaptureFixture[str]) -> None:
+    from unified_prof.backends.msprof_options import OPTIONS
+
+    assert uprof("--help") == 0
+    text = capfd.readouterr().out
+    assert all(f"--{option.flag}" in text for option in OPTIONS)

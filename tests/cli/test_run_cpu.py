@@ -1,0 +1,201 @@
+"""`uprof run --backend cpu` for real: the examples, and everything that can go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from unified_prof.cli.app import main
+
+# A provider script whose parts a test replaces.
+PROVIDERS = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        {forward}
+
+
+def uprof_model_provider():
+    {model}
+
+
+def uprof_input_provider(batch_size=3):
+    {inputs}
+
+
+def uprof_iteration_provider(model):
+    def iteration(*inputs):
+        {iteration}
+
+    return iteration
+"""
+SOUND = {
+    "forward": "return self.linear(x).relu()",
+    "model": "return Net()",
+    "inputs": "return (torch.ones(batch_size, 4),)",
+    "iteration": "model(*inputs).sum().backward()",
+}
+
+
+def providers(**changes: str) -> str:
+    return PROVIDERS.format(**{**SOUND, **changes})
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def uprof(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--backend", "cpu", "-o", "out", "--iterations", "2", *arguments])
+    return int(ended.value.code or 0)
+
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(sql).fetchall()
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "train"])
+def test_every_example_runs_as_it_is(name: str, place: Path) -> None:
+    project = ("--project-root", str(ROOT / "examples"))
+    assert uprof("-q", "--warmup", "1", *project, str(ROOT / "examples" / f"{name}.py")) == 0
+    found = rows(place / "out" / "run_time.sqlite", "SELECT operation_name FROM run_time_entries")
+    assert ("linear",) in found
+    paths = rows(place / "out" / "run_time.sqlite", "SELECT DISTINCT file_path FROM stack_frames")
+    assert paths == [(f"{name}.py",)]
+    assert rows(place / "out" / "memory.sqlite", "SELECT count(*) > 0 FROM weight_entries") == [
+        (1,)
+    ]
+
+
+def test_the_reports_are_read_through_the_public_interface(place: Path) -> None:
+    from unified_prof import open_report
+
+    (place / "model.py").write_text(providers())
+    assert uprof("-q", "model.py") == 0
+    with open_report(place / "out" / "run_time.sqlite") as report:
+        assert report.rows("SELECT operation_name FROM run_time_entries ORDER BY id") == [
+            ("linear",),
+            ("relu",),
+        ]
+    with open_report(place / "out" / "memory.sqlite") as report:
+        assert report.rows("SELECT name, size_bytes FROM weight_entries") == [
+            ("weight", 32),
+            ("bias", 8),
+        ]
+
+
+def test_the_rank_is_part_of_every_file_name(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    (place / "model.py").write_text(providers())
+    assert uprof("-q", "model.py") == 0
+    names = sorted(p.name for p in (place / "out").iterdir())
+    assert names == ["memory_rank3.sqlite", "run_time_rank3.sqlite"]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "words"),
+    [
+        ("def broken(:\n", 1, ["model.py", "SyntaxError"]),
+        ("raise RuntimeError('at import')\n", 1, ["RuntimeError: at import"]),
+        (providers(model="raise RuntimeError('no model')"), 1, ["RuntimeError: no model"]),
+        (providers(forward="raise RuntimeError('bad forward')"), 1, ["bad forward", "line 10"]),
+        (providers(iteration="model(*inputs).backward()"), 1, ["grad can be implicitly created"]),
+        (providers(iteration="raise SystemExit(9)"), 9, []),
+        (providers(iteration="pass"), 5, ["ran no operation"]),
+        (providers(model="return 3"), 5, ["uprof_model_provider", "int"]),
+        (providers(inputs="return 3"), 5, ["uprof_input_provider", "int"]),
+        (providers().replace("batch_size=3", "size=3"), 5, ["uprof_input_provider", "batch_size"]),
+        ("print('never steps, calls nothing')\n", 5, []),
+        (providers(model="return Net().to('meta')"), 5, ["meta", "cpu"]),
+    ],
+)
+def test_what_goes_wrong_gets_one_message_and_leaves_no_file(
+    source: str, code: int, words: list[str], place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (place / "model.py").write_text(source)
+    assert uprof("model.py") == code
+    err = capfd.readouterr().err
+    for word in words:
+        assert word in err
+    assert "unified_prof" not in err  # nothing of ours in a traceback
+    assert [p.name for p in place.iterdir() if p.name != "__pycache__"] == ["model.py"]
+
+
+def test_a_loss_that_is_not_a_number_is_measured_all_the_same(place: Path) -> None:
+    (place / "model.py").write_text(providers(forward="return self.linear(x) * float('nan')"))
+    assert uprof("-q", "model.py") == 0
+    assert (place / "out" / "run_time.sqlite").exists()
+
+
+def test_a_failure_after_some_iterations_leaves_reports_that_say_so(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing = "model(*inputs).sum().backward(); COUNT.append(1); assert len(COUNT) < 4"
+    (place / "model.py").write_text("COUNT = []\n" + providers(iteration=failing))
+    assert uprof("--warmup", "1", "--iterations", "5", "--report", "run-time", "model.py") == 1
+    facts = dict(rows(place / "out" / "run_time.sqlite", "SELECT name, value FROM UPROF_RUN"))
+    assert facts["complete"] == "false"
+    assert "AssertionError" in capfd.readouterr().err
+
+
+SLOW_TRAINING = """\
+import time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(10_000):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if i == 5:
+        open("up", "w").close()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_its_complete_iterations(
+    number: signal.Signals, code: int, place: Path
+) -> None:
+    (place / "train.py").write_text(SLOW_TRAINING)
+    command = [sys.executable, "-m", "unified_prof", "run", "--backend", "cpu", "-o", "out"]
+    options = ["--warmup", "1", "--iterations", "10000", "--scope", "project", "--json"]
+    process = subprocess.Popen(
+        [*command, *options, "train.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    while not (place / "up").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    answer = json.loads(out)
+    assert answer["summary"]["complete"] is False
+    assert answer["summary"]["iterations"] >= 1
+    names = sorted(p.name for p in (place / "out").iterdir())
+    assert names == ["memory.sqlite", "run_time.sqlite"]

@@ -1,0 +1,136 @@
+"""`uprof run --backend npu` from the shell, end to end, with a stand-in for msprof."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.backends import stand_in_msprof
+
+INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a space in its name to work in; msprof is on PATH."""
+    command = tmp_path / "bin" / "msprof"
+    command.parent.mkdir()
+    source = shlex.quote(str(Path(stand_in_msprof.__file__)))
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {source} "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    folder = tmp_path / "a place"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def start(place: Path, source: str, *options: str) -> subprocess.Popen[str]:
+    (place / "work.py").write_text(source)
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "unified_prof", "run", "--backend", "npu"),
+            *("-o", "out", "--json", *options, "work.py"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def uprof(place: Path, source: str, *options: str) -> subprocess.CompletedProcess[str]:
+    process = start(place, source, *options)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def rows(database: str, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as db:
+        return db.execute(sql).fetchall()
+
+
+def test_success_leaves_one_database_of_our_making(place: Path) -> None:
+    done = uprof(place, INIT)
+    assert done.returncode == 0, done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    facts = dict(rows(database, "SELECT name, value FROM UPROF_RUN"))
+    assert (facts["backend"], facts["target"]) == ("npu", "work.py")
+    assert [p.name for p in Path(database).parent.glob("*msprof_*")] == [Path(database).name]
+    assert "timeline report" in done.stderr
+
+
+def test_msprof_s_own_database_can_be_kept(place: Path) -> None:
+    done = uprof(place, INIT, "--exporter", "native")
+    assert done.returncode == 0, done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
+
+
+def test_several_recordings_give_a_database_each(place: Path) -> None:
+    done = uprof(place, INIT + "stand_in_acl.init(index=2)")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["files"]["timeline"]) == 2
+
+
+def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> None:
+    done = uprof(place, INIT + "raise SystemExit(7)")
+    assert done.returncode == 7
+    assert "the workload ended with exit code 7" in done.stderr
+    assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
+
+
+def test_a_failing_export_of_msprof_does_not_concern_us(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
+    done = uprof(place, INIT)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
+
+
+def test_a_failing_export_is_said_where_it_was_asked_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "export_fails")
+    done = uprof(place, INIT, "--exporter", "native")
+    assert done.returncode == 5
+    assert "the vendor's exporter left no database" in done.stderr
+
+
+def test_nothing_recorded(place: Path) -> None:
+    done = uprof(place, "print('no NPU here')")
+    assert done.returncode == 5
+    assert "never initialised an NPU (no aclInit)" in done.stderr
+    assert done.stdout == ""
+    assert not (place / "out").exists()
+
+
+def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
+    process = start(place, INIT + "import time\nopen('up', 'w')\ntime.sleep(60)\n")
+    while not (place / "up").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the run was interrupted" in err
+    assert "Traceback" not in err
+    assert len(json.loads(out)["files"]["timeline"]) == 1
+
+
+def test_wrong_options_are_found_before_anything_starts(place: Path) -> None:
+    done = uprof(place, "open('started', 'w')", "--task-time", "l9")
+    assert done.returncode == 2
+    assert "--task-time: 'l9' found" in done.stderr
+    assert sorted(p.name for p in place.iterdir()) == ["work.py"]

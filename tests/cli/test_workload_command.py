@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from unified_prof.cli.workload_command import end_options_after_module
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        (["-m", "pkg", "--epochs", "3"], ["-m", "pkg", "--", "--epochs", "3"]),
+        (["-q", "-m", "pkg", "-m", "x"], ["-q", "-m", "pkg", "--", "-m", "x"]),
+        (["--module=pkg", "--json"], ["--module=pkg", "--", "--json"]),
+        (["-mpkg", "--json"], ["-mpkg", "--", "--json"]),
+        (["--backend", "-m", "-m", "pkg", "-q"], ["--backend", "-m", "-m", "pkg", "--", "-q"]),
+        (["--backend=cpu", "-m", "pkg"], ["--backend=cpu", "-m", "pkg", "--"]),
+        (["-m", "pkg", "--", "x"], ["-m", "pkg", "--", "--", "x"]),
+        # Not ours: behind the script, or behind `--`.
+        (["train.py", "-m", "pkg"], ["train.py", "-m", "pkg"]),
+        (["--", "-m", "pkg"], ["--", "-m", "pkg"]),
+        (["--backend", "cpu", "train.py", "-m"], ["--backend", "cpu", "train.py", "-m"]),
+        (["-m"], ["-m", "--"]),
+        ([], []),
+    ],
+)
+def test_only_a_module_of_ours_ends_the_options(ours: list[str], expected: list[str]) -> None:
+    assert end_options_after_module(ours, frozenset({"--backend", "-m", "--module"})) == expected

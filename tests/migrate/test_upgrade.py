@@ -1,0 +1,343 @@
+"""Upgrading a file: in place by copy and rename, or as another file; never half."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.migrate.databases import make, make_msmonitor, opened, rows_of, tables_of
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
+from unified_prof.migrate.check import check
+from unified_prof.migrate.upgrade import upgrade
+from unified_prof.store.detect import detect
+
+OLD = "1.1.1_20250620"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    return make(
+        tmp_path / "msprof_20250901120000.db",
+        OLD,
+        {
+            "STRING_IDS": [(number, f"text {number}") for number in range(2000)],
+            "COMPUTE_TASK_INFO": [(1, number, 24, *range(12)) for number in range(500)],
+        },
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_original_is_kept_beside_the_upgraded_file(old: Path) -> None:
+    before = old.read_bytes()
+    old.chmod(0o640)
+    result = upgrade(old)
+    assert (result.before, result.after) == (OLD, "1.2.0_20260716")
+    assert detect(old).revision == "1.2.0_20260716"
+    assert detect(old).migrated_from == OLD
+    assert old.stat().st_mode & 0o777 == 0o640
+    assert result.backup == old.with_name(f"{old.name}.bak")
+    assert result.backup.read_bytes() == before
+    assert names(old.parent) == [old.name, f"{old.name}.bak"]
+
+
+def test_an_existing_backup_is_never_touched(old: Path) -> None:
+    first = old.with_name(f"{old.name}.bak")
+    first.write_text("precious")
+    assert upgrade(old).backup == old.with_name(f"{old.name}.bak2")
+    assert first.read_text() == "precious"
+
+
+def test_no_backup_if_none_is_wanted(old: Path) -> None:
+    assert upgrade(old, backup=False).backup is None
+    assert names(old.parent) == [old.name]
+
+
+def test_to_another_file_leaves_the_original_alone(old: Path, tmp_path: Path) -> None:
+    before = (old.read_bytes(), old.stat().st_mtime_ns)
+    result = upgrade(old, "documented", output=tmp_path / "new.db")
+    assert (old.read_bytes(), old.stat().st_mtime_ns) == before
+    assert detect(result.output).revision == "1.2.0_20251226"
+    assert names(tmp_path) == sorted(["new.db", old.name])
+
+
+def test_another_file_is_overwritten_only_if_asked(old: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new.db"
+    target.write_text("precious")
+    with pytest.raises(OutputError, match="already exists"):
+        upgrade(old, output=target)
+    assert target.read_text() == "precious"
+    upgrade(old, output=target, overwrite=True)
+    assert detect(target).revision == "1.2.0_20260716"
+    with pytest.raises(OutputError, match="is the file to be upgraded"):
+        upgrade(old, output=old, overwrite=True)
+
+
+def test_in_two_stages_it_becomes_what_it_becomes_in_one(old: Path, tmp_path: Path) -> None:
+    once = upgrade(old, output=tmp_path / "once.db").output
+    stage = upgrade(old, "documented", output=tmp_path / "stage.db").output
+    twice = upgrade(stage, output=tmp_path / "twice.db").output
+    assert tables_of(once) == tables_of(twice)
+    for table in tables_of(once):
+        assert rows_of(once, f"SELECT * FROM {table}") == rows_of(twice, f"SELECT * FROM {table}")
+
+
+def test_the_same_file_gives_the_same_bytes(old: Path, tmp_path: Path) -> None:
+    first = upgrade(old, output=tmp_path / "1.db").output.read_bytes()
+    assert upgrade(old, output=tmp_path / "2.db").output.read_bytes() == first
+
+
+def test_a_file_that_is_there_already_is_left_as_it_is(old: Path) -> None:
+    upgrade(old, backup=False)
+    before = (old.read_bytes(), old.stat().st_mtime_ns)
+    result = upgrade(old)
+    assert result.before == result.after == "1.2.0_20260716"
+    assert (old.read_bytes(), old.stat().st_mtime_ns) == before
+
+
+def test_through_a_link_the_file_itself_is_upgraded(old: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(old)
+    upgrade(link)
+    assert link.is_symlink()
+    assert detect(old).revision == "1.2.0_20260716"
+
+
+def test_only_forward_and_only_to_revisions_there_are(old: Path) -> None:
+    with pytest.raises(SchemaVersionError, match=r"newer than 1\.0\.0_20240521"):
+        upgrade(old, "1.0.0_20240521")
+    with pytest.raises(UsageError, match=r"no revision '9\.9\.9'"):
+        upgrade(old, "9.9.9")
+    assert detect(old).revision == OLD
+
+
+def test_a_revision_it_could_as_well_have_is_taken_at_its_word(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.db", "1.1.1_20250327")
+    assert detect(path).equivalent == ("1.1.1_20250620", "1.1.1_20250820")
+    upgrade(path, "1.1.1_20250820")
+    found = detect(path)
+    assert (found.revision, found.equivalent) == ("1.1.1_20250820", ())
+
+
+def test_an_incomplete_file_is_upgraded_and_stays_incomplete(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as db:
+        db.execute("DROP TABLE STRING_IDS")
+    upgrade(old)
+    assert not detect(old).complete
+
+
+def test_a_file_of_msmonitor_is_upgraded_keyless_as_it_is(tmp_path: Path) -> None:
+    path = make_msmonitor(tmp_path / "msmonitor_4242_20260301120000000_0.db")
+    before = {t: rows_of(path, f"SELECT * FROM {t}") for t in tables_of(path) if t != "META_DATA"}
+    found = detect(path)
+    assert (found.revision, found.producer) == ("1.2.0_20260128", "msMonitor")
+    assert any("version parts say 0.2.1, its SCHEMA_VERSION 1.2.0" in n for n in found.notes)
+    assert check(path).sound
+    upgrade(path)
+    assert check(path).sound
+    for table, rows in before.items():
+        old_columns = len(rows[0]) if rows else 0
+        now = [row[:old_columns] for row in rows_of(path, f"SELECT * FROM {table}")]
+        assert set(rows) <= set(now) if table.startswith("ENUM_") else rows == now, table
+    query = "SELECT name, value FROM META_DATA WHERE name LIKE 'SCHEMA_VERSION_M%' ORDER BY name"
+    assert [value for _, value in rows_of(path, query)] == ["1", "0", "2"]
+    assert detect(path).notes == ()
+
+
+def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> None:
+    path = make_msmonitor(tmp_path / "msmonitor_1_2_0.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("INSERT INTO CANN_API SELECT * FROM CANN_API")
+        db.commit()
+    problems = [finding for finding in check(path).findings if finding.is_problem]
+    assert [(p.kind, p.count) for p in problems] == [("duplicate", 1)]
+
+
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])
+def test_skyline_reports_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
+    from unified_prof.migrate.create import create
+
+    path = tmp_path / "a.sqlite"
+    assert create(path, family, "latest") == "1"
+    assert upgrade(path).after == "1"
+    assert check(path).sound
+
+
+def test_what_cannot_be_upgraded_is_left_and_named(tmp_path: Path) -> None:
+    older = tmp_path / "older.db"
+    with closing(sqlite3.connect(older)) as db:
+        db.execute("CREATE TABLE TARGET_INFO_SESSION_TIME (startTimeNs INTEGER, endTimeNs INTEGER)")
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE films (title TEXT)")
+    with pytest.raises(SchemaVersionError, match=r"older\.db.*older than pre_20240328"):
+        upgrade(older)
+    with pytest.raises(StoreError, match=r"other\.db is not a report.*films"):
+        upgrade(other)
+    with pytest.raises(StoreError, match=r"gone\.db"):
+        upgrade(tmp_path / "gone.db")
+    assert names(tmp_path) == ["older.db", "other.db"]
+
+
+def test_damage_that_shows_on_the_way_leaves_the_original_and_nothing_else(old: Path) -> None:
+    content = bytearray(old.read_bytes())
+    with opened(old) as db:
+        (page,) = db.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'COMPUTE_TASK_INFO'"
+        ).fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    content[(page - 1) * size : page * size] = b"\xff" * size
+    old.write_bytes(content)
+    with pytest.raises(StoreError, match=f"{old.name}.*malformed"):
+        upgrade(old)
+    assert old.read_bytes() == content
+    assert names(old.parent) == [old.name]
+
+
+def test_a_failing_step_leaves_the_original_and_nothing_else(old: Path) -> None:
+    with closing(sqlite3.connect(old)) as db:
+        db.execute("CREATE VIEW CCU AS SELECT 1")
+    before = old.read_bytes()
+    with pytest.raises(StoreError, match=f"{old.name} could not be taken from"):
+        upgrade(old)
+    assert old.read_bytes() == before
+    assert names(old.parent) == [old.name]
+
+
+def test_a_full_disk_leaves_the_original_and_nothing_else(old: Path) -> None:
+    before = old.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (len(before) // 2, len(before)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+        try:
+            with pytest.raises(OutputError, match=f"cannot write .*{old.name}"):
+                upgrade(old)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert old.read_bytes() == before
+        assert names(old.parent) == [old.name]
+
+
+def left_by_a_killed_writer(old: Path, mode: str) -> Path:
+    left = old.with_name(f"left_{mode}.db")
+    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+        db.execute(f"PRAGMA journal_mode = {mode}")
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        rows = ((f"late text {number}" * 20,) for number in range(500))
+        db.executemany("INSERT INTO STRING_IDS (value) VALUES (?)", rows)
+        if mode == "WAL":
+            db.execute("COMMIT")
+        suffix = "-wal" if mode == "WAL" else "-journal"
+        shutil.copy(old, left)
+        shutil.copy(f"{old}{suffix}", f"{left}{suffix}")
+    return left
+
+
+@pytest.mark.parametrize(("mode", "texts"), [("WAL", 2500), ("DELETE", 2000)])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_a_killed_writer_left_is_not_lost(
+    old: Path, mode: str, texts: int, in_place: bool
+) -> None:
+    left = left_by_a_killed_writer(old, mode)
+    before = left.read_bytes()
+    output = None if in_place else left.with_name("new.db")
+    result = upgrade(left, output=output)
+    count = "SELECT count(*) FROM STRING_IDS"
+    with closing(sqlite3.connect(result.output)) as db:  # with any log that lies beside it
+        assert db.execute(count).fetchone() == (texts,)
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    if in_place:
+        assert result.backup is not None
+        with closing(sqlite3.connect(result.backup)) as db:
+            assert db.execute(count).fetchone() == (texts,)
+    else:
+        assert left.read_bytes() == before
+
+
+def test_a_file_that_is_being_written_is_not_upgraded(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unified_prof.migrate.upgrade._LOCK_TIMEOUT_S", 0.05)
+    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="written by another process"):
+            upgrade(old)
+    assert names(old.parent) == [old.name]
+
+
+def test_others_may_read_meanwhile(old: Path) -> None:
+    with closing(sqlite3.connect(old, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        assert db.execute("SELECT count(*) FROM STRING_IDS").fetchone() == (2000,)
+        upgrade(old)
+        assert db.execute("SELECT count(*) FROM COMPUTE_TASK_INFO").fetchone() == (500,)
+
+
+RENAMED = {
+    ("COMPUTE_TASK_INFO", "blockDim"): "blockNum",
+    ("COMPUTE_TASK_INFO", "mixBlockDim"): "mixBlockNum",
+}
+CONVERTED = {
+    ("TASK", "connectionId"): {4294967295: -1},
+    ("COMMUNICATION_TASK_INFO", "notifyId"): {9223372036854775807: -1},
+}
+SAMPLES = {
+    "910A_2024-09_level1.db": "1.0.0_20240711",
+    "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db": "1.0.0_20241112",
+    "level1/rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db": "1.0.0_20241112",
+}
+
+
+@pytest.mark.parametrize("target", ["documented", "latest"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_recordings_of_real_devices_keep_their_content_row_for_row(
+    shared: Path, tmp_path: Path, sample: str, target: str
+) -> None:
+    source = shared / "samples" / "ascend" / sample
+    path = tmp_path / source.name
+    upgrade(source, target, output=path)
+    tables = tables_of(path)
+    for table, columns in tables_of(source).items():
+        renames = RENAMED if target == "latest" else {}
+        kept = [renames.get((table, column), column) for column in columns]
+        assert set(kept) <= set(tables[table]), table
+        old = rows_of(source, f"SELECT {', '.join(columns)} FROM {table}")
+        new = rows_of(path, f"SELECT {', '.join(kept)} FROM {table}")
+        conversions = [CONVERTED.get((table, column), {}) for column in columns]
+        expected = [
+            tuple(c.get(value, value) for value, c in zip(row, conversions, strict=True))
+            for row in old
+        ]
+        if table == "HOST_INFO":
+            expected = [(str(uid), name) for uid, name in expected]
+        if table == "META_DATA":
+            expected = [row for row in expected if not row[0].startswith("SCHEMA_VERSION")]
+        if table == "META_DATA" or table.startswith("ENUM_"):
+            assert set(expected) <= set(new), table
+        else:
+            assert new == expected, table
+    assert check(path).sound
+    found = detect(path)
+    assert found.migrated_from == SAMPLES[sample]
+    devices = "SELECT count(*) FROM COMMUNICATION_OP WHERE deviceId IS NULL"
+    assert rows_of(path, devices) == [(0,)]
+
+
+def test_older_and_edited_recordings_are_refused(shared: Path, tmp_path: Path) -> None:
+    for name in ("msprof_0_edited_by_viewer.db", "report_0_prehistory.db"):
+        path = tmp_path / name
+        shutil.copyfile(shared / "samples" / "ascend" / name, path)
+        with pytest.raises(SchemaVersionError, match=name):
+            upgrade(path)
+        assert not check(path).sound
+    assert len(os.listdir(tmp_path)) == 2  # noqa: PTH208

@@ -1,0 +1,49 @@
+"""The frozen text of tables that join a report, against the models."""
+
+from __future__ import annotations
+
+import pkgutil
+import sqlite3
+from contextlib import closing
+from importlib import import_module
+
+import pytest
+from sqlalchemy import Table
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateTable
+
+from unified_prof import models
+from unified_prof.models import catalogue
+from unified_prof.models.msprof import PYTORCH_MODELS
+from unified_prof.models.uprof import UprofBase
+
+for _module in pkgutil.iter_modules(models.__path__):
+    if _module.name.startswith("uprof"):
+        import_module(f"{models.__name__}.{_module.name}")
+
+TABLES: dict[str, Table] = {
+    **UprofBase.metadata.tables,
+    **{str(model.__tablename__): model.__table__ for model in PYTORCH_MODELS},  # type: ignore[misc]
+}
+
+
+def declared(create_sql: str, table: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(create_sql)
+        return db.execute(f"PRAGMA table_info({table})").fetchall()
+
+
+def test_every_extension_table_has_a_model_and_every_model_a_frozen_text() -> None:
+    assert set(catalogue.extension_tables()) == set(TABLES)
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_model_and_frozen_text_declare_the_same(name: str) -> None:
+    text = str(CreateTable(TABLES[name]).compile(dialect=sqlite.dialect()))
+    assert declared(text, name) == declared(catalogue.extension_tables()[name].create_sql, name)
+
+
+def test_extension_tables_hide_none_of_the_families() -> None:
+    for family, revisions in catalogue.REVISIONS.items():
+        for revision in revisions:
+            assert not set(catalogue.load(family, revision).tables) & set(TABLES)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unified_prof
+from tests.conftest import ROOT
+from tests.records import tracked_run
+from unified_prof.errors import CaptureError, OutputError, UsageError
+from unified_prof.tracking import live
+from unified_prof.tracking.records import TrackedRun
+
+
+class Tracks:
+    """Stands for LiveTracking and ends as a test says."""
+
+    ends_with: tuple[TrackedRun | None, str | None] = (tracked_run(), None)
+    made: dict[str, Any] = {}  # noqa: RUF012 (what the last one was made with)
+
+    def __init__(self, device: str | None, **options: Any) -> None:
+        self.tracked: TrackedRun | None = None
+        self.failure: str | None = None
+        Tracks.made = {"device": device, **options}
+
+    def __enter__(self) -> Tracks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.tracked, self.failure = self.ends_with
+
+
+@pytest.fixture(autouse=True)
+def tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(live, "LiveTracking", Tracks)
+
+
+def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
+    with unified_prof.profile("out", device="cpu", iterations=3, project_root="..") as profile:
+        assert not profile.files
+    assert Tracks.made["device"] == "cpu"
+    assert Tracks.made["iterations"] == 3
+    assert Tracks.made["project_root"] == tmp_path.parent
+    assert {*profile.files} == {"run-time", "memory"}
+    assert profile.summary is not None
+    assert profile.summary.forward_ms == 9.0
+    with closing(sqlite3.connect(profile.files["memory"])) as db:
+        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    assert facts["complete"] == "true"
+    assert facts["project_root"] == str(tmp_path.parent)
+
+
+def test_an_exception_of_the_block_passes_and_what_was_measured_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partial = (tracked_run(complete=False), "the block failed")
+    monkeypatch.setattr(Tracks, "ends_with", partial)
+    with pytest.raises(ZeroDivisionError), unified_prof.profile("out") as profile:
+        raise ZeroDivisionError
+    assert profile.failure == "the block failed"
+    assert profile.files["run-time"].is_file()
+
+
+def test_a_block_without_an_iteration_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Tracks, "ends_with", (None, "no iteration ran"))
+    with pytest.raises(CaptureError, match="no iteration ran"), unified_prof.profile("out"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reports_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    with unified_prof.profile("out"):
+        pass
+    with pytest.raises(OutputError, match="already exists"), unified_prof.profile("out"):
+        pytest.fail("the block ran although its reports could not be written")
+    with unified_prof.profile("out", force=True):
+        pass
+
+
+def test_a_report_that_does_not_exist_is_refused() -> None:
+    with (
+        pytest.raises(UsageError, match="no report 'timeline'"),
+        unified_prof.profile(reports=["timeline"]),
+    ):
+        pytest.fail("the block ran")
+
+
+def test_a_real_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    with unified_prof.profile(
+        "out", warmup=1, iterations=2, project_root=ROOT, scope="project"
+    ) as profile:
+        for _ in range(8):
+            model(torch.ones(3, 4)).sum().backward()
+            unified_prof.step()
+    assert profile.tracked is not None
+    assert profile.tracked.complete
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "memory.sqlite",
+        "run_time.sqlite",
+    ]
+
+
+def test_step_outside_of_a_profile_does_nothing() -> None:
+    assert unified_prof.step() is None  # type: ignore[func-returns-value]

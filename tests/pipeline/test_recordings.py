@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unified_prof.backends.base import Recording
+from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
+from unified_prof.pipeline import build
+from unified_prof.pipeline.recordings import build_databases
+
+NATIVE = "msprof_20261120101500.db"
+
+
+@pytest.fixture
+def prof(tmp_path: Path) -> Iterator[Recording]:
+    folder = tmp_path / "PROF_1"
+    folder.mkdir()
+    (folder / NATIVE).write_text("native")
+    yield Recording("prof", folder, native=folder / NATIVE)
+    assert [p.name for p in folder.iterdir()] == [NATIVE]  # one database, whatever happened
+
+
+def builds(
+    monkeypatch: pytest.MonkeyPatch,
+    error: UprofError | None = None,
+    undecodable: tuple[str, ...] = (),
+) -> None:
+    """Let our builder write under the very name that the vendor's database has, or fail."""
+
+    def build_prof(path: Path, **options: object) -> Path:
+        if error:
+            raise error
+        built = path / NATIVE
+        assert not built.exists()
+        built.write_text(f"ours: {options}")
+        return built
+
+    monkeypatch.setattr(build, "build_prof", build_prof)
+    monkeypatch.setattr(build, "undecodable", lambda path: undecodable)
+
+
+def databases(recordings: list[Recording], **options: str) -> tuple[tuple[Path, ...], list[str]]:
+    return build_databases(recordings, options, facts={"host": "here"}, force=False)
+
+
+def test_our_database_takes_the_place_of_the_vendor_s(
+    prof: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch)
+    assert databases([prof], schema="latest") == ((prof.native,), [])
+    options = {"schema": "latest", "force": False, "facts": {"host": "here"}}
+    assert (prof.path / NATIVE).read_text() == f"ours: {options}"
+
+
+def test_the_vendor_s_database_is_kept_when_asked_for(prof: Recording) -> None:
+    assert databases([prof], exporter="native") == ((prof.native,), [])
+    assert (prof.path / NATIVE).read_text() == "native"
+
+
+def test_what_we_cannot_decode_falls_back_to_the_vendor_s_and_says_so(
+    prof: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, RawFormatError("PROF_1 is of chip 99"))
+    paths, notes = databases([prof])
+    assert paths == (prof.native,)
+    assert notes == ["PROF_1 is of chip 99; the database of the vendor's exporter is kept"]
+    assert (prof.path / NATIVE).read_text() == "native"
+
+
+def test_a_kind_of_record_that_we_do_not_know_falls_back_too(
+    prof: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, undecodable=("dvpp data of device 0",))
+    paths, notes = databases([prof])
+    assert paths == (prof.native,)
+    assert "cannot decode dvpp data of device 0" in notes[0]
+    assert (prof.path / NATIVE).read_text() == "native"
+
+
+def test_a_bad_recording_does_not_stop_the_others(
+    prof: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, RawFormatError("damaged"))
+    other = Recording("prof", tmp_path / "PROF_2")
+    paths, notes = databases([other, prof])
+    assert paths == (prof.native,)
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize("exporter", ["uprof", "native"])
+def test_without_any_database_it_is_a_failure(
+    exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, RawFormatError("damaged"))
+    with pytest.raises(CaptureError):
+        databases([Recording("prof", tmp_path / "PROF_2")], exporter=exporter)
+
+
+def test_a_full_disk_is_no_reason_to_fall_back(
+    prof: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, OutputError("no space left"))
+    with pytest.raises(OutputError):
+        databases([prof])
+    assert (prof.path / NATIVE).read_text() == "native"

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.records import tracked_run
+from unified_prof.pipeline.run_summary import summarize
+
+
+def test_the_figures_are_medians_of_the_matched_iterations() -> None:
+    summary = summarize(tracked_run())
+    assert (summary.iterations, summary.matched_iterations) == (3, 2)
+    assert summary.iteration_ms == 22.0
+    assert summary.forward_ms == 9.0
+    assert summary.backward_ms == 5.0
+    assert summary.other_ms == 8.0
+    # Forward 2.0 + 0.6 + 5.0 and backward 3.0 + 1.0 are the operations' own.
+    assert summary.unattributed_forward_ms == pytest.approx(9.0 - 7.6)
+    assert summary.unattributed_backward_ms == 1.0
+    assert summary.peak_usage_bytes == 3000
+    assert (summary.weights_bytes, summary.gradients_bytes) == (440, 400)
+    assert summary.activations_bytes == 128
+
+
+def test_calls_from_one_line_are_summed_and_the_dearest_stand_first() -> None:
+    linear, relu = summarize(tracked_run()).most_expensive
+    assert (linear.name, linear.location, linear.calls) == ("linear", "net.py:11", 2)
+    assert (linear.forward_ms, linear.backward_ms, linear.total_ms) == (7.0, 4.0, 11.0)
+    assert (relu.name, relu.backward_ms) == ("relu", None)
+    assert relu.total_ms == pytest.approx(0.6)
+    assert [o.name for o in summarize(tracked_run(), top=1).most_expensive] == ["linear"]
+
+
+def test_what_was_not_measured_stays_unknown() -> None:
+    summary = summarize(tracked_run(iterations=(), operations=(), peak_usage_bytes=None))
+    assert summary.iteration_ms is None
+    assert summary.other_ms is None
+    assert summary.unattributed_forward_ms is None
+    assert summary.peak_usage_bytes is None

@@ -1,0 +1,55 @@
+"""Tracked runs made by hand, for everything that comes after tracking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unified_prof.tracking.records import (
+    ActivationRecord,
+    Frame,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+    WeightRecord,
+)
+
+
+def tracked_run(**changes: Any) -> TrackedRun:
+    """Return three iterations, the second of which differs, of `linear`, `relu` and `linear`."""
+    fields: dict[str, Any] = {
+        "device": "cpu: a processor",
+        "operations": (
+            OperationRecord(
+                "linear",
+                (Frame("net.py", 11), Frame("net.py", 20)),
+                "blocks.0",
+                "Linear",
+                forward_ms=(1.0, 3.0),
+                backward_ms=(2.0, 4.0),
+            ),
+            OperationRecord("relu", (Frame("net.py", 12),), "", "Net", (0.5, 0.7), None),
+            OperationRecord(
+                "linear",
+                (Frame("net.py", 11), Frame("net.py", 21)),
+                "blocks.1",
+                "Linear",
+                forward_ms=(5.0, 5.0),
+                backward_ms=(1.0, 1.0),
+            ),
+        ),
+        "weights": (
+            WeightRecord("weight", "blocks.0", "Linear", 400, 400, (Frame("net.py", 5),)),
+            WeightRecord("bias", "blocks.0", "Linear", 40, 0, ()),
+        ),
+        "activations": (ActivationRecord("relu", "", "Net", 128, (Frame("net.py", 12),)),),
+        "iterations": (
+            IterationRecord(20.0, 8.0, 4.0, 1000, matched=True),
+            IterationRecord(90.0, 50.0, 4.0, 3000, matched=False),
+            IterationRecord(24.0, 10.0, 6.0, 2000, matched=True),
+        ),
+        "peak_usage_bytes": 3000,
+        "complete": True,
+        "anomalies": {"iterations_unmatched": (1, "iteration 1 has 4 operations instead of 3")},
+        "facts": {"torch": "2.13.0"},
+    }
+    return TrackedRun(**{**fields, **changes})

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unified_prof.errors import OutputError
+from unified_prof.store.atomic import replacing
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_the_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "out.txt"
+    with replacing(target) as partial:
+        partial.write_text("new")
+        assert partial.parent == tmp_path
+        assert not target.exists()
+    assert target.read_text() == "new"
+    assert names(tmp_path) == ["out.txt"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with replacing(tmp_path / "out") as partial:
+        partial.write_text("x")
+    modes = {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_block_that_raises_changes_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "out"
+    target.write_text("old")
+
+    def work() -> None:
+        with replacing(target, overwrite=True) as partial:
+            partial.write_text("half")
+            partial.with_name(partial.name + "-journal").write_text("left by SQLite")
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def work() -> None:
+        with replacing(target) as partial:
+            partial.write_text("ours")
+            target.write_text("theirs")
+
+    with pytest.raises(OutputError, match="out already exists"):
+        work()
+    assert target.read_text() == "theirs"
+    assert names(tmp_path) == ["out"]
+
+
+def test_where_there_are_no_hard_links_it_is_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with replacing(tmp_path / "out") as partial:
+        partial.write_text("new")
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    real, link = tmp_path / "big disk", tmp_path / "out"
+    real.mkdir()
+    (real / "file").write_text("old")
+    link.symlink_to(real / "file")
+    with replacing(link, overwrite=True) as partial:
+        partial.write_text("new")
+    assert link.is_symlink()
+    assert (real / "file").read_text() == "new"
+
+
+def test_left_overs_of_another_database_are_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "out.db-wal").write_text("of a database that is gone")
+    with (
+        pytest.raises(OutputError, match=r"out\.db-wal is left over"),
+        replacing(tmp_path / "out.db"),
+    ):
+        pass
+    with replacing(tmp_path / "out.db", overwrite=True) as partial:
+        partial.write_text("new")
+    assert names(tmp_path) == ["out.db"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("", "is a directory"),
+        ("no/such/folder/out", "is not an existing folder"),
+        ("file/out", "file is not an existing folder"),
+        ("x" * 300, "File name too long"),
+        ("fifo", "is not a regular file"),
+        ("a\0b", "no file can have such a name"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_at_once(
+    tmp_path: Path, target: str, message: str
+) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OutputError, match=message), replacing(tmp_path / target, overwrite=True):
+        pytest.fail("the block was entered")
+    assert names(tmp_path) == ["fifo", "file"]
+
+
+def test_a_long_name_that_is_allowed_works(tmp_path: Path) -> None:
+    with replacing(tmp_path / ("\N{SNOWMAN}" * 85)) as partial:
+        partial.write_text("x")
+    assert names(tmp_path) == ["\N{SNOWMAN}" * 85]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (errno.ENOSPC, "no space left in"),
+        (errno.EROFS, "is read-only for this user"),
+        (errno.EACCES, "is read-only for this user"),
+        (errno.EIO, "Input/output error"),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_the_path(
+    tmp_path: Path, code: int, message: str
+) -> None:
+    def work() -> None:
+        with replacing(tmp_path / "out"):
+            raise OSError(code, os.strerror(code))
+
+    with pytest.raises(OutputError, match=f"cannot write .*out: .*{message}"):
+        work()
+    assert names(tmp_path) == []

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from unified_prof.errors import SchemaVersionError, StoreError
+from unified_prof.models import catalogue
+from unified_prof.store.detect import Detection, detect
+
+MSPROF = catalogue.REVISIONS["msprof"]
+
+
+def make(path: Path, revision: str, *edits: str, drop: Iterable[str] = ()) -> Path:
+    """Create a database at `revision`, drop tables, then run further statements on it."""
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text('msprof', revision)}COMMIT;")
+        for table in drop:
+            db.execute(f'DROP TABLE "{table}"')
+        for statement in edits:
+            db.execute(statement)
+        db.commit()
+    return path
+
+
+def optional(revision: str) -> list[str]:
+    spec = catalogue.load("msprof", revision)
+    return [t for t in spec.tables if t not in catalogue.ALWAYS_PRESENT and t not in spec.rows]
+
+
+def set_version(value: str) -> str:
+    return f"UPDATE META_DATA SET value = '{value}' WHERE name = 'SCHEMA_VERSION'"
+
+
+@pytest.mark.parametrize("revision", MSPROF)
+def test_every_revision_is_recognised_by_its_contents(tmp_path: Path, revision: str) -> None:
+    found = detect(make(tmp_path / "a.db", revision))
+    assert (found.family, found.revision, found.equivalent) == ("msprof", revision, ())
+    assert found.recognised_by
+    assert found.notes == ()
+    assert found.producer == "msprof"
+
+
+@pytest.mark.parametrize("revision", MSPROF)
+def test_without_its_optional_tables_a_file_fits_every_equivalent_revision(
+    tmp_path: Path, revision: str
+) -> None:
+    found = detect(make(tmp_path / "a.db", revision, drop=optional(revision)))
+    assert found.revision is not None
+    assert revision in (found.revision, *found.equivalent)
+
+
+def test_revisions_that_differ_only_in_absent_tables_are_named(tmp_path: Path) -> None:
+    late = detect(make(tmp_path / "a.db", "1.1.1_20250820", drop=optional("1.1.1_20250820")))
+    assert late.revision == "1.1.1_20250327"
+    assert late.equivalent == ("1.1.1_20250620", "1.1.1_20250820")
+    renamed = detect(make(tmp_path / "b.db", "1.2.0_20260128", drop=["COMPUTE_TASK_INFO"]))
+    assert renamed.revision == "1.2.0_20251226"
+    assert renamed.equivalent == ("1.2.0_20260128",)
+
+
+def test_a_file_that_uprof_wrote_says_its_revision_exactly(tmp_path: Path) -> None:
+    row = "INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '1.1.1_20250820')"
+    found = detect(make(tmp_path / "a.db", "1.1.1_20250820", row, drop=optional("1.1.1_20250820")))
+    assert (found.revision, found.equivalent) == ("1.1.1_20250820", ())
+    assert found.producer == "uprof"
+
+
+def test_a_stated_revision_that_the_tables_contradict_is_not_believed(tmp_path: Path) -> None:
+    row = "INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '1.2.0_20260716')"
+    found = detect(make(tmp_path / "a.db", "1.2.0_20250922", row))
+    assert found.revision == "1.2.0_20250922"
+    assert any("1.2.0_20260716" in note for note in found.notes)
+
+
+def test_a_revision_of_a_newer_uprof_is_refused_by_name(tmp_path: Path) -> None:
+    row = "INSERT INTO META_DATA VALUES ('UPROF_SCHEMA_REVISION', '1.3.0_20270101')"
+    found = detect(make(tmp_path / "a.db", "1.2.0_20260716", row))
+    with pytest.raises(SchemaVersionError, match=r"1\.3\.0_20270101.*newer uprof"):
+        found.require()
+
+
+def test_a_version_that_never_existed_is_refused(tmp_path: Path) -> None:
+    found = detect(make(tmp_path / "a.db", "1.2.0_20251226", set_version("9.9.9")))
+    assert found.revision is None
+    with pytest.raises(SchemaVersionError, match=r"a\.db.*'9\.9\.9'"):
+        found.require()
+
+
+@pytest.mark.parametrize(
+    ("edit", "note"),
+    [
+        ("DELETE FROM META_DATA WHERE name = 'SCHEMA_VERSION'", "has no row SCHEMA_VERSION"),
+        ("DELETE FROM META_DATA", "has no row SCHEMA_VERSION"),
+        ("DELETE FROM META_DATA WHERE name = 'SCHEMA_VERSION_MICRO'", "no row SCHEMA_VERSION_M"),
+        ("INSERT INTO META_DATA SELECT * FROM META_DATA", "SCHEMA_VERSION 2 times"),
+        ("INSERT INTO META_DATA VALUES ('SCHEMA_VERSION', '1.0.0')", "SCHEMA_VERSION 2 times"),
+        ("UPDATE META_DATA SET value = '0' WHERE name = 'SCHEMA_VERSION_MAJOR'", "parts say 0.2"),
+        (set_version("1.0.0"), "its tables are of 1.2.0"),
+    ],
+)
+def test_nonsense_in_meta_data_is_told_and_the_tables_decide(
+    tmp_path: Path, edit: str, note: str
+) -> None:
+    found = detect(make(tmp_path / "a.db", "1.2.0_20251226", edit))
+    assert found.revision == "1.2.0_20251226"
+    assert any(note in n for n in found.notes), found.notes
+
+
+def test_a_claim_that_the_tables_do_not_keep_counts_as_the_older_revision(tmp_path: Path) -> None:
+    found = detect(make(tmp_path / "a.db", "1.0.0_20241112", set_version("1.2.0")))
+    assert found.revision == "1.0.0_20241112"
+    assert any("META_DATA says 1.2.0" in note for note in found.notes)
+
+
+def test_a_build_between_two_revisions_counts_as_the_older(tmp_path: Path) -> None:
+    found = detect(
+        make(
+            tmp_path / "a.db",
+            "1.2.0_20260330",
+            "INSERT INTO ENUM_HCCL_TRANSPORT_TYPE VALUES (4, 'ROCE')",
+        )
+    )
+    assert found.revision == "1.2.0_20260330"
+    assert any("ENUM_HCCL_TRANSPORT_TYPE has 4 ROCE" in note for note in found.notes)
+
+
+def test_what_viewers_add_does_not_mislead(tmp_path: Path) -> None:
+    found = detect(
+        make(
+            tmp_path / "a.db",
+            "1.0.0_20240711",
+            "ALTER TABLE TASK ADD COLUMN depth integer",
+            "ALTER TABLE COMPUTE_TASK_INFO ADD COLUMN gridDim INTEGER",
+            "CREATE TABLE OVERLAP_ANALYSIS (id INTEGER PRIMARY KEY AUTOINCREMENT, type integer)",
+            "CREATE TABLE status_info (id INTEGER PRIMARY KEY, key TEXT, value TEXT)",
+            "CREATE TABLE RANK_DEVICE_MAP (rankId INTEGER, deviceId INTEGER)",
+            "CREATE TABLE STEP_TIME (id INTEGER, startNs INTEGER, endNs INTEGER)",
+            "PRAGMA user_version = 2026051916",
+        )
+    )
+    assert found.revision == "1.0.0_20240711"
+    assert found.viewer == "MindStudio Insight"
+    assert found.producer == "msprof + torch_npu"
+
+
+def test_a_file_of_msmonitor_is_recognised_though_its_version_contradicts_itself(
+    tmp_path: Path,
+) -> None:
+    path = make(
+        tmp_path / "a.db",
+        "1.2.0_20260128",
+        "DROP TABLE STRING_IDS",
+        "CREATE TABLE STRING_IDS (id INTEGER, value TEXT)",
+        "UPDATE META_DATA SET value = '0' WHERE name = 'SCHEMA_VERSION_MAJOR'",
+        drop=["COMMUNICATION_TASK_INFO", "ENUM_MODULE", "ENUM_HCCL_LINK_TYPE"],
+    )
+    found = detect(path)
+    assert (found.revision, found.producer) == ("1.2.0_20260128", "msMonitor")
+    assert any("parts say 0.2.0" in note for note in found.notes)
+
+
+def test_a_file_without_strings_is_incomplete(tmp_path: Path) -> None:
+    assert not detect(make(tmp_path / "a.db", "1.2.0_20251226", drop=["STRING_IDS"])).complete
+
+
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])
+def test_skyline_reports_are_recognised(tmp_path: Path, family: str) -> None:
+    path = tmp_path / "a.sqlite"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(catalogue.frozen_text(family, "1"))
+    found = detect(path)
+    assert (found.family, found.revision, found.producer) == (family, "1", "Skyline")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 7")
+    with pytest.raises(SchemaVersionError, match="user_version is 7, expected 1"):
+        detect(path).require()
+
+
+def test_a_database_of_something_else_is_described(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db:
+        db.execute("CREATE TABLE TASK (id INTEGER PRIMARY KEY, title TEXT)")
+    found = detect(tmp_path / "a.db")
+    assert found.family is None
+    with pytest.raises(StoreError, match=r"a\.db is not a report.*something else \(tables: TASK\)"):
+        found.require()
+
+
+def test_recordings_of_real_devices(shared: Path) -> None:
+    folder = shared / "samples" / "ascend"
+
+    def seen(name: str) -> Detection:
+        return detect(folder / name)
+
+    rank0 = seen("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db")
+    rank1 = seen("level1/rank1_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_1.db")
+    old = seen("910A_2024-09_level1.db")
+    assert (rank0.revision, rank0.viewer) == ("1.0.0_20241112", "MindStudio Insight")
+    assert (rank1.revision, rank1.viewer) == ("1.0.0_20241112", None)
+    assert old.revision == "1.0.0_20240711"
+    assert {d.producer for d in (rank0, rank1, old)} == {"msprof + torch_npu"}
+    edited = seen("msprof_0_edited_by_viewer.db")
+    assert (edited.family, edited.revision) == ("msprof", None)
+    assert "changed by MindStudio Insight" in edited.description
+    prehistory = seen("report_0_prehistory.db")
+    assert (prehistory.family, prehistory.revision) == ("msprof", None)
+    assert "older than pre_20240328" in prehistory.description
+    other = seen("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/analysis.db")
+    assert other.family is None
+    assert "analysis.db" in other.description
+
+
+def test_a_file_of_torch_npu_alone_is_of_no_particular_revision(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ascend_pytorch_profiler.db")) as db:
+        db.executescript(
+            "CREATE TABLE STRING_IDS (id INTEGER, value TEXT);"
+            "CREATE TABLE ENUM_API_TYPE (id INTEGER, name TEXT);"
+            "INSERT INTO ENUM_API_TYPE VALUES (50001, 'op');"
+            "CREATE TABLE HOST_INFO (hostUid TEXT, hostName TEXT);"
+            "CREATE TABLE STEP_TIME (id INTEGER, startNs INTEGER, endNs INTEGER);"
+        )
+    found = detect(tmp_path / "ascend_pytorch_profiler.db")
+    assert found.producer == "msprof + torch_npu"
+    assert found.revision == "pre_20240328"
+
+
+def test_tables_of_modules_that_are_not_here_do_not_disturb(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "a.db",
+        "1.2.0_20251226",
+        "PRAGMA writable_schema = ON",
+        "INSERT INTO sqlite_master VALUES ('table', 'odd', 'odd', 0,"
+        " 'CREATE VIRTUAL TABLE odd USING nowhere(a)')",
+    )
+    assert detect(path).revision == "1.2.0_20251226"

@@ -1,0 +1,86 @@
+"""What `Report.columns` makes of the values of a column."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unified_prof.errors import UsageError
+from unified_prof.store import fetch
+
+
+def fetched(values: list[Any]) -> Any:
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE t (x)")
+        db.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
+        return fetch.columns(db.execute("SELECT x FROM t ORDER BY rowid"))["x"]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, -(2**63), 2**63 - 1], np.int64, [1, -(2**63), 2**63 - 1]),
+        ([1, None, 2**62 + 1], np.int64, [1, None, 2**62 + 1]),
+        ([0.5, 1.5], np.float64, [0.5, 1.5]),
+        ([1, 0.5, 2**53], np.float64, [1.0, 0.5, 2.0**53]),
+        ([2**53 + 1, 0.5], object, [2**53 + 1, 0.5]),
+        ([-(2**63), 0.5], object, [-(2**63), 0.5]),
+        (["a", None, "b\0c"], object, ["a", None, "b\0c"]),
+        (["a", 1, 0.5, b"x"], object, ["a", 1, 0.5, b"x"]),
+        ([], np.int64, []),
+    ],
+)
+def test_values_become_the_narrowest_exact_array(
+    values: list[Any], dtype: Any, expected: list[Any]
+) -> None:
+    found = fetched(values)
+    assert found.dtype == dtype
+    assert found.tolist() == expected
+
+
+def test_null_is_masked_among_integers_and_nan_among_floats() -> None:
+    assert isinstance(fetched([1, None]), np.ma.MaskedArray)
+    assert not isinstance(fetched([1, 2]), np.ma.MaskedArray)
+    for values in ([0.5, None], [1, 0.5, None], [None, None]):
+        found = fetched(values)
+        assert found.dtype == np.float64
+        assert np.isnan(found[-1])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text()
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 5),
+)
+def test_whatever_comes_in_which_portions_nothing_changes(values: list[Any], rows: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "_ROWS_AT_A_TIME", rows)
+        found = fetched(values)
+    if found.dtype == np.float64:
+        assert [None if np.isnan(value) else value for value in found] == values
+    else:
+        assert found.tolist() == values
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with (
+        closing(sqlite3.connect(":memory:")) as db,
+        pytest.raises(UsageError, match="more than one column x"),
+    ):
+        fetch.columns(db.execute("SELECT 1 AS x, 2 AS y, 3 AS x"))
+
+
+def test_a_statement_without_result_has_no_columns() -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert fetch.columns(db.execute("CREATE TABLE t (x)")) == {}

@@ -1,0 +1,259 @@
+"""Opening changes nothing, in whatever state a file is, and says what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unified_prof import open_report
+from unified_prof.errors import OutputError, StoreError
+from unified_prof.store import opening
+from unified_prof.store.writer import ReportWriter
+
+ROWS = 2000
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "in" / "msprof.db"
+    path.parent.mkdir()
+    with ReportWriter(path) as writer:
+        writer.write("TASK", {"startNs": np.arange(ROWS)})
+    return path
+
+
+@contextmanager
+def unchanged(path: Path) -> Iterator[None]:
+    """Check that the block changes neither a file nor what lies beside it."""
+    before = state(path.parent)
+    yield
+    assert state(path.parent) == before
+
+
+def state(folder: Path) -> dict[str, tuple[str, int, int]]:
+    return {
+        file.name: (
+            hashlib.sha256(file.read_bytes()).hexdigest(),
+            file.stat().st_mtime_ns,
+            file.stat().st_mode,
+        )
+        for file in folder.iterdir()
+    }
+
+
+def count(path: Path) -> int:
+    with open_report(path) as found:
+        return int(found.rows("SELECT count(*) FROM TASK")[0][0])
+
+
+def abandoned(report: Path, *, wal: bool) -> Path:
+    """Return a copy of `report` as a writer leaves it that is killed in mid-transaction.
+
+    With a write-ahead log its last commit is in the log only; with a rollback journal half a
+    transaction is in the file itself.
+    """
+    copy = report.parent.parent / "abandoned" / "msprof.db"
+    copy.parent.mkdir()
+    with closing(sqlite3.connect(report, isolation_level=None)) as db:
+        if wal:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            db.execute("DELETE FROM TASK WHERE startNs >= 10")
+        else:
+            db.execute("PRAGMA cache_size = 1")
+            db.execute("BEGIN")
+            db.execute("UPDATE TASK SET startNs = -1")
+        for file in report.parent.glob("msprof.db*"):
+            if not file.name.endswith("-shm"):
+                shutil.copy2(file, copy.parent)
+    return copy
+
+
+def test_reading_leaves_the_file_and_its_folder_as_they_are(report: Path) -> None:
+    with unchanged(report):
+        assert count(report) == ROWS
+
+
+def test_a_read_only_file_in_a_read_only_folder_is_read(report: Path) -> None:
+    report.chmod(0o444)
+    report.parent.chmod(0o555)
+    try:
+        with unchanged(report):
+            assert count(report) == ROWS
+    finally:
+        report.parent.chmod(0o755)
+
+
+def test_a_file_in_wal_mode_is_read_without_making_side_files(report: Path) -> None:
+    with closing(sqlite3.connect(report)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+    with unchanged(report):
+        assert count(report) == ROWS
+
+
+def test_what_a_crashed_writer_left_in_the_log_is_read(report: Path) -> None:
+    copy = abandoned(report, wal=True)
+    assert (copy.parent / "msprof.db-wal").stat().st_size > 0
+    with unchanged(copy):
+        assert count(copy) == 10
+
+
+def test_what_a_crashed_writer_left_half_done_is_not_read(report: Path) -> None:
+    copy = abandoned(report, wal=False)
+    assert (copy.parent / "msprof.db-journal").stat().st_size > 0
+    with unchanged(copy), open_report(copy) as found:
+        assert found.rows("SELECT min(startNs), max(startNs) FROM TASK") == [(0, ROWS - 1)]
+
+
+def test_a_copy_that_cannot_be_made_is_said(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = abandoned(report, wal=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OutputError, match=r"cannot copy .*whose writer left msprof\.db-wal behind"):
+        open_report(copy)
+
+
+def test_no_temporary_copy_stays(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = abandoned(report, wal=True)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with open_report(copy):
+        assert list(temporary.iterdir())
+    assert not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_it_is_read_while_another_process_has_it_open(report: Path, mode: str) -> None:
+    with closing(sqlite3.connect(report, isolation_level=None)) as other:
+        other.execute(f"PRAGMA journal_mode = {mode}")
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("INSERT INTO TASK (startNs) VALUES (1)")
+        with unchanged(report):
+            assert count(report) == ROWS
+        other.execute("COMMIT")
+        with unchanged(report):
+            assert count(report) == ROWS + 1
+
+
+def test_a_file_that_is_being_written_is_said_to_be(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "_BUSY_TIMEOUT_S", 0.01)
+    with closing(sqlite3.connect(report, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match="is being written by another process"):
+            open_report(report)
+
+
+def test_a_log_that_keeps_changing_is_not_read_in_halves(
+    report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = abandoned(report, wal=True)
+    real = shutil.copyfile
+
+    def meanwhile(source: Path, target: Path) -> None:
+        real(source, target)
+        os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
+
+    monkeypatch.setattr(shutil, "copyfile", meanwhile)
+    with pytest.raises(StoreError, match="is being written by another process"):
+        open_report(copy)
+
+
+def test_any_file_name_is_read(report: Path) -> None:
+    odd = report.rename(report.with_name("a b?c#d%41&mode=rwc\N{SNOWMAN}'\".db"))
+    assert count(odd) == ROWS
+
+
+def test_a_relative_path_is_read(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(report.parent)
+    assert count(Path("msprof.db")) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty, expected a SQLite database"),
+        (b"S", "is not a SQLite database: it starts with b'S'"),
+        (b"{}" * 5000, "is not a SQLite database: it starts with b'{}{}"),
+        (b"SQLite format 3\0", "is cut off: 16 bytes, expected 100"),
+        (b"SQLite format 3\0" + b"\0" * 5000, "bad.db"),
+        (b"SQLite format 3\0" + b"\xff" * 5000, "bad.db"),
+    ],
+)
+def test_what_is_no_database_is_said_to_be_none(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "bad.db"
+    path.write_bytes(content)
+    with unchanged(path), pytest.raises(StoreError) as raised:
+        open_report(path)
+    assert str(path) in str(raised.value)
+    assert message in str(raised.value)
+
+
+def test_a_file_cut_off_anywhere_is_said_to_be(report: Path) -> None:
+    whole = report.read_bytes()
+    for size in [*range(16, 100, 7), *range(100, len(whole), 5003), len(whole) - 1]:
+        report.write_bytes(whole[:size])
+        with pytest.raises(StoreError, match=r"msprof\.db is cut off: [\d,]+ bytes, expected"):
+            open_report(report)
+
+
+def test_a_damaged_page_is_said_to_be_damaged(report: Path) -> None:
+    content = bytearray(report.read_bytes())
+    content[16384:] = b"\x55" * (len(content) - 16384)
+    report.write_bytes(content)
+    with pytest.raises(StoreError, match=r"msprof\.db is damaged: .*malformed"):
+        count(report)
+
+
+def test_damage_that_is_no_text_is_said_all_the_same(report: Path) -> None:
+    content = report.read_bytes()
+    report.write_bytes(content.replace(b"CREATE TABLE TASK (", b"CREATE TABLE TASK \xf0"))
+    with pytest.raises(StoreError, match=r"msprof\.db is damaged: malformed"):
+        open_report(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "is a directory, expected a report file"),
+        (lambda path: os.mkfifo(path), "is not a regular file"),
+        (lambda path: path.symlink_to("nowhere"), "does not exist"),
+        (lambda path: path.symlink_to(path.name), "cannot read .*symbolic links"),
+    ],
+)
+def test_what_is_no_file_is_said_to_be_none(tmp_path: Path, make: object, message: str) -> None:
+    path = tmp_path / "thing.db"
+    assert callable(make)
+    make(path)
+    with pytest.raises(StoreError, match=f"thing.db.*{message}|{message}"):
+        open_report(path)
+
+
+def test_a_name_that_no_file_can_have_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot read .*null"):
+        open_report(tmp_path / "a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the administrator may read everything")
+def test_a_file_that_may_not_be_read_is_said_to_be(report: Path) -> None:
+    report.chmod(0)
+    with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: Permission denied"):
+        open_report(report)

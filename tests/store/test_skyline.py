@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.records import tracked_run
+from unified_prof.errors import OutputError
+from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
+from unified_prof.store import skyline
+from unified_prof.tracking.records import TrackedRun
+
+FACTS = {"uprof": "0.1.0", "command": '["uprof"]'}
+WRITERS = [skyline.write_run_time, skyline.write_memory]
+each_report = pytest.mark.parametrize("write", WRITERS)
+Writer = Callable[..., None]
+
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(sql).fetchall()
+
+
+@pytest.mark.parametrize(
+    ("write", "family"),
+    [(skyline.write_run_time, SKYLINE_RUN_TIME), (skyline.write_memory, SKYLINE_MEMORY)],
+)
+def test_the_documented_tables_are_there_to_the_letter(
+    write: Writer, family: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.sqlite"
+    write(path, tracked_run(), FACTS)
+    declared = load(family, "1")
+    found = dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'UPROF%'"))
+    for table in declared.tables.values():
+        assert found[table.name] == table.create_sql
+        for name, sql in table.indexes:
+            assert found[name] == sql
+    assert rows(path, "PRAGMA user_version") == [(1,)]
+
+
+def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "run_time.sqlite"
+    skyline.write_run_time(path, tracked_run(), FACTS)
+    assert rows(path, "SELECT * FROM run_time_entries") == [
+        (1, "linear", 2.0, 3.0),
+        (2, "relu", 0.6, None),
+        (3, "linear", 5.0, 1.0),
+    ]
+    # The second iteration did not match, so the samples are of the first and the third.
+    assert rows(path, "SELECT * FROM UPROF_RUN_TIME_SAMPLES WHERE entry_id < 3") == [
+        (1, 0, 1.0, 2.0),
+        (1, 2, 3.0, 4.0),
+        (2, 0, 0.5, None),
+        (2, 2, 0.7, None),
+    ]
+    assert rows(path, "SELECT iteration, total_ms, matched FROM UPROF_ITERATIONS") == [
+        (0, 20.0, 1),
+        (1, 90.0, 0),
+        (2, 24.0, 1),
+    ]
+
+
+def test_frames_stand_most_specific_first(tmp_path: Path) -> None:
+    path = tmp_path / "run_time.sqlite"
+    skyline.write_run_time(path, tracked_run(), FACTS)
+    query = "SELECT entry_id, ordering, file_path, line_number FROM stack_frames"
+    assert rows(path, query) == [
+        (1, 0, "net.py", 11),
+        (1, 1, "net.py", 20),
+        (2, 0, "net.py", 12),
+        (3, 0, "net.py", 11),
+        (3, 1, "net.py", 21),
+    ]
+
+
+def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path) -> None:
+    path = tmp_path / "memory.sqlite"
+    skyline.write_memory(path, tracked_run(), FACTS)
+    assert rows(path, "SELECT * FROM weight_entries") == [
+        (1, "weight", 400, 400),
+        (2, "bias", 40, 0),
+    ]
+    assert rows(path, "SELECT * FROM activation_entries") == [(1, "relu", 128)]
+    assert rows(path, "SELECT * FROM entry_types") == [(1, "Weight"), (2, "Activation")]
+    query = (
+        "SELECT c.entry_type, c.entry_id, f.file_path, f.line_number FROM stack_correlation c"
+        " LEFT JOIN stack_frames f USING (correlation_id) ORDER BY 1, 2"
+    )
+    assert rows(path, query) == [(1, 1, "net.py", 5), (1, 2, None, None), (2, 1, "net.py", 12)]
+    assert rows(path, "SELECT * FROM misc_sizes") == [("peak_usage_bytes", 3000)]
+
+
+def test_a_peak_that_was_not_measured_is_absent(tmp_path: Path) -> None:
+    path = tmp_path / "memory.sqlite"
+    skyline.write_memory(path, tracked_run(peak_usage_bytes=None), FACTS)
+    assert rows(path, "SELECT * FROM misc_sizes") == []
+
+
+def test_module_paths_are_kept_per_entry(tmp_path: Path) -> None:
+    run_time, memory = tmp_path / "run_time.sqlite", tmp_path / "memory.sqlite"
+    skyline.write_run_time(run_time, tracked_run(), FACTS)
+    skyline.write_memory(memory, tracked_run(), FACTS)
+    assert rows(run_time, "SELECT * FROM UPROF_MODULES") == [
+        ("operation", 1, "blocks.0", "Linear"),
+        ("operation", 2, "", "Net"),
+        ("operation", 3, "blocks.1", "Linear"),
+    ]
+    assert ("weight", 2, "blocks.0", "Linear") in rows(memory, "SELECT * FROM UPROF_MODULES")
+
+
+@each_report
+def test_provenance_and_anomalies_are_in_every_report(write: Writer, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    write(path, tracked_run(), FACTS)
+    assert rows(path, "SELECT * FROM UPROF_RUN") == [("command", '["uprof"]'), ("uprof", "0.1.0")]
+    assert rows(path, "SELECT name, count FROM UPROF_ANOMALIES") == [("iterations_unmatched", 1)]
+
+
+@each_report
+def test_the_tables_of_our_own_exist_only_with_rows(write: Writer, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    empty: tuple[()] = ()
+    run = tracked_run(
+        operations=empty, weights=empty, activations=empty, iterations=empty, anomalies={}
+    )
+    write(path, run, {})
+    assert rows(path, "SELECT name FROM sqlite_master WHERE name LIKE 'UPROF%'") == []
+
+
+@each_report
+def test_equal_runs_give_equal_bytes(write: Writer, tmp_path: Path) -> None:
+    first, second = tmp_path / "a.sqlite", tmp_path / "b.sqlite"
+    write(first, tracked_run(), FACTS)
+    write(second, tracked_run(), dict(reversed(FACTS.items())))
+    assert first.read_bytes() == second.read_bytes()
+
+
+@each_report
+def test_an_existing_file_is_kept_unless_forced(write: Writer, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    path.write_text("mine")
+    with pytest.raises(OutputError, match="already exists"):
+        write(path, tracked_run(), FACTS)
+    assert path.read_text() == "mine"
+    write(path, tracked_run(), FACTS, overwrite=True)
+    assert rows(path, "SELECT count(*) FROM UPROF_RUN") == [(2,)]
+
+
+@each_report
+def test_a_failure_in_the_middle_leaves_nothing_behind(write: Writer, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    path.write_text("mine")
+    broken = {"fact": object()}  # SQLite cannot bind it
+    with pytest.raises(OutputError, match=r"report\.sqlite"):
+        write(path, tracked_run(), broken, overwrite=True)
+    assert path.read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["report.sqlite"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@each_report
+def test_a_read_only_folder_is_named(write: Writer, tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(OutputError, match="read-only"):
+            write(tmp_path / "report.sqlite", tracked_run(), FACTS)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def many_operations(count: int) -> TrackedRun:
+    run = tracked_run()
+    return tracked_run(operations=run.operations * count)
+
+
+@each_report
+def test_a_full_disk_is_said_and_leaves_nothing(
+    write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiny(path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path)
+        db.execute("PRAGMA max_page_count = 12")
+        return db
+
+    monkeypatch.setattr(skyline, "_create", tiny)
+    facts = {f"fact {i}": "x" * 1000 for i in range(100)}
+    with pytest.raises(OutputError, match="no space left"):
+        write(tmp_path / "report.sqlite", many_operations(100), facts)
+    assert list(tmp_path.iterdir()) == []

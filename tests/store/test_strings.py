@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.store.strings import StringPool
+
+
+@given(st.lists(st.text(max_size=5)))
+def test_ids_are_dense_from_zero_in_the_order_of_first_use(texts: list[str]) -> None:
+    pool = StringPool()
+    ids = [pool.intern(text) for text in texts]
+    assert list(dict.fromkeys(ids)) == list(range(len(pool)))
+    assert [texts[ids.index(number)] for number in range(len(pool))] == list(dict.fromkeys(texts))
+
+
+@given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.integers(1, 4))
+def test_interning_many_at_once_is_interning_each(
+    first: list[str], second: list[str], size: int
+) -> None:
+    pool, other = StringPool(), StringPool()
+    assert pool.intern_all(first).tolist() == [other.intern(text) for text in first]
+    assert pool.intern_all(iter(second)).tolist() == [other.intern(text) for text in second]
+    batches = list(pool.batches(size))
+    assert [i for ids, _ in batches for i in ids] == list(range(len(pool)))
+    assert [t for _, texts in batches for t in texts] == list(dict.fromkeys(first + second))
+    assert all(len(ids) == len(texts) <= size for ids, texts in batches)
+
+
+def test_a_pool_of_its_own_starts_at_zero() -> None:
+    assert StringPool().intern("a") == StringPool().intern("b") == 0

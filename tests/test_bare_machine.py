@@ -1,0 +1,94 @@
+"""Everything but live profiling works where torch is not installed, and starts fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unified_prof
+
+HEAVY = {"torch", "numpy", "sqlalchemy", "alembic"}
+PACKAGE = Path(unified_prof.__file__).parent
+
+# Refuses torch as if it were not installed, before anything of ours is imported.
+BLOCK_TORCH = """\
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torch_npu"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+"""
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_every_module_imports_without_torch() -> None:
+    names = [
+        ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.stem != "__main__" and "_resources" not in path.parts
+    ]
+    code = f"""{BLOCK_TORCH}
+import importlib
+for name in {[name.removesuffix(".__init__") for name in names]!r}:
+    importlib.import_module(name)
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+
+
+MAIN = "\nfrom unified_prof.cli.app import main\nmain(sys.argv[1:])\n"
+
+
+def test_doctor_answers_without_torch() -> None:
+    done = python(BLOCK_TORCH + MAIN, "doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    backends = json.loads(done.stdout)["backends"]
+    assert backends["cpu"] == {
+        "available": False,
+        "reason": "PyTorch is not installed",
+        "doubt": None,
+    }
+    done = python(BLOCK_TORCH + MAIN, "doctor")
+    assert "PyTorch is not installed" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "auto"])
+def test_run_without_torch_says_how_to_get_it(backend: str) -> None:
+    done = python(BLOCK_TORCH + MAIN, "run", "--backend", backend, "train.py")
+    assert done.returncode == 4
+    assert "PyTorch is not installed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_help_is_there_at_once_and_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys, atexit
+atexit.register(lambda: print(sorted({HEAVY} & {{*sys.modules}})))
+{MAIN}"""
+    before = os.times()
+    done = python(code, *arguments)
+    after = os.times()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("[]")
+    used_s = after.children_user - before.children_user
+    used_s += after.children_system - before.children_system
+    assert used_s < 0.5  # CPU time: other tests run at the same time
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import sys, unified_prof; print(sorted({HEAVY} & {{*sys.modules}}))"
+    assert python(code).stdout == "[]\n"

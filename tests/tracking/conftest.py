@@ -1,0 +1,28 @@
+"""Fixtures for tests that track workloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tracking.workloads import Workload
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors on a busy machine: threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
+    """Return an empty project folder, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return Workload(tmp_path)

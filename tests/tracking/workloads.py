@@ -1,0 +1,117 @@
+"""Write small workloads and track them in this process."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unified_prof.tracking.records import OperationRecord, TrackedRun
+from unified_prof.tracking.workload import Outcome, run_workload
+
+PROVIDERS = """
+def uprof_model_provider():
+    torch.manual_seed(0)
+    return Net()
+
+def uprof_input_provider(batch_size=4):
+    return (torch.randn(batch_size, 8),)
+
+def uprof_iteration_provider(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def iteration(*inputs):
+        optimizer.zero_grad()
+        model(*inputs).sum().backward()
+        optimizer.step()
+    return iteration
+"""
+
+HEADER = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+"""
+
+
+class Workload:
+    """A folder with scripts, run from inside it as a user would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, source: str) -> Path:
+        """Write a file of the project; imports of torch stand before it."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(HEADER.lstrip() + textwrap.dedent(source), encoding="utf-8")
+        return path
+
+    def run(self, target: str = "main.py", *arguments: str, **options: Any) -> Outcome:
+        """Track a script that was written."""
+        asked: dict[str, Any] = {
+            "device": "cpu",
+            "is_module": False,
+            "reports": ("run-time", "memory"),
+            "project_root": self.folder,
+            "warmup": 1,
+            "iterations": 2,
+            **options,
+        }
+        device = asked.pop("device")
+        with fresh_imports():
+            return run_workload(device, target=target, arguments=arguments, **asked)
+
+    def tracked(self, target: str = "main.py", *arguments: str, **options: Any) -> TrackedRun:
+        """Track a script that must succeed; return what was measured."""
+        outcome = self.run(target, *arguments, **options)
+        assert outcome.exit_code == 0, outcome
+        assert outcome.tracked is not None, outcome
+        return outcome.tracked
+
+    def model(self, source: str, *, providers: str = PROVIDERS, **options: Any) -> TrackedRun:
+        """Track a script with providers around the module `Net` of `source`."""
+        self.write("main.py", textwrap.dedent(source) + providers)
+        return self.tracked(**options)
+
+
+@contextmanager
+def fresh_imports() -> Iterator[None]:
+    """Forget the modules that the block imports: every workload calls its own `model`."""
+    before = set(sys.modules)
+    path = list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - before:
+            if not name.startswith(("torch", "numpy", "unified_prof", "sympy", "mpmath")):
+                module = sys.modules[name]
+                if "site-packages" not in str(getattr(module, "__file__", "site-packages")):
+                    del sys.modules[name]
+
+
+def names(tracked: TrackedRun) -> list[str]:
+    """Return the names of the operations, in order."""
+    return [operation.name for operation in tracked.operations]
+
+
+def in_backward(tracked: TrackedRun) -> list[str]:
+    """Return the names of the operations that took part in the backward pass."""
+    return [one.name for one in tracked.operations if one.backward_ms is not None]
+
+
+def places(operation: OperationRecord) -> list[str]:
+    """Return the frames of an operation as file:line, most specific first."""
+    return [f"{frame.file_path}:{frame.line_number}" for frame in operation.frames]
+
+
+def saved(tracked: TrackedRun) -> dict[str, int]:
+    """Return name -> bytes of all activations with any."""
+    found: dict[str, int] = {}
+    for one in tracked.activations:
+        if one.size_bytes:
+            found[one.operation_name] = found.get(one.operation_name, 0) + one.size_bytes
+    return found

@@ -1,0 +1,96 @@
+"""Huawei's toolkit on this machine: where CANN and its msprof are, their versions, the chip."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+# Set by the toolkit's set_env.sh; the newer name first.
+_HOME_VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
+_INSTALL_FOLDERS = (
+    "/usr/local/Ascend/ascend-toolkit/latest",
+    "/usr/local/Ascend/cann",
+    "/usr/local/Ascend/latest",
+    "~/Ascend/ascend-toolkit/latest",
+    "~/Ascend/cann",
+    "~/Ascend/latest",
+)
+_MSPROF_BELOW_HOME = (
+    "bin/msprof",
+    "tools/profiler/bin/msprof",
+    "x86_64-linux/bin/msprof",
+    "aarch64-linux/bin/msprof",
+)
+_VERSION_FILES = (
+    ("*-linux/ascend_toolkit_install.info", r"^version=(\S+)"),
+    ("*-linux/ascend_cann_install.info", r"^version=(\S+)"),
+    ("version.cfg", r"running_version=\[(?:[^:\]]*:)?([^\]]+)\]"),
+    ("share/info/runtime/version.info", r"^Version=(\S+)"),
+    ("runtime/version.info", r"^Version=(\S+)"),
+)
+_QUESTION_TIMEOUT_S = 10
+
+
+def homes() -> Iterator[Path]:
+    """Yield the folders where a toolkit lies, those named by the environment first."""
+    named = (os.environ.get(name, "") for name in _HOME_VARIABLES)
+    for text in (*filter(None, named), *_INSTALL_FOLDERS):
+        path = Path(text).expanduser()
+        if path.is_dir():
+            yield path
+
+
+def find_msprof() -> Path | None:
+    """Return the msprof command: the one on PATH, else that of the first toolkit that has one."""
+    if on_path := shutil.which("msprof"):
+        return Path(on_path)
+    for home in homes():
+        for below in _MSPROF_BELOW_HOME:
+            if found := shutil.which(str(home / below)):
+                return Path(found)
+    return None
+
+
+def version() -> str | None:
+    """Return the version of the toolkit, or None where there is none or it does not say."""
+    near_msprof = []
+    if (msprof := find_msprof()) is not None:
+        near_msprof = list(msprof.resolve().parents)[1:5]
+    for home in (*homes(), *near_msprof):
+        for pattern, expression in _VERSION_FILES:
+            for path in sorted(home.glob(pattern)):
+                try:
+                    text = path.read_text(encoding="utf-8", errors="replace")
+                except OSError:
+                    continue
+                if found := re.search(expression, text, re.MULTILINE):
+                    return found[1]
+    return None
+
+
+def device_files() -> list[Path]:
+    """Return the device files of the NPUs that this machine or container shows."""
+    return sorted(p for p in Path("/dev").glob("davinci*") if p.name[7:].isdecimal())
+
+
+def chip() -> str | None:
+    """Return the name of the first chip as npu-smi gives it, such as `Ascend 910B3`."""
+    command = shutil.which("npu-smi")
+    if command is None:
+        return None
+    try:
+        done = subprocess.run(
+            [command, "info", "-m"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_QUESTION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r"^\s*\d+\s+\d+\s+\d+\s+(\S.*?)\s*$", done.stdout, re.MULTILINE)
+    return found[1] if found else None

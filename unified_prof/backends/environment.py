@@ -1,0 +1,71 @@
+"""What is installed here: the versions that decide which backends can run."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+
+from unified_prof.backends import cann
+from unified_prof.backends.torch_device import torch_missing_reason
+
+_QUESTION_TIMEOUT_S = 10
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of everything that matters to a backend; None: it is not here.
+
+    `cuda` is the version torch was built with, `cuda_driver` the driver of the machine.
+    """
+    msprof = cann.find_msprof()
+    return {
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "torch": _package("torch"),
+        "torch_npu": _package("torch_npu"),
+        "cuda": _torch_cuda(),
+        "cuda_driver": _cuda_driver(),
+        "cann": cann.version(),
+        "npu_chip": cann.chip(),
+        "msprof": str(msprof) if msprof else None,
+    }
+
+
+def _package(name: str) -> str | None:
+    try:
+        return package_version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _torch_cuda() -> str | None:
+    if torch_missing_reason():
+        return None
+    import torch
+
+    cuda, hip = torch.version.cuda, torch.version.hip
+    if hip:
+        return f"ROCm {hip}"
+    return str(cuda) if cuda else None
+
+
+def _cuda_driver() -> str | None:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    try:
+        done = subprocess.run(
+            [command, "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_QUESTION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.match(r"[\d.]+", done.stdout.strip())
+    return found[0] if found else None

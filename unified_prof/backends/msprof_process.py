@@ -1,0 +1,149 @@
+"""Run msprof in a process group of its own: pass signals on, show what it says, wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import IO, Any
+
+from unified_prof.errors import DeviceUnavailableError
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 3  # so many requests to end, then the group is killed
+_KEPT_LINES = 400
+_READER_GRACE_S = 5.0
+
+Feed = Callable[[IO[bytes], threading.Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How msprof ended."""
+
+    status: int
+    """Its exit status; negative: the signal that killed it."""
+    lines: tuple[str, ...]
+    """The last lines it wrote, standard output and error together."""
+    interrupted_by: int | None
+    """The first signal that this process was sent meanwhile, or None."""
+
+
+def run_group(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    inherited: Sequence[int] = (),
+    relay: Callable[[str], None],
+    feed: Feed | None = None,
+) -> Ended:
+    """Run `command` and wait for it.
+
+    SIGINT and SIGTERM that reach this process go to the whole group, so that the workload sees
+    them as it would from a terminal, and msprof may still export what it recorded. The third one
+    kills the group.
+
+    Args:
+        command: Program and arguments.
+        environment: The environment of the process.
+        inherited: File descriptors that it and its children keep.
+        relay: Shown every line of output, without its end.
+        feed: Runs in a thread of its own and writes to the standard input; the event tells it
+            that the program has ended or that this process was asked to end, in which case the
+            first signal is not passed on. Without it the standard input is ours, or empty where
+            ours is a terminal, which a process of another group may not read.
+
+    Raises:
+        DeviceUnavailableError: the program cannot be started.
+    """
+    with _Signals(polite=feed is not None) as signals:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if feed else _stdin(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                pass_fds=tuple(inherited),
+                start_new_session=True,
+            )
+        except OSError as err:
+            raise DeviceUnavailableError(
+                f"{command[0]} cannot be started: {err.strerror or err}"
+            ) from err
+        signals.process = process
+        kept: list[str] = []
+        threads = [threading.Thread(target=_read, args=(process.stdout, relay, kept), daemon=True)]
+        if feed:
+            arguments = (process.stdin, signals.asked_to_end)
+            threads.append(threading.Thread(target=feed, args=arguments, daemon=True))
+        for thread in threads:
+            thread.start()
+        status = process.wait()
+        signals.asked_to_end.set()
+        # A grandchild that outlives msprof may hold the pipe open: do not wait for it for ever.
+        for thread in threads:
+            thread.join(_READER_GRACE_S)
+    for thread, stream in zip(threads, (process.stdout, process.stdin), strict=False):
+        if stream and not thread.is_alive():
+            with contextlib.suppress(OSError):  # closing writes what was not read any more
+                stream.close()
+    return Ended(status, tuple(kept), signals.received[0] if signals.received else None)
+
+
+class _Signals:
+    """While entered, SIGINT and SIGTERM go to the group of `process` instead of ending us."""
+
+    def __init__(self, *, polite: bool) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.received: list[int] = []
+        self.asked_to_end = threading.Event()
+        self._polite = polite
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {n: signal.signal(n, self._forward) for n in _FORWARDED}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        self.received.append(number)
+        self.asked_to_end.set()
+        if self.process is None:
+            # Asked to end while msprof was being started: as if there had been no handler.
+            raise KeyboardInterrupt
+        if self._polite and len(self.received) == 1:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            final = len(self.received) >= _PATIENCE
+            os.killpg(self.process.pid, signal.SIGKILL if final else number)
+
+
+def _stdin() -> int | None:
+    try:
+        return subprocess.DEVNULL if os.isatty(0) else None
+    except OSError:
+        return subprocess.DEVNULL
+
+
+def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> None:
+    for raw in stream:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        kept.append(line)
+        del kept[:-_KEPT_LINES]
+        with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
+            relay(line)

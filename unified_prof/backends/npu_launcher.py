@@ -1,0 +1,102 @@
+"""What msprof runs as its application: the workload, in this very process.
+
+The process must be the workload's own: msprof samples it by its id. Started by the script that
+`msprof_command` writes, with a JSON file that says what to run and where to leave the outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from unified_prof.errors import UprofError
+
+RESULT_FILE = "result.msgpack"
+
+
+def main(job_file: str) -> None:
+    """Run the job in `job_file` and end the process with the workload's exit code."""
+    folder = Path(job_file).parent
+    job = json.loads(Path(job_file).read_text(encoding="utf-8"))
+    _restore_streams(job["streams"])
+    result: dict[str, Any]
+    try:
+        result = _run_tracked(job) if job["tracked"] else _run_plain(job)
+    except UprofError as err:
+        # Told by the parent, where the error boundary is.
+        told = {"kind": type(err).__name__, "message": str(err), "hint": err.hint}
+        result = {"exit_code": err.exit_code, "error": told}
+    _leave(folder / RESULT_FILE, result)
+    sys.exit(result["exit_code"])
+
+
+def _restore_streams(streams: Mapping[str, Any]) -> None:
+    """Give the workload the output streams that uprof has, where msprof let them through.
+
+    msprof merges the streams of its application into its own. A descriptor counts only if it
+    still is the file that uprof meant: the number alone could be anything.
+    """
+    for number, stream in streams.items():
+        with suppress(OSError):
+            inherited = stream["fd"]
+            status = os.fstat(inherited)
+            if [status.st_dev, status.st_ino] == stream["file"]:
+                os.dup2(inherited, int(number))
+                os.close(inherited)
+
+
+def _run_tracked(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run providers, or a script whose operations are tracked, on the NPU."""
+    from unified_prof.backends.mstx import MarkIterations
+    from unified_prof.tracking.workload import run_workload
+
+    marks = MarkIterations()
+    outcome = run_workload(
+        "npu",
+        target=job["target"],
+        is_module=job["is_module"],
+        arguments=job["arguments"],
+        reports=job["reports"],
+        project_root=Path(job["project_root"]),
+        warmup=job["warmup"],
+        iterations=job["iterations"],
+        scope=job["scope"],
+        stop_after=job["stop_after"],
+        instruments=[marks],
+    )
+    return {
+        "exit_code": outcome.exit_code,
+        "tracked": outcome.tracked if job["reports"] else None,
+        "failure": outcome.failure,
+        "unmarked": marks.missing,
+    }
+
+
+def _run_plain(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a script or module as `python` itself would."""
+    from unified_prof.tracking.program import execute, exit_code_of, find_program, running_as
+
+    try:
+        program = find_program(
+            job["target"], is_module=job["is_module"], arguments=job["arguments"]
+        )
+        code = program.compile()
+        with running_as(program, "__main__") as module:
+            execute(code, vars(module))
+    except UprofError:
+        raise
+    except BaseException as error:
+        own_frame = error.__traceback__
+        return {"exit_code": exit_code_of(error.with_traceback(own_frame and own_frame.tb_next))}
+    return {"exit_code": 0}
+
+
+def _leave(path: Path, result: Mapping[str, Any]) -> None:
+    import msgspec
+
+    path.write_bytes(msgspec.msgpack.encode(result))

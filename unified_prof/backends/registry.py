@@ -1,0 +1,127 @@
+"""Find a backend by name; nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from unified_prof.backends.base import Backend
+from unified_prof.errors import DeviceUnavailableError, UprofError
+
+ENTRY_POINT_GROUP = "unified_prof.backends"
+AUTO = "auto"
+
+_INSTALL_TORCH = "pip install 'unified-prof[torch]'"
+
+# Name -> (module:class, how to install what it needs), in the order in which `auto` asks.
+_BUILTIN: dict[str, tuple[str, str]] = {
+    "npu": ("unified_prof.backends.npu:NpuBackend", "pip install 'unified-prof[npu]'"),
+    "cuda": ("unified_prof.backends.cuda:CudaBackend", _INSTALL_TORCH),
+    "cpu": ("unified_prof.backends.cpu:CpuBackend", _INSTALL_TORCH),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """One backend's answer to whether it can run here."""
+
+    name: str
+    reason: str | None
+    """Why it cannot, or None when it can."""
+    doubt: str | None = None
+    """Why `auto` would pass it over although it can be asked for by name."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all backends: the built-in ones, then those of other packages."""
+    return (*_BUILTIN, *sorted(_third_party()))
+
+
+def load(name: str) -> Backend:
+    """Return the backend called `name`, ready to run.
+
+    Raises:
+        DeviceUnavailableError: there is none of that name, it needs a package that is not
+            installed, or it cannot run here; each with its own message.
+    """
+    backend = make(name)
+    if reason := backend.unavailable_reason():
+        raise DeviceUnavailableError(
+            f"backend {name!r} cannot run here: {reason}",
+            hint="`uprof doctor` shows what can run here",
+        )
+    return backend
+
+
+def choose() -> Backend:
+    """Return the first built-in backend whose device answers, in the order npu, cuda, cpu.
+
+    Raises:
+        DeviceUnavailableError: none of them can run here; the message says why for each.
+    """
+    refusals: list[str] = []
+    for name in _BUILTIN:
+        backend = make(name)
+        reason = backend.unavailable_reason() or doubt(backend)
+        if reason is None:
+            return backend
+        refusals.append(f"{name}: {reason}")
+    raise DeviceUnavailableError(
+        f"no backend can run here ({'; '.join(refusals)})", hint=_INSTALL_TORCH
+    )
+
+
+def doubt(backend: Backend) -> str | None:
+    """Return why `auto` should pass over a backend that can be asked for by name, or None."""
+    ask: Callable[[], str | None] = getattr(backend, "doubt", lambda: None)
+    return ask()
+
+
+def default_reports(backend: Backend) -> tuple[str, ...]:
+    """Return the reports that a backend produces when none are asked for."""
+    reports: tuple[str, ...] = getattr(backend, "default_reports", backend.reports)
+    return reports
+
+
+def survey() -> Iterator[Availability]:
+    """Ask every backend whether it can run here; a broken one does not stop the others."""
+    for name in names():
+        try:
+            backend = make(name)
+            yield Availability(name, backend.unavailable_reason(), doubt(backend))
+        except UprofError as err:
+            yield Availability(name, str(err))
+
+
+def make(name: str) -> Backend:
+    """Return the backend called `name`, whether or not it can run here.
+
+    Raises:
+        DeviceUnavailableError: there is none of that name, or it needs a package that is missing.
+    """
+    if name in _BUILTIN:
+        target, install = _BUILTIN[name]
+    elif entry := _third_party().get(name):
+        package = entry.dist.name if entry.dist else entry.module
+        target, install = entry.value, f"see what {package} asks to be installed"
+    else:
+        raise DeviceUnavailableError(
+            f"no backend named {name!r}", hint=f"known: {AUTO}, {', '.join(names())}"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        backend: Backend = getattr(import_module(module), attribute)()
+    except ImportError as err:
+        needed = err.name or str(err)
+        raise DeviceUnavailableError(f"backend {name!r} needs {needed}", hint=install) from err
+    except AttributeError as err:
+        raise DeviceUnavailableError(f"backend {name!r} is broken: {err}") from err
+    return backend
+
+
+def _third_party() -> dict[str, EntryPoint]:
+    """Return other packages' backends; a built-in name cannot be taken over."""
+    found = entry_points(group=ENTRY_POINT_GROUP)
+    return {entry.name: entry for entry in found if entry.name not in _BUILTIN}

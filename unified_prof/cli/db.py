@@ -1,0 +1,276 @@
+"""`uprof db`: versions of report files, checking, migrating and creating them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from unified_prof.errors import UprofError, UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.migrate.check import Check
+    from unified_prof.migrate.upgrade import Upgrade
+    from unified_prof.store.detect import Detection
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Report files.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Family = Annotated[
+    str, typer.Option("--family", help="msprof, skyline-run-time or skyline-memory.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")]
+Result = TypeVar("Result")
+A_REVISION = "A revision, `documented` or `latest`."
+
+db = typer.Typer(
+    name="db",
+    no_args_is_help=True,
+    help="Versions of report files: recognise, check, migrate and create them.",
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(db)
+
+
+@db.command()
+def current(files: Files, as_json: AsJson = False) -> None:
+    """Say which family and revision each FILE has, how that shows, and who made it.
+
+    Exit code 7 if one cannot be read or is no report. Files are not changed.
+    """
+    from unified_prof.store.detect import detect
+
+    def look(path: Path) -> Detection:
+        found = detect(path)
+        if found.family is None:
+            found.require()
+        return found
+
+    _each(files, look, _detection_data, _print_detection, as_json=as_json)
+
+
+@db.command()
+def history(family: Family = "msprof", as_json: AsJson = False) -> None:
+    """List the revisions of a schema family, oldest first, and what changed in each."""
+    from unified_prof.migrate import runner
+    from unified_prof.models import catalogue
+
+    catalogue.resolve(family, "latest")
+    aliases = {catalogue.resolve(family, a): a for a in ("latest", "documented")}
+    revisions = [
+        {
+            "revision": revision,
+            "alias": aliases.get(revision),
+            "summary": text.partition("\n")[0],
+            "text": text.strip(),
+        }
+        for revision, text in runner.history(family)
+    ]
+    if as_json:
+        _print_json({"family": family, "revisions": revisions})
+        return
+    for entry in revisions:
+        alias = f"  ({entry['alias']})" if entry["alias"] else ""
+        typer.echo(f"{entry['revision']}{alias}\n    {entry['summary']}")
+
+
+@db.command()
+def check(files: Files, as_json: AsJson = False) -> None:
+    """Check each FILE: its structure, its schema, and what its rows refer to.
+
+    Exit code 1 if something is wrong in one, 7 if one cannot be read or is no report.
+    """
+    from unified_prof.migrate.check import check as look
+
+    def verdict(found: Check) -> int:
+        return 0 if found.sound else 1
+
+    _each(files, look, _check_data, _print_check, as_json=as_json, code=verdict)
+
+
+@db.command()
+def upgrade(
+    files: Files,
+    to: Annotated[str, typer.Option("--to", metavar="REVISION", help=A_REVISION)] = "latest",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write here, not in place; a folder for many files."),
+    ] = None,
+    no_backup: Annotated[
+        bool, typer.Option("--no-backup", help="Keep no copy of the original.")
+    ] = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring each FILE up to a newer revision of its schema.
+
+    A copy is migrated and verified, then takes the FILE's name; the original stays beside it as
+    FILE.bak. A file that cannot be upgraded stays as it was, and the others are still done.
+    Exit codes: 7 unreadable or no report, 8 its revision is unknown or newer, 9 cannot be written.
+    """
+    from unified_prof.migrate.upgrade import upgrade as bring_up
+
+    into_folder = output is not None and output.is_dir()
+    if output is not None and len(files) > 1 and not into_folder:
+        raise UsageError(
+            f"{output} cannot take {len(files)} files", hint="name an existing folder after -o"
+        )
+
+    def work(path: Path) -> Upgrade:
+        target = output / path.name if output is not None and into_folder else output
+        return bring_up(path, to, output=target, backup=not no_backup, overwrite=force)
+
+    _each(files, work, _upgrade_data, _print_upgrade, as_json=as_json)
+
+
+@db.command()
+def create(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to create.")],
+    family: Family = "msprof",
+    schema: Annotated[
+        str, typer.Option("--schema", metavar="REVISION", help=A_REVISION)
+    ] = "documented",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create an empty report with every table of a revision."""
+    from unified_prof.migrate.create import create as make
+
+    revision = make(file, family, schema, overwrite=force)
+    if as_json:
+        _print_json({"file": str(file), "family": family, "revision": revision})
+    else:
+        typer.echo(f"{file}: created, {family} {revision}")
+
+
+def _each(
+    files: list[Path],
+    work: Callable[[Path], Result],
+    data: Callable[[Result], dict[str, Any]],
+    show: Callable[[Result], None],
+    *,
+    as_json: bool,
+    code: Callable[[Result], int] = lambda _: 0,
+) -> None:
+    """Treat every file, go on after a bad one, and exit with the first bad one's code."""
+    results: list[dict[str, Any]] = []
+    codes: list[int] = []
+    for path in files:
+        try:
+            result = work(path)
+        except UprofError as err:
+            codes.append(err.exit_code)
+            results.append(_error_data(path, err))
+            _print_error(err)
+            continue
+        codes.append(code(result))
+        results.append({"file": str(path), **data(result)})
+        if not as_json:
+            show(result)
+    if as_json:
+        _print_json(results)
+    if failed := [number for number in codes if number]:
+        raise typer.Exit(failed[0])
+
+
+def _error_data(path: Path, err: UprofError) -> dict[str, Any]:
+    return {"file": str(path), "error": str(err), "hint": err.hint, "exit_code": err.exit_code}
+
+
+def _print_error(err: UprofError) -> None:
+    typer.echo(f"uprof: error: {err}", err=True)
+    if err.hint:
+        typer.echo(f"uprof: hint: {err.hint}", err=True)
+
+
+def _print_json(data: object) -> None:
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _detection_data(found: Detection) -> dict[str, Any]:
+    return {
+        "family": found.family,
+        "revision": found.revision,
+        "equivalent": found.equivalent,
+        "schema_version": found.schema_version,
+        "recognised_by": found.recognised_by,
+        "producer": found.producer,
+        "complete": found.complete,
+        "migrated_from": found.migrated_from,
+        "viewer": found.viewer,
+        "description": found.description,
+        "notes": found.notes,
+    }
+
+
+def _print_detection(found: Detection) -> None:
+    revision = found.revision or "unknown revision"
+    also = f" (or {', '.join(found.equivalent)}: no difference here)" if found.equivalent else ""
+    typer.echo(f"{found.path}: {found.family} {revision}{also}")
+    rows = {
+        "why": found.description if found.revision is None else "; ".join(found.recognised_by),
+        "producer": found.producer,
+        "complete": "yes" if found.complete else "no: STRING_IDS is missing",
+        "migrated from": found.migrated_from,
+        "opened by": found.viewer,
+    }
+    for name, value in rows.items():
+        if value:
+            typer.echo(f"  {name + ':':15}{value}")
+    for words in found.notes:
+        typer.echo(f"  {'note:':15}{words}")
+
+
+def _check_data(found: Check) -> dict[str, Any]:
+    return {
+        "family": found.detection.family,
+        "revision": found.detection.revision,
+        "sound": found.sound,
+        "findings": [
+            {
+                "severity": "problem" if finding.is_problem else "note",
+                "kind": finding.kind,
+                "count": finding.count,
+                "message": finding.message,
+            }
+            for finding in found.findings
+        ],
+    }
+
+
+def _print_check(found: Check) -> None:
+    where = found.detection
+    verdict = "sound" if found.sound else "something is wrong"
+    typer.echo(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
+    for finding in found.findings:
+        severity = "problem" if finding.is_problem else "note"
+        many = f" ({finding.count} rows)" if finding.count > 1 else ""
+        typer.echo(f"  {severity}: {finding.kind}: {finding.message}{many}")
+
+
+def _upgrade_data(done: Upgrade) -> dict[str, Any]:
+    return {
+        "output": str(done.output),
+        "before": done.before,
+        "after": done.after,
+        "changed": done.before != done.after,
+        "backup": None if done.backup is None else str(done.backup),
+        "anomalies": [
+            {"name": a.name, "count": a.count, "detail": a.detail} for a in done.anomalies
+        ],
+    }
+
+
+def _print_upgrade(done: Upgrade) -> None:
+    if done.before == done.after:
+        typer.echo(f"{done.output}: already at {done.after}")
+    else:
+        saved = f", original kept as {done.backup.name}" if done.backup else ""
+        typer.echo(f"{done.output}: {done.before} -> {done.after}{saved}")
+    for anomaly in done.anomalies:
+        typer.echo(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}", err=True)

@@ -1,0 +1,48 @@
+"""`uprof doctor`: what can run here, and why the rest cannot."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from unified_prof.version import VERSION
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say which backends can run here and why the others cannot, and what is installed."""
+    from unified_prof.backends import environment, registry
+    from unified_prof.cli.text import table
+
+    backends = list(registry.survey())
+    versions = {"uprof": VERSION, **environment.versions()}
+    if json_:
+        findings = {
+            "backends": {
+                answer.name: {
+                    "available": answer.reason is None,
+                    "reason": answer.reason,
+                    "doubt": answer.doubt,
+                }
+                for answer in backends
+            },
+            "versions": versions,
+        }
+        typer.echo(json.dumps(findings, indent=2))
+        return
+    rows = [("backend", "can run", "why")]
+    for answer in backends:
+        can = "no" if answer.reason else "if asked for" if answer.doubt else "yes"
+        rows.append((answer.name, can, answer.reason or answer.doubt or ""))
+    lines = [*table(rows), ""]
+    lines += table([("installed", ""), *((k, v or "-") for k, v in versions.items())])
+    for line in lines:
+        typer.echo(line)

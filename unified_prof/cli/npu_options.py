@@ -1,0 +1,95 @@
+"""The options of `uprof run` that only the NPU backend has, made from its table of options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTIONS, PRESETS, MsprofOption
+
+_MARK = "[npu] "
+_Run = Callable[..., None]
+
+
+def with_npu_options(run: _Run) -> _Run:
+    """Return `run` with one more parameter a table entry, which it gets as `npu_options`.
+
+    `npu_options` holds those that were given: name -> value.
+    """
+    parameters = [*_general(), *(_parameter(option) for option in OPTIONS)]
+    names = [parameter.name for parameter in parameters]
+
+    @functools.wraps(run)
+    def wrapper(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in names}
+        run(**arguments, npu_options={k: v for k, v in given.items() if v not in (None, [])})
+
+    own = inspect.signature(run, eval_str=True)
+    kept = [p for p in own.parameters.values() if p.name != "npu_options"]
+    wrapper.__signature__ = own.replace(parameters=[*kept, *parameters])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _general() -> list[inspect.Parameter]:
+    presets = ", ".join(PRESETS)
+    return [
+        _made(
+            "preset",
+            str | None,
+            metavar="NAME",
+            help=f"How much to record: {presets}. Single options override it.",
+            show_default=DEFAULT_PRESET,
+        ),
+        _made(
+            "exporter",
+            str | None,
+            metavar="uprof|native",
+            help="Who builds the database; what uprof cannot decode falls back to msprof's own.",
+            show_default="uprof",
+        ),
+        _made(
+            "schema",
+            str | None,
+            metavar="REVISION",
+            help="Revision of the database's schema: documented, latest, or a revision's name.",
+            show_default="documented",
+        ),
+        _made(
+            "pid",
+            int | None,
+            metavar="PID",
+            help="Record a running process (started with PROFILING_MODE=dynamic) for --duration"
+            " seconds, or until Ctrl-C, instead of starting a workload.",
+        ),
+        _made(
+            "msprof_arg",
+            list[str] | None,
+            metavar="--NAME=VALUE",
+            help="Any other argument for msprof; may be given several times.",
+        ),
+    ]
+
+
+def _parameter(option: MsprofOption) -> inspect.Parameter:
+    if option.range:
+        metavar = f"{option.range[0]}-{option.range[1]}"
+    elif option.values:
+        metavar = (",".join if option.many else "|".join)(option.values)
+    else:
+        metavar = "TEXT"
+    return _made(option.name, str | None, metavar=metavar, help=option.help)
+
+
+def _made(name: str, kind: Any, **settings: Any) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    info = typer.Option(flag, **{**settings, "help": _MARK + settings["help"]})
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, info],
+    )

@@ -1,0 +1,29 @@
+"""Creates an empty report with every table of a revision."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from unified_prof.models import catalogue
+from unified_prof.store.atomic import replacing
+from unified_prof.store.detect import REVISION_ROW
+
+
+def create(path: Path | str, family: str, revision: str, *, overwrite: bool = False) -> str:
+    """Create the file and return the full name of its revision, which may be an alias.
+
+    Raises:
+        UsageError: no such family or revision.
+        OutputError: the file exists, or cannot be written.
+    """
+    schema = catalogue.load(family, revision)
+    with replacing(path, overwrite=overwrite) as partial, closing(sqlite3.connect(partial)) as db:
+        # One transaction; the file is made durable once, before it gets its name.
+        db.execute("PRAGMA synchronous = OFF")
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text(family, revision)}COMMIT;")
+        if schema.schema_version is not None:
+            db.execute("INSERT INTO META_DATA VALUES (?, ?)", (REVISION_ROW, schema.revision))
+        db.commit()
+    return schema.revision

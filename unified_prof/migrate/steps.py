@@ -1,0 +1,160 @@
+"""What the msprof migrations are made of: Alembic operations that tolerate real files.
+
+msprof creates a table only where it has rows, other programs add tables and columns of their
+own, and builds between two revisions have parts of the newer one. So each operation here does
+what is still to be done: nothing for a table that is absent or a column that is there already.
+What cannot be converted is counted in UPROF_ANOMALIES.
+
+Released migrations rely on these functions: their meaning does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from unified_prof.models import catalogue
+
+ANOMALIES = "UPROF_ANOMALIES"
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What a file was like before its first step."""
+
+    holds_all_tables: bool
+    """It has every table of its revision, so it gets every table of the next ones."""
+
+    holds_records: bool
+    """Something was recorded into it. Then its enum rows are part of what was recorded."""
+
+    columns: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The columns of its tables."""
+
+
+def state() -> FileState:
+    """Return the state of the file that is being migrated."""
+    found = op.get_context().opts["file_state"]
+    assert isinstance(found, FileState)
+    return found
+
+
+def key(name: str) -> sa.Column[Any]:
+    """Declare an INTEGER PRIMARY KEY column, without the NOT NULL that SQLAlchemy adds."""
+    return sa.Column(name, sa.INTEGER(), primary_key=True, nullable=True, autoincrement=False)
+
+
+def columns_of(table: str) -> dict[str, str]:
+    """Return the columns of a table and their declared types; nothing where it is absent."""
+    rows = op.get_bind().exec_driver_sql(f'PRAGMA table_info("{table}")')
+    return {str(row[1]): str(row[2]) for row in rows}
+
+
+def has(table: str, *columns: str) -> bool:
+    """Say whether the table is there with these columns."""
+    found = columns_of(table)
+    return bool(found) and set(columns) <= found.keys()
+
+
+def create_table(table: str, *columns: sa.Column[Any], always: bool = False) -> None:
+    """Create a table that this revision brings.
+
+    A table for recorded data is created only in files that hold every table: others have none
+    without rows. A table of that name that others made stays, if it has the columns.
+
+    Args:
+        table: its name.
+        *columns: its columns, in order.
+        always: msprof writes this table into every file.
+    """
+    if found := columns_of(table):
+        if {str(column.name) for column in columns} <= found.keys():
+            return
+        op.rename_table(table, f"UPROF_FOUND_{table}")
+        anomaly("table_set_aside", 1, f"{table} had other columns: now UPROF_FOUND_{table}")
+    if always or state().holds_all_tables:
+        op.create_table(table, *columns)
+
+
+def create_enum(table: str, rows: Mapping[int, str]) -> None:
+    """Create a table of constants, which every file has."""
+    create_table(table, key("id"), sa.Column("name", sa.TEXT()), always=True)
+    change_enum(table, add=rows)
+
+
+def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = ()) -> None:
+    """Bring the constants of this revision.
+
+    In a file with recorded data no row goes or changes its name, for stored ids were collected
+    with them: only ids that were free are added, a name that is refused is counted.
+    """
+    if not has(table, "id", "name"):
+        return
+    bind = op.get_bind()
+    if not state().holds_records:
+        for number in (*remove, *add):
+            bind.execute(sa.text(f'DELETE FROM "{table}" WHERE id = :id'), {"id": number})
+    rows = bind.exec_driver_sql(f'SELECT id, name FROM "{table}"')
+    found = {number: name for number, name in rows}  # noqa: C416 (rows are no tuples to mypy)
+    for number, name in sorted(add.items()):
+        if number not in found:
+            insert = sa.text(f'INSERT INTO "{table}" (id, name) VALUES (:id, :name)')
+            bind.execute(insert, {"id": number, "name": name})
+        elif found[number] != name:
+            words = f"{table} {number} stays {found[number]!r}; newer files call it {name!r}"
+            anomaly("enum_row_kept", 1, words)
+
+
+def add_column(table: str, column: sa.Column[Any]) -> None:
+    """Append a column; old rows have NULL in it, which says: not known."""
+    found = columns_of(table)
+    if not found:
+        return
+    if column.name not in found:
+        op.add_column(table, column)
+    elif _any_row(f'"{table}" WHERE "{column.name}" IS NOT NULL'):
+        words = f"{table}.{column.name} was there before its revision; its values stay"
+        anomaly("column_found", 1, words)
+
+
+def rename_column(table: str, old: str, new: str) -> None:
+    """Rename a column; a foreign one of the new name makes room first."""
+    found = columns_of(table)
+    if old not in found:
+        return
+    if new in found:
+        aside = f"{new}_found"
+        op.alter_column(table, new, new_column_name=aside)
+        if _any_row(f'"{table}" WHERE "{aside}" IS NOT NULL'):
+            anomaly("column_set_aside", 1, f"{table}.{new} is now {aside}")
+    op.alter_column(table, old, new_column_name=new)
+
+
+def count(rows: str) -> int:
+    """Return the number of rows of `rows`, the part of a query after FROM."""
+    return int(op.get_bind().exec_driver_sql(f"SELECT count(*) FROM {rows}").scalar_one())
+
+
+def anomaly(name: str, number: int, detail: str) -> None:
+    """Count something that could not be converted; equal names add up, the first detail stays."""
+    if not number:
+        return
+    bind = op.get_bind()
+    if not columns_of(ANOMALIES):
+        bind.exec_driver_sql(catalogue.extension_tables()[ANOMALIES].create_sql)
+    bind.execute(
+        sa.text(
+            f"INSERT INTO {ANOMALIES} (name, count, detail) VALUES (:name, :number, :detail)"
+            " ON CONFLICT (name) DO UPDATE SET count = count + excluded.count"
+        ),
+        {"name": name, "number": number, "detail": detail},
+    )
+
+
+def _any_row(rows: str) -> bool:
+    found = op.get_bind().exec_driver_sql(f"SELECT 1 FROM {rows} LIMIT 1").first()
+    return found is not None

@@ -1,0 +1,366 @@
+"""Brings a report file up to a newer revision of its schema, never in place.
+
+The file is copied, the copy is migrated, verified and made durable, and only then takes the
+original's name in one rename. Whatever happens before that, the original is as it was; the
+partial copy is removed, unless the process is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import BinaryIO
+
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
+from unified_prof.migrate import ordering
+from unified_prof.models import catalogue
+from unified_prof.store import fingerprint
+from unified_prof.store.atomic import AtomicFile, output_error
+from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognise
+from unified_prof.store.fingerprint import Facts
+from unified_prof.store.opening import open_read_only, read_error
+
+_LOCK_TIMEOUT_S = 30.0
+_COPY_BYTES = 1 << 26
+_RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
+# The copy is thrown away when anything fails: no journal, no waiting for the disk.
+_FAST = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", "PRAGMA locking_mode = EXCLUSIVE")
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """Something that could not be converted, as UPROF_ANOMALIES counts it."""
+
+    name: str
+    count: int
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What became of one file."""
+
+    path: Path
+    """The file as it was named."""
+
+    output: Path
+    """The upgraded file: `path`, unless another output was asked for."""
+
+    before: str
+    after: str
+    """The revisions it had and has; equal: there was nothing to do."""
+
+    backup: Path | None = None
+    """The original, where `path` was replaced and a backup kept."""
+
+    anomalies: tuple[Anomaly, ...] = ()
+    """What the steps could not convert."""
+
+
+def upgrade(
+    path: Path | str,
+    to: str = "latest",
+    *,
+    output: Path | str | None = None,
+    backup: bool = True,
+    overwrite: bool = False,
+) -> Upgrade:
+    """Bring the report `path` to the revision `to`, in its place or as another file.
+
+    In its place, the original is kept beside it as `<name>.bak` (or `.bak2`, ...: an existing
+    backup is never touched) and no other process may write it meanwhile.
+
+    Args:
+        path: a report of any family.
+        to: a revision of its family, `documented` or `latest`.
+        output: where to write the upgraded file instead; `path` then stays as it is.
+        backup: keep the original.
+        overwrite: whether an existing `output` may be replaced.
+
+    Raises:
+        UsageError: no such revision.
+        StoreError: `path` cannot be read, is damaged, or is no report.
+        SchemaVersionError: its revision is unknown, or newer than `to`.
+        OutputError: the upgraded file cannot be written.
+    """
+    path = Path(path)
+    found = detect(path)
+    plan = _plan(found, to)
+    if output is not None:
+        return _to_output(found, plan, Path(output), overwrite=overwrite)
+    if plan.start == plan.target:
+        return Upgrade(path, path, plan.start, plan.target)
+    return _in_place(path, to, keep=backup)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    family: str
+    start: str
+    target: str
+
+
+def _plan(found: Detection, to: str) -> _Plan:
+    family, start = found.require()
+    target = catalogue.resolve(family, to)
+    order = catalogue.REVISIONS[family].index
+    if target in found.equivalent:
+        # It is as much of that revision as of the one it was recognised by.
+        return _Plan(family, start, target)
+    if order(start) > order(target):
+        raise SchemaVersionError(
+            f"{found.path} is at {start}, which is newer than {target}",
+            hint="files are only migrated forward",
+        )
+    return _Plan(family, start, target)
+
+
+def _to_output(found: Detection, plan: _Plan, output: Path, *, overwrite: bool) -> Upgrade:
+    path = found.path
+    if output.exists() and output.samefile(path):
+        raise OutputError(f"{output} is the file to be upgraded", hint="leave out -o")
+    target = AtomicFile(output, overwrite=overwrite)
+    try:
+        with ExitStack() as resources, _translated(path, output, plan):
+            source = open_read_only(path, resources)
+            _copy(source, path, target.partial, resources)
+            anomalies = _migrate(target.partial, path, plan)
+        target.commit()
+    finally:
+        target.discard()
+    return Upgrade(path, output, plan.start, plan.target, None, anomalies)
+
+
+def _in_place(path: Path, to: str, *, keep: bool) -> Upgrade:
+    with ExitStack() as resources:
+        original = _locked(path, resources)
+        plan = _plan(recognise(original, path), to)
+        if plan.start == plan.target:  # another process was faster
+            return Upgrade(path, path, plan.start, plan.target)
+        output = AtomicFile(path, overwrite=True)
+        try:
+            with _translated(path, path, plan):
+                _copy(original, path, output.partial, resources)
+                anomalies = _migrate(output.partial, path, plan)
+                _inherit(path, output.partial)
+                _settle(original, path)
+                saved = _keep(path) if keep else None
+            output.commit()
+        finally:
+            output.discard()
+    return Upgrade(path, path, plan.start, plan.target, saved, anomalies)
+
+
+def _locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
+    """Open `path` so that no other process can write it; readers are not disturbed.
+
+    A journal that a crashed writer left is rolled back by this, as by everyone who opens the
+    file to write.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    while True:
+        before = _identity(path)
+        db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as err:
+            db.close()
+            if "locked" in str(err):
+                raise read_error(path, err) from err
+            raise output_error(path, err) from err
+        # Someone may have put another file in its place while this one was waited for.
+        if _identity(path) == before:
+            resources.enter_context(closing(db))
+            return db
+        db.close()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as err:
+        raise StoreError(f"cannot read {path}: {err.strerror}") from err
+    return found.st_dev, found.st_ino
+
+
+def _copy(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
+    """Copy what `source` sees, which is `path` with any log or journal beside it."""
+    if any(_size(Path(f"{path}{suffix}")) for suffix in ("-wal", "-journal")):
+        with ExitStack() as own:
+            if source.in_transaction:
+                # A connection that may write cannot be the source of a backup.
+                uri = f"{path.absolute().as_uri()}?mode=ro"
+                source = own.enter_context(closing(sqlite3.connect(uri, uri=True)))
+            source.backup(own.enter_context(closing(sqlite3.connect(copy))))
+        return
+    if not source.in_transaction:
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    # Closing any descriptor of a file drops the locks that the process has on it, SQLite's
+    # included. So this one stays open as long as the connection.
+    file = resources.enter_context(path.open("rb"))
+    with copy.open("wb") as destination_file, ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(_copy_bytes, file, destination_file)
+        import_module("unified_prof.migrate.runner")  # takes as long as copying 1 GB
+        copying.result()
+
+
+def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
+    if hasattr(os, "copy_file_range"):
+        with suppress(OSError):  # not every pair of file systems can
+            while os.copy_file_range(source.fileno(), destination.fileno(), _COPY_BYTES):
+                pass
+            return
+        source.seek(0)
+        destination.seek(0)
+        destination.truncate()
+    shutil.copyfileobj(source, destination, _COPY_BYTES >> 6)
+
+
+def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
+    """Migrate the database `copy` of `path` and verify it; return the new anomalies."""
+    from unified_prof.migrate import runner
+
+    with closing(sqlite3.connect(copy, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")  # out of WAL mode, which is kept in the file
+        for setting in _FAST:
+            db.execute(setting)
+        if plan.start == plan.target:
+            return ()
+        facts = fingerprint.read_facts(db)
+        known = _anomalies(db)
+        if plan.family == catalogue.MSPROF:
+            state = runner.file_state(db, facts, plan.start)
+            runner.migrate(db, plan.family, plan.start, plan.target, state)
+            ordering.order_columns(db, catalogue.load(plan.family, plan.target))
+            if state.holds_records:
+                _note_origin(db, plan.start)
+        _verify(db, path, plan, facts)
+        return tuple(
+            Anomaly(name, count - known.get(name, (0, None))[0], detail)
+            for name, (count, detail) in _anomalies(db).items()
+            if count > known.get(name, (0, None))[0]
+        )
+
+
+def _note_origin(db: sqlite3.Connection, revision: str) -> None:
+    """Write down the revision the file came from, unless an earlier upgrade did."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'UPROF_RUN'").fetchone():
+        db.execute(catalogue.extension_tables()["UPROF_RUN"].create_sql)
+    db.execute("INSERT OR IGNORE INTO UPROF_RUN VALUES (?, ?)", (MIGRATED_FROM, revision))
+
+
+def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> None:
+    """Refuse a migrated copy that is not at its revision, lost a table, or cannot be read."""
+    found = recognise(db, path)
+    after = fingerprint.read_facts(db).tables
+    for table in after:
+        db.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()
+    gone = {
+        table
+        for table in before.tables.keys() - after.keys() - _RENAMED
+        if f"UPROF_FOUND_{table}" not in after
+    }
+    if plan.target not in (found.revision, *found.equivalent) or gone:
+        lost = f"; tables gone: {sorted(gone)}" if gone else ""
+        raise StoreError(
+            f"{path} did not become {plan.target}: {found.description}{lost}",
+            hint="this is a fault of uprof; the file is as it was",
+        )
+
+
+def _anomalies(db: sqlite3.Connection) -> dict[str, tuple[int, str | None]]:
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'UPROF_ANOMALIES'").fetchone():
+        return {}
+    rows = db.execute("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY rowid")
+    return {name: (count, detail) for name, count, detail in rows}
+
+
+def _inherit(path: Path, copy: Path) -> None:
+    """Give the copy the original's permissions and, where that is allowed, its owner."""
+    shutil.copymode(path, copy)
+    if hasattr(os, "chown"):
+        found = path.stat()
+        with suppress(OSError):
+            os.chown(copy, found.st_uid, found.st_gid)
+
+
+def _settle(original: sqlite3.Connection, path: Path) -> None:
+    """Empty the original's write-ahead log into it: left there, it would be read into the copy.
+
+    The content stays the same, and nobody has written it since it was copied.
+    """
+    if original.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        return
+    version = original.execute("PRAGMA data_version").fetchone()
+    original.execute("ROLLBACK")
+    busy, *_ = original.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    original.execute("BEGIN IMMEDIATE")
+    if busy or original.execute("PRAGMA data_version").fetchone() != version:
+        raise StoreError(
+            f"{path} is in use by another process", hint="try again when that has finished"
+        )
+
+
+def _keep(path: Path) -> Path:
+    """Give the original a second name, one that nothing has yet."""
+    path = Path(os.path.realpath(path))
+    number = 1
+    while True:
+        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        try:
+            os.link(path, backup)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError:  # a file system without hard links
+            if backup.exists():
+                number += 1
+                continue
+            shutil.copy2(path, backup)
+        return backup
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+@contextmanager
+def _translated(path: Path, output: Path, plan: _Plan) -> Iterator[None]:
+    """Turn what SQLite and the system say during an upgrade into errors of ours."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as err:
+        raise _error(path, output, plan, err) from err
+    except Exception as err:
+        cause = getattr(err, "orig", None)  # SQLAlchemy's DBAPIError, which is not imported here
+        if not isinstance(cause, sqlite3.Error):
+            raise
+        raise _error(path, output, plan, cause) from err
+
+
+def _error(path: Path, output: Path, plan: _Plan, err: sqlite3.Error | OSError) -> UprofError:
+    text = str(err)
+    unwritable = any(words in text for words in ("is full", "readonly", "disk I/O"))
+    if isinstance(err, OSError) or unwritable:
+        return output_error(output, err)
+    if isinstance(err, sqlite3.Error) and ("malformed" in text or "not a database" in text):
+        return read_error(path, err)
+    return StoreError(
+        f"{path} could not be taken from {plan.start} to {plan.target}: {text}",
+        hint="the file is as it was; see what is odd about it with: uprof db check",
+    )

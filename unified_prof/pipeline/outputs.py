@@ -1,0 +1,113 @@
+"""Where a run puts its reports, and whether it may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from unified_prof.backends.base import MEMORY, RUN_TIME
+from unified_prof.errors import OutputError
+from unified_prof.store.atomic import output_error, refuse_existing
+
+_FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which process of a distributed run this is, as torchrun tells its processes."""
+
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+
+    @property
+    def suffix(self) -> str:
+        """What file names carry; empty where there is only this process."""
+        number = self.rank if self.rank is not None else self.local_rank
+        return "" if number is None else f"_rank{number}"
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Read RANK, LOCAL_RANK and WORLD_SIZE; what is no number counts as absent."""
+
+    def number(name: str) -> int | None:
+        text = environment.get(name, "")
+        return int(text) if text.isdecimal() else None
+
+    return Rank(number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE"))
+
+
+def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
+    """Return `uprof_<script>_<timestamp>`, the same for all ranks of one launch on one host."""
+    stem = target.rpartition(".")[2] if is_module else Path(target).stem
+    started = datetime.now() if not rank.suffix else _parent_start() or datetime.now()
+    return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
+
+
+def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[str, Path]:
+    """Return the file of each Skyline report in `reports`."""
+    return {
+        report: directory / f"{_FILE_NAMES[report]}{rank.suffix}.sqlite"
+        for report in reports
+        if report in _FILE_NAMES
+    }
+
+
+def raw_directory(directory: Path, rank: Rank) -> Path:
+    """Return where raw recordings go: one folder a rank, whose files bear the same names."""
+    return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
+
+
+@contextmanager
+def output_directory(path: Path) -> Iterator[Path]:
+    """Make `path`, check that it can be written to, and remove it if nothing came of it.
+
+    Raises:
+        OutputError: the folder cannot be made or written to.
+    """
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            probe = path / f".uprof.{os.getpid()}.probe"
+            try:
+                probe.write_bytes(b"uprof")
+            finally:
+                probe.unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise OutputError(f"{path} is not a folder, reports are to be written there") from None
+        except OSError as err:
+            raise output_error(path / "reports", err) from err
+        yield path
+    finally:
+        for folder in made:
+            try:
+                folder.rmdir()
+            except OSError:  # something was written there, or it was never made
+                break
+
+
+def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:
+    """Raise OutputError before anything runs when a report of the same name is there already."""
+    for path in files:
+        if path.parent.is_dir():
+            refuse_existing(path, overwrite=force)
+
+
+def _parent_start() -> datetime | None:
+    """Return when the parent process (torchrun's agent) started, where the system tells."""
+    try:
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+        ticks = int(stat.rpartition(")")[2].split()[19])
+        return datetime.fromtimestamp(boot + ticks // os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None

@@ -1,0 +1,95 @@
+"""The facts of UPROF_RUN: how a report came to be."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from unified_prof.backends.base import RunSpec
+from unified_prof.pipeline.outputs import Rank
+from unified_prof.version import VERSION
+
+_GIT_TIMEOUT_S = 5
+
+
+def of_run(
+    spec: RunSpec, backend: str | None, rank: Rank, started: datetime
+) -> dict[str, str | None]:
+    """Return what is known before a run starts; lists and mappings are JSON.
+
+    Names: uprof, backend, target, command, working_directory, project_root, options, host,
+    platform, python, started; git_commit and git_modified where the project is under git; rank,
+    local_rank and world_size where there are several processes.
+    """
+    facts: dict[str, str | None] = {
+        "uprof": VERSION,
+        "target": f"-m {spec.target}" if spec.is_module else spec.target,
+        "command": json.dumps(sys.argv),
+        "working_directory": str(Path.cwd()),
+        "project_root": str(spec.project_root),
+        "options": json.dumps(
+            {
+                "reports": list(spec.reports),
+                "warmup": spec.warmup,
+                "iterations": spec.iterations,
+                "scope": spec.scope,
+                "stop_after": spec.stop_after,
+                **spec.options,
+            },
+            default=str,
+        ),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "started": timestamp(started),
+        **_git_facts(spec.project_root),
+    }
+    if backend is not None:
+        facts["backend"] = backend
+    for name in ("rank", "local_rank", "world_size"):
+        value = getattr(rank, name)
+        if value is not None:
+            facts[name] = str(value)
+    return facts
+
+
+def now() -> datetime:
+    """Return the current time, in UTC."""
+    return datetime.now(timezone.utc)
+
+
+def timestamp(moment: datetime) -> str:
+    """Return `moment` in ISO 8601, to the microsecond, with its offset."""
+    return moment.isoformat(timespec="microseconds")
+
+
+def _git_facts(folder: Path) -> Mapping[str, str]:
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    modified = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    facts = {"git_commit": commit}
+    if modified is not None:
+        facts["git_modified"] = "true" if modified else "false"
+    return facts
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints about `folder`, or None where it has nothing to say."""
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
+            capture_output=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

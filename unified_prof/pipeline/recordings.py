@@ -1,0 +1,101 @@
+"""From what a backend recorded to databases: ours, or the vendor's own where ours cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from unified_prof.backends.base import Recording
+from unified_prof.errors import CaptureError, OutputError, UprofError
+
+
+def build_databases(
+    recordings: Iterable[Recording],
+    options: Mapping[str, object],
+    *,
+    facts: Mapping[str, str | None],
+    force: bool,
+) -> tuple[tuple[Path, ...], list[str]]:
+    """Return the database of every recording, and what has to be said about them.
+
+    A recording that cannot be decoded does not stop the others; the vendor's own database of it
+    is kept where there is one.
+
+    Args:
+        recordings: What a backend brought back.
+        options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
+        facts: Rows of UPROF_RUN.
+        force: Whether a database of the same name may be overwritten.
+
+    Raises:
+        OutputError: a database cannot be written.
+        CaptureError: not one database could be had.
+    """
+    native = options.get("exporter") == "native"
+    paths: list[Path] = []
+    notes: list[str] = []
+    for recording in recordings:
+        path, note = _kept(recording) if native else _built(recording, options, facts, force=force)
+        if path:
+            paths.append(path)
+        if note:
+            notes.append(note)
+    if notes and not paths:
+        raise CaptureError("; ".join(notes))
+    return tuple(paths), notes
+
+
+def _kept(recording: Recording) -> tuple[Path | None, str | None]:
+    if recording.native:
+        return recording.native, None
+    return None, (
+        f"the vendor's exporter left no database of {recording.path} (`uprof build` can make one)"
+    )
+
+
+def _built(
+    recording: Recording,
+    options: Mapping[str, object],
+    facts: Mapping[str, str | None],
+    *,
+    force: bool,
+) -> tuple[Path | None, str | None]:
+    from unified_prof.pipeline.build import build_prof, undecodable
+
+    schema = str(options.get("schema") or "documented")
+    try:
+        missing = undecodable(recording.path)
+        if missing and recording.native:
+            return recording.native, _fallen_back(f"uprof cannot decode {', '.join(missing)}")
+        with _set_aside(recording.native):
+            return build_prof(recording.path, schema=schema, force=force, facts=facts), None
+    except OutputError:
+        raise
+    except UprofError as err:
+        if recording.native:
+            return recording.native, _fallen_back(str(err))
+        return None, str(err)
+
+
+def _fallen_back(reason: str) -> str:
+    return f"{reason}; the database of the vendor's exporter is kept"
+
+
+@contextmanager
+def _set_aside(native: Path | None) -> Iterator[None]:
+    """Put the vendor's database out of the way; bring it back if ours does not come about.
+
+    Readers expect one `msprof_*.db` in a PROF_* directory, and both may bear the same second.
+    """
+    if native is None:
+        yield
+        return
+    aside = native.with_name(f".{native.name}.native")
+    native.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(native)
+        raise
+    aside.unlink()

@@ -1,0 +1,276 @@
+"""Tells which revision of the msprof schema a file has from what is in it.
+
+META_DATA says 1.2.0 for five different schemas and nothing at all for the oldest, so the
+revision is read off tables, columns and enum rows: first those that every file has (enums,
+HOST_INFO), then those that exist only where something was recorded.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unified_prof.models import catalogue
+
+PREHISTORY_TABLES = frozenset(
+    {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
+)
+"""Tables that only exporters before the first revision wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a database declares, and the few rows that tell revisions apart."""
+
+    tables: dict[str, dict[str, str]]
+    """Table -> column -> declared type in upper case, both in the file's order."""
+
+    keys: frozenset[str]
+    """Tables with a declared primary key."""
+
+    enums: dict[str, dict[int, str]]
+    """The contents of the ENUM_ tables."""
+
+    meta: tuple[tuple[str, str], ...]
+    """The rows of META_DATA whose names speak of the schema, in the file's order."""
+
+    run: dict[str, str]
+    """The rows of UPROF_RUN: what uprof wrote about how the file came to be."""
+
+    user_version: int
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Say whether the table is there with all these columns."""
+        return table in self.tables and all(c in self.tables[table] for c in columns)
+
+    def enum_has(self, table: str, number: int, name: str | None = None) -> bool:
+        """Say whether an enum table has this number, under this name if one is given."""
+        found = self.enums.get(table, {}).get(number)
+        return found is not None and name in (None, found)
+
+
+def read_facts(db: sqlite3.Connection) -> Facts:
+    """Collect the facts; the cost does not grow with the number of recorded rows."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
+    tables: dict[str, dict[str, str]] = {}
+    keys: set[str] = set()
+    for (name,) in db.execute(query).fetchall():
+        if name.startswith("sqlite_"):
+            continue
+        try:
+            columns = db.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+        except sqlite3.OperationalError:
+            columns = []  # a virtual table whose module is not here
+        tables[name] = {column[1]: str(column[2]).upper() for column in columns}
+        if any(column[5] for column in columns):
+            keys.add(name)
+    return Facts(
+        tables=tables,
+        keys=frozenset(keys),
+        enums={t: _enum(db, t) for t, c in tables.items() if _is_enum(t, c)},
+        meta=_meta(db) if {"name", "value"} <= set(tables.get("META_DATA", ())) else (),
+        run=_run(db) if {"name", "value"} <= set(tables.get("UPROF_RUN", ())) else {},
+        user_version=int(db.execute("PRAGMA user_version").fetchone()[0]),
+    )
+
+
+def _is_enum(table: str, columns: dict[str, str]) -> bool:
+    return table.startswith("ENUM_") and {"id", "name"} <= set(columns)
+
+
+def _enum(db: sqlite3.Connection, table: str) -> dict[int, str]:
+    # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
+    rows = db.execute(f"SELECT id, name FROM {_quoted(table)} LIMIT 1000")
+    return {number: str(name) for number, name in rows if isinstance(number, int)}
+
+
+def _meta(db: sqlite3.Connection) -> tuple[tuple[str, str], ...]:
+    rows = db.execute(
+        "SELECT name, value FROM META_DATA WHERE name LIKE 'SCHEMA^_VERSION%' ESCAPE '^'"
+        " OR name = 'UPROF_SCHEMA_REVISION' LIMIT 100"
+    )
+    return tuple((str(name), str(value)) for name, value in rows)
+
+
+def _run(db: sqlite3.Connection) -> dict[str, str]:
+    rows = db.execute("SELECT name, value FROM UPROF_RUN LIMIT 1000")
+    return {str(name): str(value) for name, value in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """Something no file older than `revision` has."""
+
+    revision: str
+    words: str
+    found: Callable[[Facts], bool]
+    from_meta: bool = False
+
+
+def _version_sign(revision: str) -> _Sign:
+    version = revision.partition("_")[0]
+    return _Sign(
+        revision,
+        f"META_DATA says {version}",
+        lambda facts: ("SCHEMA_VERSION", version) in facts.meta,
+        from_meta=True,
+    )
+
+
+def _enum_sign(revision: str, table: str, number: int, name: str | None = None) -> _Sign:
+    words = f"{table} has {number}" + (f" {name}" if name else "")
+    return _Sign(revision, words, lambda facts: facts.enum_has(table, number, name))
+
+
+def _table_sign(revision: str, table: str, *columns: str) -> _Sign:
+    words = ".".join((table, *columns[:1])) + " is there"
+    return _Sign(revision, words, lambda facts: facts.has(table, *columns))
+
+
+# Oldest first. Not among them, because others add them to older files: RANK_DEVICE_MAP,
+# HOST_INFO, META_DATA without a version (torch_npu); OVERLAP_ANALYSIS, COMMUNICATION_OP.opType,
+# COMPUTE_TASK_INFO.gridDim and blockDim (MindStudio Insight).
+_SIGNS = (
+    _version_sign("1.0.0_20240516"),
+    _table_sign("1.0.0_20240516", "COMPUTE_TASK_INFO", "attrInfo"),
+    _table_sign("1.0.0_20240521", "ENUM_MSTX_EVENT_TYPE"),
+    _table_sign("1.0.0_20240521", "ENUM_HCCL_DATA_TYPE"),
+    _enum_sign("1.0.0_20240711", "ENUM_HCCL_DATA_TYPE", 65534),
+    _Sign(
+        "1.0.0_20241008",
+        "HOST_INFO.hostUid is TEXT",
+        # torch_npu makes HOST_INFO itself, with TEXT, where an old msprof made none.
+        lambda facts: (
+            facts.tables.get("HOST_INFO", {}).get("hostUid") == "TEXT"
+            and facts.has("ENUM_MSTX_EVENT_TYPE")
+        ),
+    ),
+    _enum_sign("1.0.0_20241112", "ENUM_MODULE", 74, "AMP"),
+    _version_sign("1.1.0_20241216"),
+    _table_sign("1.1.0_20241216", "COMMUNICATION_SCHEDULE_TASK_INFO"),
+    _table_sign("1.1.0_20241218", "ENUM_MEMCPY_OPERATION"),
+    _table_sign("1.1.0_20241218", "MEMCPY_INFO", "memcpyOperation"),
+    _version_sign("1.1.1_20250123"),
+    _table_sign("1.1.1_20250123", "COMMUNICATION_TASK_INFO", "isMaster"),
+    _enum_sign("1.1.1_20250327", "ENUM_HCCL_DATA_TYPE", 255),
+    _table_sign("1.1.1_20250620", "COMPUTE_TASK_INFO", "opState"),
+    *(
+        _table_sign("1.1.1_20250620", table)
+        for table in (
+            "CPU_USAGE",
+            "HOST_MEM_USAGE",
+            "HOST_DISK_USAGE",
+            "HOST_NETWORK_USAGE",
+            "OSRT_API",
+            "NETDEV_STATS",
+        )
+    ),
+    _table_sign("1.1.1_20250820", "COMMUNICATION_TASK_INFO", "bandwidth"),
+    _table_sign("1.1.1_20250820", "QOS"),
+    _version_sign("1.2.0_20250922"),
+    _table_sign("1.2.0_20250922", "COMMUNICATION_OP", "deviceId"),
+    _enum_sign("1.2.0_20251226", "ENUM_MODULE", 2, "SCC"),
+    _table_sign("1.2.0_20260128", "COMPUTE_TASK_INFO", "blockNum"),
+    _enum_sign("1.2.0_20260330", "ENUM_HCCL_DATA_TYPE", 14, "HIF8"),
+    _enum_sign("1.2.0_20260716", "ENUM_HCCL_TRANSPORT_TYPE", 4, "ROCE"),
+    _enum_sign("1.2.0_20260716", "ENUM_HCCL_LINK_TYPE", 7, "UB"),
+    _table_sign("1.2.0_20260716", "ENUM_OVERLAP_ANALYSIS_TYPE"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What the fingerprint says."""
+
+    revision: str | None
+    """The newest revision that the file shows a sign of and has every column of, or None."""
+
+    evidence: tuple[str, ...]
+    """The signs that decided."""
+
+    equivalent: tuple[str, ...] = ()
+    """Newer revisions that this file cannot be told from, because what differs is absent."""
+
+    newer_parts: tuple[str, ...] = ()
+    """Signs of a newer revision that the file reached only in part."""
+
+    missing: tuple[str, ...] = ()
+    """`TABLE.column` that the revision has and the file lacks; only when revision is None."""
+
+
+def match(facts: Facts, *, trust_version: bool = True) -> Match:
+    """Find the revision of a file from its contents alone.
+
+    A file of a build between two revisions counts as the older one, and what it has of the
+    newer one is listed: what the older one lacks can then be completed by migrating. The same
+    goes for a file whose META_DATA claims more than its tables keep.
+
+    Args:
+        facts: what the file holds.
+        trust_version: whether META_DATA's version counts as a sign.
+    """
+    signs = [s for s in _SIGNS if s.found(facts) and (trust_version or not s.from_meta)]
+    revisions = catalogue.REVISIONS[catalogue.MSPROF]
+    candidates = sorted({revisions.index(s.revision) for s in signs} | {0})
+    newest = candidates[-1]
+    fitting = next((i for i in reversed(candidates) if not lacking(facts, revisions[i])), None)
+    if fitting is None:
+        return Match(None, _words(signs, newest), missing=lacking(facts, revisions[newest]))
+    return Match(
+        revisions[fitting],
+        _words(signs, fitting) or ("no sign of any newer revision",),
+        _equivalent(facts, revisions[fitting]) if fitting == newest else (),
+        tuple(s.words for s in signs if revisions.index(s.revision) > fitting),
+    )
+
+
+def _words(signs: list[_Sign], revision: int) -> tuple[str, ...]:
+    name = catalogue.REVISIONS[catalogue.MSPROF][revision]
+    return tuple(sign.words for sign in signs if sign.revision == name)
+
+
+def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
+    """Return the `TABLE.column` that tables of the file should have at `revision` and do not."""
+    spec = catalogue.load(catalogue.MSPROF, revision)
+    return tuple(
+        f"{name}.{column}"
+        for name, table in spec.tables.items()
+        if name in facts.tables
+        for column in table.column_names
+        if column not in facts.tables[name]
+    )
+
+
+def _equivalent(facts: Facts, revision: str) -> tuple[str, ...]:
+    """Return the revisions after `revision` that differ only in tables the file does not have."""
+    revisions = catalogue.REVISIONS[catalogue.MSPROF]
+    # A file that has all that every file has would also have what a newer revision adds to that.
+    # Other producers leave tables out, then nothing follows from their absence.
+    whole = _always(revision) <= facts.tables.keys()
+    found = []
+    here = _shape(facts, revision, whole=whole)
+    for other in revisions[revisions.index(revision) + 1 :]:
+        if _shape(facts, other, whole=whole) != here:
+            break
+        found.append(other)
+    return tuple(found)
+
+
+def _always(revision: str) -> set[str]:
+    spec = catalogue.load(catalogue.MSPROF, revision)
+    return {*(catalogue.ALWAYS_PRESENT & spec.tables.keys()), *spec.enum_tables}
+
+
+def _shape(facts: Facts, revision: str, *, whole: bool) -> tuple[object, ...]:
+    """Return what a revision says about the tables that the file has."""
+    spec = catalogue.load(catalogue.MSPROF, revision)
+    counted = facts.tables.keys() | (_always(revision) if whole else set())
+    tables = {name: t.columns for name, t in spec.tables.items() if name in counted}
+    rows = {name: spec.rows[name] for name in spec.enum_tables if name in counted}
+    return spec.schema_version if "META_DATA" in counted else None, tables, rows
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

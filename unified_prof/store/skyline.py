@@ -1,0 +1,201 @@
+"""Write what tracking measured as the two Skyline reports, one file each."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+from unified_prof.errors import StoreError
+from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
+from unified_prof.models.skyline_memory import ACTIVATION, WEIGHT
+from unified_prof.store import uprof_tables
+from unified_prof.store.atomic import replacing
+from unified_prof.tracking.records import (
+    ActivationRecord,
+    OperationRecord,
+    TrackedRun,
+    WeightRecord,
+)
+
+
+def write_run_time(
+    path: Path, run: TrackedRun, facts: Mapping[str, str | None], *, overwrite: bool = False
+) -> None:
+    """Write the run time report of `run` to `path`.
+
+    `run_time_entries` holds the median of each operation's samples, `UPROF_RUN_TIME_SAMPLES`
+    the samples themselves. Entries are numbered from 1 in forward order.
+
+    Args:
+        path: Where the report will lie; appears only when complete.
+        run: What was measured.
+        facts: Rows of UPROF_RUN.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        OutputError: `path` exists or cannot be written.
+        StoreError: the file written does not pass SQLite's own check.
+    """
+    with replacing(path, overwrite=overwrite) as partial, closing(_create(partial)) as db:
+        db.executescript(frozen_text(SKYLINE_RUN_TIME, "1"))
+        matched = [i for i, iteration in enumerate(run.iterations) if iteration.matched]
+        with db:
+            for entry_id, operation in enumerate(run.operations, start=1):
+                _insert_operation(db, entry_id, operation)
+            uprof_tables.fill(
+                db,
+                "UPROF_RUN_TIME_SAMPLES",
+                (
+                    (entry_id, *sample)
+                    for entry_id, operation in enumerate(run.operations, start=1)
+                    for sample in _samples(operation, matched)
+                ),
+            )
+            _fill_modules(db, "operation", run.operations)
+            _fill_common(db, run, facts)
+        _verify(db, path)
+
+
+def write_memory(
+    path: Path, run: TrackedRun, facts: Mapping[str, str | None], *, overwrite: bool = False
+) -> None:
+    """Write the memory report of `run` to `path`.
+
+    Entries are numbered from 1: weights in the order of the model, activations in forward order.
+    `misc_sizes` has its one row only where the peak could be measured.
+
+    Args:
+        path: Where the report will lie; appears only when complete.
+        run: What was measured.
+        facts: Rows of UPROF_RUN.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        OutputError: `path` exists or cannot be written.
+        StoreError: the file written does not pass SQLite's own check.
+    """
+    with replacing(path, overwrite=overwrite) as partial, closing(_create(partial)) as db:
+        db.executescript(frozen_text(SKYLINE_MEMORY, "1"))
+        with db:
+            db.executemany(
+                "INSERT INTO weight_entries VALUES (?, ?, ?, ?)",
+                (
+                    (entry_id, weight.name, weight.size_bytes, weight.grad_size_bytes)
+                    for entry_id, weight in enumerate(run.weights, start=1)
+                ),
+            )
+            db.executemany(
+                "INSERT INTO activation_entries VALUES (?, ?, ?)",
+                (
+                    (entry_id, activation.operation_name, activation.size_bytes)
+                    for entry_id, activation in enumerate(run.activations, start=1)
+                ),
+            )
+            _correlate(db, WEIGHT, 1, run.weights)
+            _correlate(db, ACTIVATION, 1 + len(run.weights), run.activations)
+            if run.peak_usage_bytes is not None:
+                db.execute(
+                    "INSERT INTO misc_sizes VALUES ('peak_usage_bytes', ?)", (run.peak_usage_bytes,)
+                )
+            _fill_modules(db, "weight", run.weights)
+            _fill_modules(db, "activation", run.activations)
+            _fill_common(db, run, facts)
+        _verify(db, path)
+
+
+def _create(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path)
+    # The file is thrown away when anything fails and synced as a whole before it is renamed.
+    db.execute("PRAGMA journal_mode = OFF")
+    db.execute("PRAGMA synchronous = OFF")
+    return db
+
+
+def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: OperationRecord) -> None:
+    db.execute(
+        "INSERT INTO run_time_entries VALUES (?, ?, ?, ?)",
+        (
+            entry_id,
+            operation.name,
+            median(operation.forward_ms),
+            None if operation.backward_ms is None else median(operation.backward_ms),
+        ),
+    )
+    db.executemany(
+        "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
+        (
+            (ordering, frame.file_path, frame.line_number, entry_id)
+            for ordering, frame in enumerate(operation.frames)
+        ),
+    )
+
+
+def _samples(
+    operation: OperationRecord, matched: list[int]
+) -> Iterable[tuple[int, float, float | None]]:
+    backward = operation.backward_ms or [None] * len(matched)
+    return zip(matched, operation.forward_ms, backward, strict=True)
+
+
+def _correlate(
+    db: sqlite3.Connection,
+    entry_type: int,
+    first_id: int,
+    entries: Iterable[WeightRecord | ActivationRecord],
+) -> None:
+    for entry_id, entry in enumerate(entries, start=1):
+        correlation_id = first_id + entry_id - 1
+        db.execute(
+            "INSERT INTO stack_correlation VALUES (?, ?, ?)", (correlation_id, entry_id, entry_type)
+        )
+        db.executemany(
+            "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
+            (
+                (correlation_id, ordering, frame.file_path, frame.line_number)
+                for ordering, frame in enumerate(entry.frames)
+            ),
+        )
+
+
+def _fill_modules(
+    db: sqlite3.Connection,
+    kind: str,
+    entries: Iterable[OperationRecord | WeightRecord | ActivationRecord],
+) -> None:
+    uprof_tables.fill(
+        db,
+        "UPROF_MODULES",
+        (
+            (kind, entry_id, entry.module_path, entry.module_class)
+            for entry_id, entry in enumerate(entries, start=1)
+            if entry.module_path is not None
+        ),
+    )
+
+
+def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, str | None]) -> None:
+    uprof_tables.fill(
+        db,
+        "UPROF_ITERATIONS",
+        (
+            (
+                number,
+                iteration.total_ms,
+                iteration.forward_ms,
+                iteration.backward_ms,
+                iteration.peak_usage_bytes,
+                int(iteration.matched),
+            )
+            for number, iteration in enumerate(run.iterations)
+        ),
+    )
+    uprof_tables.fill_run(db, facts, run.anomalies)
+
+
+def _verify(db: sqlite3.Connection, path: Path) -> None:
+    found = db.execute("PRAGMA quick_check").fetchone()[0]
+    if found != "ok":
+        raise StoreError(f"{path}: what was written is damaged: {found}")

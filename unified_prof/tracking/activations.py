@@ -1,0 +1,209 @@
+"""Bytes that operations save for the backward pass, seen by torch's saved-tensor hooks.
+
+A storage is charged once, whole, to the first operation that saves any view of it: that is
+the memory its saving keeps alive. Storages of parameters and buffers live anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from unified_prof.tracking.calls import Recorder
+from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.sizes import plain_tensors, storage_of
+
+NO_CALL = -1
+
+
+class SavedTensors:
+    """Sizes what is saved between `start` and `stop`, by the index of the call that saves."""
+
+    def __init__(self, device: str, recorder: Recorder) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._bytes: dict[int, int] = {}
+        self._seen: dict[int, Any] = {}
+        self._excluded: dict[int, Any] = {}
+        self._patches = Patches()
+
+    def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
+        """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free."""
+        import torch
+
+        for tensor in parameters:
+            self._exclude(tensor)
+        for module in modules:
+            self.exclude_state_of(module)
+        graph = torch.autograd.graph
+        # Only the innermost pair of hooks is called: the program's own must call ours too.
+        self._patches.replace(graph.saved_tensors_hooks, "__enter__", self._wrap_enter())
+        # torch.func.grad and vmap refuse to run below any hooks.
+        disable = graph.disable_saved_tensors_hooks
+        self._patches.replace(graph, "disable_saved_tensors_hooks", self._wrap_disable(disable))
+        self._insert()
+
+    def stop(self) -> dict[int, int]:
+        """End; return call index -> bytes, with what no call saved under -1."""
+        self._take_out()
+        self._patches.restore()
+        self._seen.clear()
+        self._excluded.clear()
+        return self._bytes
+
+    def exclude_parameters(self, arguments: Iterable[Any]) -> None:
+        """Leave out parameters that are arguments: some exist only while they are used (FSDP)."""
+        import torch
+
+        for argument in arguments:
+            if isinstance(argument, torch.nn.Parameter):
+                self._exclude(argument)
+
+    def exclude_state_of(self, module: Any) -> None:
+        """Leave out what `module` holds now, also if it came to hold it after the start."""
+        if module is not None:
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                if tensor is not None:
+                    self._exclude(tensor)
+
+    def saved_numbers(self, node: Any, call: int) -> None:
+        """Charge the Python numbers that a node keeps: on the CPU they are tensors, too.
+
+        torch calls no hook for them. Skyline's report has them as 8 bytes each.
+        """
+        if self._device != "cpu" or call == NO_CALL:
+            return
+        node_type: Any = type(node)
+        for name in _saved_attributes(node_type):
+            saved = getattr(node, name)
+            if getattr(saved, "unpack_hook", True) is not None:
+                continue  # reading what a hook packed would call the program's own unpack hook
+            try:
+                tensor = saved.data
+            except RuntimeError:  # released
+                continue
+            if tensor is not None and tensor.dim() == 0 and not tensor.requires_grad:
+                self._charge(tensor, call)
+
+    def _insert(self) -> None:
+        """Put our hooks below the program's, which pop theirs from the top when they end."""
+        import torch
+
+        program = _pop_hooks()
+        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, _identity)
+        for pack, unpack in reversed(program):
+            torch._C._autograd._push_saved_tensors_default_hooks(self._noting(pack), unpack)
+
+    def _take_out(self) -> bool:
+        """Take our hooks out from wherever they are; return whether they were there."""
+        import torch
+
+        hooks = _pop_hooks()
+        for pack, unpack in reversed(hooks):
+            if pack != self._pack:
+                original = getattr(pack, "__wrapped__", pack)
+                torch._C._autograd._push_saved_tensors_default_hooks(original, unpack)
+        return any(pack == self._pack for pack, _ in hooks)
+
+    def _pack(self, tensor: Any) -> Any:
+        self._note(tensor)
+        if tensor.grad_fn is None:
+            return tensor
+        # An output that its own node saves: the tensor itself would be a reference cycle.
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.detach()
+
+    def _note(self, packed: Any) -> None:
+        import torch
+
+        if isinstance(packed, torch.Tensor):
+            recorder = self._recorder
+            if recorder.in_engine:
+                return
+            self._charge(packed, len(recorder.iteration.calls) if recorder.inside else NO_CALL)
+        elif isinstance(packed, (tuple, list)):
+            for item in packed:
+                self._note(item)
+
+    def _charge(self, tensor: Any, call: int) -> None:
+        for part in plain_tensors(tensor):
+            storage = None if part.device.type != self._device else storage_of(part)
+            if storage is None:
+                continue
+            key = storage._cdata
+            if key not in self._excluded and key not in self._seen:
+                # A weak reference keeps the address from being used for another storage.
+                self._seen[key] = _weak(storage)
+                self._bytes[call] = self._bytes.get(call, 0) + storage.nbytes()
+
+    def _exclude(self, tensor: Any) -> None:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is not None and storage._cdata not in self._excluded:
+                self._excluded[storage._cdata] = _weak(storage)
+
+    def _noting(self, pack_hook: Any) -> Any:
+        """Return a pack hook of the program's that also shows us what it keeps."""
+
+        @functools.wraps(pack_hook)
+        def pack(tensor: Any) -> Any:
+            packed = pack_hook(tensor)
+            self._note(packed)
+            return packed
+
+        pack.__wrapped__ = pack_hook
+        return pack
+
+    def _wrap_enter(self) -> Any:
+        def composed_enter(hooks: Any) -> None:
+            import torch
+
+            torch._C._autograd._push_saved_tensors_default_hooks(
+                self._noting(hooks.pack_hook), hooks.unpack_hook
+            )
+
+        return composed_enter
+
+    def _wrap_disable(self, disable: Any) -> Any:
+        @contextlib.contextmanager
+        def disable_without_ours(error_message: str) -> Any:
+            taken_out = self._take_out()
+            try:
+                with disable(error_message):
+                    yield
+            finally:
+                if taken_out:
+                    self._insert()
+
+        return disable_without_ours
+
+
+def _pop_hooks() -> list[tuple[Any, Any]]:
+    """Empty this thread's stack of saved-tensor hooks and return it, top first."""
+    import torch
+
+    autograd = torch._C._autograd
+    hooks = []
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    return hooks
+
+
+def _identity(packed: Any) -> Any:
+    return packed
+
+
+def _weak(storage: Any) -> Any:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(storage)
+
+
+@functools.cache
+def _saved_attributes(node_type: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))

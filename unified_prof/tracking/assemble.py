@@ -1,0 +1,179 @@
+"""From raw iterations to records: the sequence most iterations share, and its samples."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.calls import MAX_CALLS, Iteration
+from unified_prof.tracking.device import Clock
+from unified_prof.tracking.records import ActivationRecord, IterationRecord, OperationRecord
+from unified_prof.tracking.sites import Site, SiteTable
+
+Sequenced = tuple[tuple[Site, bool], ...]
+"""The kept operations of an iteration, in order: what was called where, and whether it took
+part in the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One iteration in numbers; the three lists run along `sequence`."""
+
+    sequence: Sequenced
+    call_indexes: tuple[int, ...]
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+    record: IterationRecord
+    kept_backward_ms: float
+    """Time of all autograd nodes that belong to a kept operation."""
+
+
+def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
+    """Turn the marks of one iteration into times; the clock must have been synchronised."""
+    elapsed = clock.elapsed_ms
+    node_ms: dict[int, float] = {}
+    for owner, start, end in iteration.nodes:
+        node_ms[owner] = node_ms.get(owner, 0.0) + elapsed(start, end)
+    sequence, indexes, forward, backward = [], [], [], []
+    for index, call in enumerate(iteration.calls):
+        site = sites.site(call, with_set_up=iteration.with_set_up)
+        if site.kept:
+            sequence.append((site, index in node_ms))
+            indexes.append(index)
+            forward.append(elapsed(call.start, call.end))
+            backward.append(node_ms.get(index, 0.0))
+    backward_total = sum(elapsed(start, end) for _, start, end in iteration.backwards)
+    return Measured(
+        sequence=tuple(sequence),
+        call_indexes=tuple(indexes),
+        forward_ms=tuple(forward),
+        backward_ms=tuple(backward),
+        record=IterationRecord(
+            total_ms=elapsed(iteration.begin, iteration.end),
+            forward_ms=_forward_total(iteration, indexes, clock) if indexes else None,
+            backward_ms=backward_total if iteration.backwards else None,
+            peak_usage_bytes=None,
+            matched=True,
+        ),
+        kept_backward_ms=sum(backward),
+    )
+
+
+def _forward_total(iteration: Iteration, kept: Sequence[int], clock: Clock) -> float:
+    """Return the time of the forward passes: from a first kept operation to the backward pass.
+
+    A forward pass that no backward follows ends with its last kept operation.
+    """
+    calls = iteration.calls
+    ends = [(count, start) for count, start, _ in iteration.backwards]
+    ends += [(count, None) for count in iteration.optimizer_steps]
+    ends.append((len(calls), None))
+    ends.sort(key=lambda end: end[0])
+    total, first = 0.0, 0
+    position = 0
+    for count, backward_start in ends:
+        first = position
+        while position < len(kept) and kept[position] < count:
+            position += 1
+        if position > first:
+            end = backward_start if backward_start is not None else calls[kept[position - 1]].end
+            total += clock.elapsed_ms(calls[kept[first]].start, end)
+    return total
+
+
+def operations_of(
+    measured: Sequence[Measured], anomalies: Anomalies
+) -> tuple[tuple[OperationRecord, ...], tuple[IterationRecord, ...], Measured]:
+    """Return the operations of the commonest sequence with a sample of each iteration that has it.
+
+    Iterations with another sequence are marked as unmatched and give no sample. Also returns
+    the first iteration that has the sequence.
+    """
+    commonest = Counter(one.sequence for one in measured).most_common(1)[0][0]
+    matched = [one for one in measured if one.sequence == commonest]
+    for number, one in enumerate(measured):
+        if one.sequence != commonest:
+            detail = f"iteration {number}: {_difference(one.sequence, commonest)}"
+            anomalies.add("iterations_with_other_operations", detail)
+    operations = tuple(
+        OperationRecord(
+            name=site.name,
+            frames=site.frames,
+            module_path=site.module_path,
+            module_class=site.module_class,
+            forward_ms=tuple(one.forward_ms[position] for one in matched),
+            backward_ms=tuple(one.backward_ms[position] for one in matched)
+            if in_backward
+            else None,
+        )
+        for position, (site, in_backward) in enumerate(commonest)
+    )
+    records = tuple(
+        IterationRecord(
+            total_ms=one.record.total_ms,
+            forward_ms=one.record.forward_ms,
+            backward_ms=one.record.backward_ms,
+            peak_usage_bytes=None,
+            matched=one.sequence == commonest,
+        )
+        for one in measured
+    )
+    return operations, records, matched[0]
+
+
+def activations_of(
+    iteration: Iteration, saved_bytes: dict[int, int], sites: SiteTable
+) -> tuple[tuple[ActivationRecord, ...], int]:
+    """Return what each kept operation with autograd nodes saved, and the bytes of all others."""
+    records = []
+    rest = dict(saved_bytes)
+    for index, call in enumerate(iteration.calls):
+        site = sites.site(call, with_set_up=iteration.with_set_up)
+        if site.kept and (call.last_node != call.first_node or index in saved_bytes):
+            records.append(
+                ActivationRecord(
+                    operation_name=site.name,
+                    module_path=site.module_path,
+                    module_class=site.module_class,
+                    size_bytes=rest.pop(index, 0),
+                    frames=site.frames,
+                )
+            )
+    return tuple(records), sum(rest.values())
+
+
+def _difference(sequence: Sequenced, reference: Sequenced) -> str:
+    """Say where two sequences part."""
+    for position, (one, other) in enumerate(zip(sequence, reference, strict=False)):
+        if one != other:
+            return f"operation {position} is {_say(one)}, in most iterations {_say(other)}"
+    return f"{len(sequence)} operations, in most iterations {len(reference)}"
+
+
+def _say(entry: tuple[Site, bool]) -> str:
+    site, in_backward = entry
+    where = f" at {site.frames[0].file_path}:{site.frames[0].line_number}" if site.frames else ""
+    return f"{site.name}{where} {'with' if in_backward else 'without'} backward"
+
+
+def note_oddities(iterations: Sequence[Iteration], anomalies: Anomalies) -> None:
+    """Count what the iterations themselves show to be strange."""
+    for number, iteration in enumerate(iterations):
+        for loss in iteration.losses:
+            value = float(loss)
+            if not math.isfinite(value):
+                anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
+        anomalies.add(
+            "backward_nodes_not_of_this_iteration",
+            f"iteration {number}: the graph holds nodes made by another thread or before the "
+            "iteration began; their backward belongs to no operation",
+            iteration.foreign_nodes,
+        )
+        anomalies.add(
+            "operations_not_recorded",
+            f"iteration {number}: only its first {MAX_CALLS} operations were kept",
+            iteration.dropped_calls,
+        )

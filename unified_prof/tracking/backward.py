@@ -1,0 +1,169 @@
+"""Time the nodes of the real backward pass and say which operation each belongs to.
+
+Every way into the autograd engine goes through one Python function of torch's. Around it, the
+graph is walked once from its roots and its nodes get hooks. A node carries the sequence number
+that its thread's counter had when the forward made it, so it belongs to the call during which
+the counter stood there.
+
+On the host one hook a node is enough: the engine runs nodes one after the other, so a node's
+time ends where the next one starts, and holds what the engine does for it (handing gradients
+on, freeing what was saved). Nodes that accumulate into `.grad` end the time of the one before
+and belong to no operation. On a device a pair of hooks records a pair of events around what
+the node itself puts on the stream; the gaps between nodes are the host's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from unified_prof.tracking.calls import Iteration, Recorder
+from unified_prof.tracking.device import Mark
+
+NO_CALL = -1
+_ACCUMULATES = -2
+_ACCUMULATE_GRAD = 2**64 - 1
+"""Sequence number of the nodes that write `.grad`."""
+
+_Hook = Callable[..., None]
+
+
+class _HostTimers:
+    """One hook before each node; the next one's is its end."""
+
+    def __init__(self, recorder: Recorder, counter: Callable[[], int]) -> None:
+        self._mark = recorder.mark
+        self._counter = counter
+        self._starts: list[tuple[int, Mark, int, Mark]] = []
+        self._hooks: dict[int, _Hook] = {}
+
+    def attach(self, node: Any, call: int) -> list[Any]:
+        hook = self._hooks.get(call)
+        if hook is None:
+            hook = self._hooks[call] = self._make(call)
+        return [node.register_prehook(hook)]
+
+    def _make(self, call: int) -> _Hook:
+        mark, counter, append = self._mark, self._counter, self._starts.append
+
+        def before(_gradients: Any) -> None:
+            entered = mark()
+            append((call, entered, counter(), mark()))
+
+        return before
+
+    def finish(self, iteration: Iteration, end: Mark, create_graph: bool) -> None:
+        starts = self._starts
+        starts.append((_ACCUMULATES, end, self._counter(), end))
+        for (call, _, first, start), (_, stop, last, _) in pairwise(starts):
+            if call != _ACCUMULATES:
+                iteration.nodes.append((call, start, stop))
+                # What the node's backward made belongs to its call, for a backward through it.
+                if create_graph and call != NO_CALL and last > first:
+                    iteration.claim_nodes(first, last, call)
+
+
+class _DeviceTimers:
+    """A hook before and one after each node, whichever thread runs it."""
+
+    def __init__(self, recorder: Recorder, counter: Callable[[], int]) -> None:
+        self._mark = recorder.mark
+        self._nodes: list[tuple[int, Mark, Mark]] = []
+
+    def attach(self, node: Any, call: int) -> list[Any]:
+        if call == _ACCUMULATES:
+            return []
+        mark, append = self._mark, self._nodes.append
+        start: Mark = None
+
+        def before(_gradients: Any) -> None:
+            nonlocal start
+            start = mark()
+
+        def after(_outputs: Any, _inputs: Any) -> None:
+            append((call, start, mark()))
+
+        return [node.register_prehook(before), node.register_hook(after)]
+
+    def finish(self, iteration: Iteration, end: Mark, create_graph: bool) -> None:
+        # Nodes made by this backward are counted by the device's thread: they stay unclaimed.
+        iteration.nodes += self._nodes
+
+
+def run_backward(
+    recorder: Recorder, engine: Any, roots: Sequence[Any], args: Any, kwargs: Any
+) -> Any:
+    """Run the autograd engine from `roots` and time it, whole and by node."""
+    import torch
+
+    iteration = recorder.iteration
+    retain_graph = bool(args[1]) if len(args) > 1 else bool(kwargs.get("keep_graph"))
+    create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
+    counter = torch._C._autograd._get_sequence_nr
+    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, counter)
+    recorder.inside = recorder.in_engine = True
+    lasting: list[Any] = []
+    passing: list[Any] = []
+    try:
+        _keep_loss(iteration, roots)
+        for node, call in _nodes_below(iteration, roots, counter()):
+            if recorder.on_node is not None:
+                recorder.on_node(node, call)
+            (lasting if call == _ACCUMULATES else passing).extend(timers.attach(node, call))
+        calls_before = len(iteration.calls)
+        start = recorder.mark()
+        result = engine(roots, *args, **kwargs)
+        end = recorder.mark()
+        iteration.backwards.append((calls_before, start, end))
+        timers.finish(iteration, end, create_graph)
+        return result
+    finally:
+        recorder.inside = recorder.in_engine = False
+        # The graph goes away with its hooks, unless it was asked for again; the nodes that
+        # accumulate may stay, held by what reduces gradients between processes.
+        for handle in lasting + passing if retain_graph or create_graph else lasting:
+            handle.remove()
+
+
+def _nodes_below(
+    iteration: Iteration, roots: Sequence[Any], last_sequence: int
+) -> list[tuple[Any, int]]:
+    """Return every node reachable from `roots`, and the index of the call that made it."""
+    starts, ends, calls = iteration.node_starts, iteration.node_ends, iteration.node_calls
+    first_sequence = iteration.first_sequence
+    nodes = [
+        node
+        for root in roots
+        if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
+    ]
+    seen = set(nodes)
+    found = []
+    while nodes:
+        node = nodes.pop()
+        number = node._sequence_nr()
+        if number == _ACCUMULATE_GRAD:
+            found.append((node, _ACCUMULATES))
+            continue
+        position = bisect_right(starts, number) - 1
+        if position >= 0 and number < ends[position]:
+            found.append((node, calls[position]))
+        else:
+            found.append((node, NO_CALL))
+            if not first_sequence <= number < last_sequence:
+                iteration.foreign_nodes += 1
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)
+    return found
+
+
+def _keep_loss(iteration: Iteration, roots: Sequence[Any]) -> None:
+    """Keep a copy of a scalar that is differentiated, to be looked at when all is over."""
+    import torch
+
+    for root in roots:
+        if type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point():
+            iteration.losses.append(root.detach().clone())

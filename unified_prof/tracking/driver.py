@@ -1,0 +1,99 @@
+"""Take a program's iterations through stages, each with its own instruments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from unified_prof.tracking.instruments import Instrument
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Some consecutive iterations and what records them."""
+
+    name: str
+    """What goes on, in a few words for the user."""
+    instruments: tuple[Instrument, ...]
+    iterations: int
+
+
+class Driver:
+    """Moves from iteration to iteration and from stage to stage.
+
+    Whoever knows where iterations end (a provider loop, optimizer steps, `step()`) calls `begin`
+    once, `boundary` at each end, and `close` when no more will come.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        progress: Callable[[str], None],
+        on_finished: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stages = tuple(stage for stage in stages if stage.iterations > 0)
+        self._progress = progress
+        self._on_finished = on_finished
+        self._at = 0
+        self._done = 0
+        self._open: list[Instrument] = []
+        self._closed = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether all stages are complete."""
+        return self._at >= len(self._stages)
+
+    @property
+    def total_iterations(self) -> int:
+        """Iterations that all stages take together."""
+        return sum(stage.iterations for stage in self._stages)
+
+    def begin(self) -> None:
+        """Begin the first iteration."""
+        self._enter_stage()
+
+    def boundary(self) -> None:
+        """End the current iteration and begin the next."""
+        if self.finished or self._closed:
+            return
+        for instrument in reversed(self._open):
+            instrument.end_iteration(self._done)
+        self._done += 1
+        if self._done < self._stages[self._at].iterations:
+            self._begin_iteration()
+            return
+        self._leave_stage(complete=True)
+        self._at += 1
+        self._enter_stage()
+
+    def restart(self, stage: int) -> None:
+        """Give up what was begun and go back to the first iteration of `stage`."""
+        self._leave_stage(complete=False)
+        self._at = stage
+        self._enter_stage()
+
+    def close(self) -> None:
+        """End for good; an iteration under way does not count."""
+        self._closed = True
+        self._leave_stage(complete=False)
+
+    def _enter_stage(self) -> None:
+        self._done = 0
+        if self.finished:
+            self._on_finished()
+            return
+        stage = self._stages[self._at]
+        self._progress(f"{stage.name} ({stage.iterations})")
+        for instrument in stage.instruments:
+            self._open.append(instrument)
+            instrument.start()
+        self._begin_iteration()
+
+    def _begin_iteration(self) -> None:
+        for instrument in self._open:
+            instrument.begin_iteration(self._done)
+
+    def _leave_stage(self, *, complete: bool) -> None:
+        while self._open:
+            self._open.pop().stop(complete)

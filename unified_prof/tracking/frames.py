@@ -1,0 +1,217 @@
+"""Which code is the user's project, and where on the stack it is: called for every operation."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from unified_prof.tracking.records import Frame
+
+_OWN_PACKAGE = Path(__file__).resolve().parent.parent
+_PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_NOTEBOOK_MARKS = ("<ipython-input-", f"{os.sep}ipykernel_")
+
+# What a code object means for the stack walk.
+FOREIGN = 0
+FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
+PROJECT = 2
+PROJECT_METHOD = 3  # has a `self`, to be looked at in every frame
+MODULE_METHOD = 4  # method of a subclass of nn.Module in the project: always a module
+BOTTOM = 5  # below here the stack is uprof's own
+PLUMBING = 6  # between an operation and its real caller
+
+
+class Project:
+    """Decides which files are the user's: below the root, but not installed there.
+
+    A virtual environment or a `site-packages` folder inside the root is not the project, nor
+    is the standard library or uprof itself. Symbolic links are followed on both sides.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._roots = tuple(dict.fromkeys((_absolute(root), root.resolve())))
+        self._paths: dict[str, str | None] = {}
+        self._environments: dict[Path, bool] = {}
+        names = ("stdlib", "platstdlib")
+        self._library = {Path(sysconfig.get_path(name)).resolve() for name in names}
+
+    def relative_path(self, filename: str) -> str | None:
+        """Return `filename` relative to the root with forward slashes, None if not the user's."""
+        try:
+            return self._paths[filename]
+        except KeyError:
+            path = self._paths[filename] = self._find(filename)
+            return path
+
+    def _find(self, filename: str) -> str | None:
+        if any(mark in filename for mark in _NOTEBOOK_MARKS):
+            return Path(filename).name
+        if filename.startswith("<"):
+            return None
+        for path in (_absolute(Path(filename)), Path(filename).resolve()):
+            for root in self._roots:
+                if path.is_relative_to(root) and self._is_users(path, root):
+                    return path.relative_to(root).as_posix()
+        return None
+
+    def _is_users(self, path: Path, root: Path) -> bool:
+        if path.resolve().is_relative_to(_OWN_PACKAGE):
+            return False
+        if any(
+            path.is_relative_to(lib) and lib != root and lib.is_relative_to(root)
+            for lib in self._library
+        ):
+            return False
+        folders = [
+            folder for folder in path.parents if folder != root and folder.is_relative_to(root)
+        ]
+        return not any(f.name in _INSTALLED or self._is_environment(f) for f in folders)
+
+    def _is_environment(self, folder: Path) -> bool:
+        known = self._environments.get(folder)
+        if known is None:
+            known = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir()
+            self._environments[folder] = known
+        return known
+
+
+def _absolute(path: Path) -> Path:
+    """Return `path` absolute and without `..`, its symbolic links as they are."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+class CodeEntry:
+    """What is known of one code object; keeps it alive, so that its `id` stays its own."""
+
+    __slots__ = ("_lines", "code", "kind", "path")
+
+    def __init__(self, code: CodeType, kind: int, path: str | None) -> None:
+        self.code = code
+        self.kind = kind
+        self.path = path
+        self._lines: dict[int, int] = {}
+
+    def line(self, instruction: int) -> int:
+        """Return the line of the instruction at byte offset `instruction`, as a frame would."""
+        if not self._lines:
+            for start, end, line in self.code.co_lines():
+                for offset in range(start, end, 2):
+                    self._lines[offset] = line or self.code.co_firstlineno
+        return self._lines.get(instruction, self.code.co_firstlineno)
+
+
+Stack = tuple[Any, ...]
+"""Interned by value: code entry, instruction, code entry, instruction... most specific first."""
+
+
+class StackWalker:
+    """Reads the user's frames off the running stack."""
+
+    def __init__(self, project: Project, *, module_frames_only: bool) -> None:
+        from torch.nn import Module
+
+        self._project = project
+        self._module_type: type = Module
+        self._entries: dict[int, CodeEntry] = {}
+        self._module_frames_only = module_frames_only
+
+    def set_bottom(self, code: CodeType) -> None:
+        """Stop every walk at a frame of `code`: what is below it is not the user's."""
+        self._entries[id(code)] = CodeEntry(code, BOTTOM, None)
+
+    def walk(self, frame: FrameType | None) -> tuple[CodeEntry, int, Stack, bool, Any]:
+        """Walk the stack from `frame` down.
+
+        Returns:
+            The code entry and instruction offset of the direct caller; the user's frames;
+            whether one of them is a method of a module; the innermost module, or None.
+        """
+        known = self._entries
+        module_type = self._module_type
+        everything = not self._module_frames_only
+        caller: CodeEntry | None = None
+        caller_at = -1
+        stack: list[Any] = []
+        innermost: Any = None
+        in_module = False
+        while frame is not None:
+            code = frame.f_code
+            entry = known.get(id(code))
+            if entry is None:
+                entry = self._classify(frame)
+            kind = entry.kind
+            if caller is None and kind != PLUMBING:
+                caller = entry
+                caller_at = frame.f_lasti
+            if kind:
+                if kind == MODULE_METHOD:
+                    in_module = True
+                    stack += (entry, frame.f_lasti)
+                    if innermost is None:
+                        innermost = frame.f_locals.get("self")
+                elif kind == FOREIGN_METHOD:
+                    if innermost is None:
+                        owner = frame.f_locals.get("self")
+                        if isinstance(owner, module_type):
+                            innermost = owner
+                elif kind == PROJECT_METHOD:
+                    owner = frame.f_locals.get("self")
+                    if isinstance(owner, module_type):
+                        in_module = True
+                        stack += (entry, frame.f_lasti)
+                        if innermost is None:
+                            innermost = owner
+                    elif everything:
+                        stack += (entry, frame.f_lasti)
+                elif kind == PROJECT:
+                    if everything:
+                        stack += (entry, frame.f_lasti)
+                elif kind == BOTTOM:
+                    break
+            frame = frame.f_back
+        assert caller is not None
+        return caller, caller_at, tuple(stack), in_module, innermost
+
+    def _classify(self, frame: FrameType) -> CodeEntry:
+        code = frame.f_code
+        path = self._project.relative_path(code.co_filename)
+        has_self = "self" in code.co_varnames or "self" in code.co_freevars
+        if path is None:
+            kind = FOREIGN_METHOD if has_self else FOREIGN
+            if code.co_filename.endswith(_PLUMBING):
+                kind = PLUMBING
+        elif not has_self:
+            kind = PROJECT
+        else:
+            owner = frame.f_locals.get("self")
+            always = isinstance(owner, self._module_type) and self._is_module_method(owner, code)
+            kind = MODULE_METHOD if always else PROJECT_METHOD
+        entry = self._entries[id(code)] = CodeEntry(code, kind, path)
+        return entry
+
+    def _is_module_method(self, owner: object, code: CodeType) -> bool:
+        """Whether `code` belongs to a class that is itself a module, not to a mixed-in one."""
+        for cls in type(owner).__mro__:
+            function = cls.__dict__.get(code.co_name)
+            while function is not None:
+                if isinstance(function, FunctionType) and function.__code__ is code:
+                    return issubclass(cls, self._module_type)
+                function = getattr(function, "__wrapped__", None)
+        return False
+
+
+def frames_of(stack: Stack) -> tuple[Frame, ...]:
+    """Turn what a walk returned into frames with lines."""
+    return tuple(
+        Frame(entry.path, entry.line(at)) for entry, at in zip(stack[::2], stack[1::2], strict=True)
+    )
+
+
+def current_frames(walker: StackWalker, depth: int = 1) -> tuple[Frame, ...]:
+    """Return the user's frames from the caller's caller (`depth` 1) on."""
+    return frames_of(walker.walk(sys._getframe(depth + 1))[2])

@@ -1,0 +1,94 @@
+"""See every call of torch's public interface: the hot path of the tracker."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from unified_prof.tracking.calls import MAX_CALLS, Call, Recorder
+from unified_prof.tracking.frames import StackWalker
+from unified_prof.tracking.names import NOT_OPERATIONS
+
+Runner = Callable[..., Any]
+
+
+def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
+    """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
+
+    A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
+    """
+    import torch
+
+    tensor_type = torch.Tensor
+    sequence_number = torch._C._autograd._get_sequence_nr
+    walk = walker.walk
+    mark = recorder.mark
+
+    def gives_tensors(result: Any) -> bool:
+        if isinstance(result, tensor_type):
+            return True
+        return isinstance(result, (tuple, list)) and any(map(gives_tensors, result))
+
+    def run(
+        label: Any, func: Any, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        caller, caller_at, stack, in_module, module = walk(frame)
+        if recorder.on_call is not None:
+            recorder.on_call(args, kwargs, module)
+        recorder.inside = True
+        first_node = sequence_number()
+        start = mark()
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            end = mark()
+            recorder.inside = False
+        if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
+            iteration = recorder.iteration
+            last_node = sequence_number()
+            calls = iteration.calls
+            if last_node != first_node:
+                iteration.claim_nodes(first_node, last_node, len(calls))
+            if len(calls) < MAX_CALLS:
+                calls.append(
+                    Call(label, caller, caller_at, stack, in_module, module,
+                         start, end, first_node, last_node)
+                )  # fmt: skip
+            else:
+                iteration.dropped_calls += 1
+        return result
+
+    return run
+
+
+def make_mode(recorder: Recorder, run: Runner) -> Any:
+    """Return a function mode that hands every outermost call of torch to `run`."""
+    from torch.overrides import TorchFunctionMode
+
+    labels: dict[Any, Any] = {}
+    getframe = sys._getframe
+
+    class OperationMode(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if recorder.inside:
+                return func(*args, **(kwargs or {}))
+            try:
+                label = labels[func]
+            except KeyError:
+                label = labels[func] = _label(func)
+            if label is None:
+                return func(*args, **(kwargs or {}))
+            return run(label, func, getframe(1), args, kwargs or {})
+
+    return OperationMode()
+
+
+def _label(func: Any) -> Any:
+    """Return what a call of `func` is recorded under, None if it can be no operation."""
+    name = getattr(func, "__name__", None)
+    if name in NOT_OPERATIONS:
+        return None
+    return "setitem" if name == "__setitem__" else func

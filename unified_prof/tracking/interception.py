@@ -1,0 +1,195 @@
+"""Stand at the few places that torch's function mode does not see.
+
+These are the autograd engine, `autograd.Function.apply` and what `torch.compile` made. The
+places are taken before the program starts, since a program binds `MyFunction.apply` and
+compiled functions when it is imported; as long as nothing records they only pass calls on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from unified_prof.tracking.backward import run_backward
+from unified_prof.tracking.calls import Recorder
+from unified_prof.tracking.function_mode import Runner
+from unified_prof.tracking.mode_stack import insert_mode, remove_mode
+from unified_prof.tracking.patches import Patches
+
+
+class Interception:
+    """Hands what it sees to the active recorder, on the thread that records."""
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+        self._run: Runner | None = None
+        self._patches = Patches()
+        self._dynamo_patched = False
+        self.eager_calls = 0
+        """Calls of functions compiled before the tracker came, which ran uncompiled."""
+
+    def install(self) -> None:
+        """Take the places; `remove` gives them back."""
+        import torch
+
+        patches = self._patches
+        engine = torch.autograd.graph._engine_run_backward
+        for module in (torch.autograd.graph, torch.autograd):
+            if hasattr(module, "_engine_run_backward"):
+                patches.replace(module, "_engine_run_backward", self._wrap_engine(engine))
+        function = torch.autograd.Function
+        patches.replace(function, "apply", self._wrap_apply(vars(function)["apply"]))
+        patches.replace(torch, "compile", self._wrap_compile(torch.compile))
+        # Attention's inference fast path is refused as soon as any function mode is on.
+        patches.replace(
+            torch.overrides,
+            "has_torch_function",
+            self._wrap_has_torch_function(torch.overrides.has_torch_function),
+        )
+
+    def remove(self) -> None:
+        """Leave torch as it was found."""
+        self.deactivate()
+        self._patches.restore()
+        self._dynamo_patched = False
+
+    def activate(self, recorder: Recorder, run: Runner) -> None:
+        """Record from now on, on this thread."""
+        self._patch_dynamo()
+        self._recorder, self._run = recorder, run
+        insert_mode(recorder.mode)
+
+    def deactivate(self) -> None:
+        """Stop recording."""
+        recorder, self._recorder, self._run = self._recorder, None, None
+        if recorder is not None:
+            remove_mode(recorder.mode)
+
+    def abandon(self) -> None:
+        """Stop in a forked child: what is recorded there would reach nobody."""
+        self.remove()
+
+    def _active(self) -> Recorder | None:
+        recorder = self._recorder
+        if recorder is None or recorder.inside or recorder.thread != get_ident():
+            return None
+        return recorder
+
+    def _wrap_engine(self, engine: Any) -> Any:
+        @functools.wraps(engine)
+        def tracked_engine(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._active()
+            if recorder is None:
+                return engine(t_outputs, *args, **kwargs)
+            return run_backward(recorder, engine, t_outputs, args, kwargs)
+
+        return tracked_engine
+
+    def _wrap_apply(self, apply: Any) -> Any:
+        @functools.wraps(apply.__func__)
+        def tracked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            original = apply.__get__(None, cls)
+            if self._active() is None or self._run is None or _is_private_of_torch(cls):
+                return original(*args, **kwargs)
+            return self._run(cls.__name__, original, sys._getframe(1), args, kwargs)
+
+        return classmethod(tracked_apply)
+
+    def _wrap_compile(self, compile_function: Any) -> Any:
+        @functools.wraps(compile_function)
+        def tracked_compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            compiled = compile_function(model, *args, **kwargs)
+            self._patch_dynamo()
+            if model is None or compiled is model or isinstance(model, torch.nn.Module):
+                return compiled
+            return self._wrap_compiled(compiled, f"torch.compile({_name_of(model)})")
+
+        return tracked_compile
+
+    def _wrap_compiled(self, compiled: Any, label: str) -> Any:
+        @functools.wraps(compiled)
+        def tracked_compiled(*args: Any, **kwargs: Any) -> Any:
+            return self._region(label, compiled, sys._getframe(1), args, kwargs)
+
+        return tracked_compiled
+
+    def _region(self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any) -> Any:
+        """Run a compiled region as one operation, no function mode in the compiler's way."""
+        recorder = self._active()
+        if recorder is None or self._run is None:
+            return compiled(*args, **kwargs)
+        remove_mode(recorder.mode)
+        try:
+            return self._run(label, compiled, frame, args, kwargs)
+        finally:
+            if self._recorder is recorder:
+                insert_mode(recorder.mode)
+
+    def _patch_dynamo(self) -> None:
+        """Take the places in the compiler, once something has imported it."""
+        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+        module_type = getattr(dynamo, "OptimizedModule", None)
+        if self._dynamo_patched or module_type is None:
+            return
+        self._dynamo_patched = True
+        if "__call__" in vars(module_type):
+            self._patches.replace(
+                module_type, "__call__", self._wrap_optimized_module(vars(module_type)["__call__"])
+            )
+        if hasattr(dynamo, "_callback_from_stance"):
+            self._patches.replace(
+                dynamo, "_callback_from_stance", self._wrap_stance(dynamo._callback_from_stance)
+            )
+
+    def _wrap_optimized_module(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._active() is None:
+                return call(module, *args, **kwargs)
+            label = f"torch.compile({type(module._orig_mod).__name__})"
+            bound = functools.partial(call, module)
+            return self._region(label, bound, sys._getframe(1), args, kwargs)
+
+        return tracked_call
+
+    def _wrap_stance(self, callback_from_stance: Callable[[Any], Any]) -> Any:
+        @functools.wraps(callback_from_stance)
+        def eager_where_recording(callback: Any) -> Any:
+            # Only functions compiled before the tracker came reach this while it records. The
+            # compiler must not trace into the function mode, so they run as they are written.
+            # Functions that torch itself keeps from being compiled have no callback.
+            if not callable(callback) or self._active() is None:
+                return callback_from_stance(callback)
+            self.eager_calls += 1
+            return None
+
+        return eager_where_recording
+
+    def _wrap_has_torch_function(self, has_torch_function: Any) -> Any:
+        def ignoring_our_mode(relevant_args: Any) -> Any:
+            recorder = self._active()
+            if recorder is None:
+                return has_torch_function(relevant_args)
+            remove_mode(recorder.mode)
+            try:
+                return has_torch_function(relevant_args)
+            finally:
+                insert_mode(recorder.mode)
+
+        return ignoring_our_mode
+
+
+def _is_private_of_torch(cls: type) -> bool:
+    return cls.__name__.startswith("_") and cls.__module__.partition(".")[0] == "torch"
+
+
+def _name_of(function: Any) -> str:
+    owner = getattr(function, "__self__", None)  # module.compile() compiles a bound _call_impl
+    if owner is not None:
+        return type(owner).__name__
+    return str(getattr(function, "__name__", type(function).__name__))

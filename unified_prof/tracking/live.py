@@ -1,0 +1,123 @@
+"""Track from inside a program: `step()` and the core of `unified_prof.profile(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from unified_prof.errors import UsageError
+from unified_prof.tracking.instruments import Instrument
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.loop import TrackedLoop
+    from unified_prof.tracking.records import TrackedRun
+
+_loop: TrackedLoop | None = None
+
+
+def step() -> None:
+    """Mark the end of one iteration, in a program that has no optimizer to step.
+
+    Once it was called, optimizer steps no longer count as ends of iterations. It does nothing
+    where no tracking is under way, so it may stay in the program for good.
+    """
+    if _loop is not None:
+        _loop.mark()
+
+
+@contextmanager
+def tracked_by(loop: TrackedLoop) -> Iterator[None]:
+    """Let `step()` end iterations of `loop` for the time of the block."""
+    global _loop
+    if _loop is not None:
+        raise UsageError("tracking is under way already; it cannot begin a second time")
+    _loop = loop
+    try:
+        yield
+    finally:
+        _loop = None
+
+
+class LiveTracking:
+    """Context manager that measures the iterations of its body.
+
+    The first iteration is counted as warm-up, as it may hold the program's set-up; it is what
+    is reported when no other was complete. After the block `tracked` holds what was measured,
+    None if no iteration was complete, and `failure` says why something is missing.
+
+    Args:
+        device: A torch device type; None takes the current accelerator, or the CPU where there
+            is none.
+        reports: What to measure, of `run-time` and `memory`.
+        project_root: Frames in files below it are the user's; None is the working directory.
+        warmup: Iterations to let pass before measuring.
+        iterations: Iterations to measure for the run time.
+        scope: `module` or `project`, as for `run_workload`.
+        progress: Told in a few words what is going on.
+        instruments: More recorders to drive over measured iterations.
+
+    Raises:
+        UsageError: A value makes no sense, or tracking is under way already.
+        DeviceUnavailableError: The device cannot be used here.
+        CaptureError: On leaving: there was nothing to measure in the iterations.
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        *,
+        reports: Sequence[str] = ("run-time", "memory"),
+        project_root: Path | None = None,
+        warmup: int = 2,
+        iterations: int = 10,
+        scope: str = "module",
+        progress: Callable[[str], None] = lambda _: None,
+        instruments: Sequence[Instrument] = (),
+    ) -> None:
+        from unified_prof.tracking.device import current_device_kind
+        from unified_prof.tracking.loop import TrackedLoop
+        from unified_prof.tracking.session import Options, Session
+
+        options = Options(
+            reports=tuple(reports),
+            project_root=project_root or Path.cwd(),
+            warmup=warmup,
+            iterations=iterations,
+            scope=scope,
+            progress=progress,
+            instruments=tuple(instruments),
+        )
+        self._session = Session(device or current_device_kind(), options)
+        self._loop = TrackedLoop(self._session)
+        self._session.facts["mode"] = "live"
+        self.tracked: TrackedRun | None = None
+        self.failure: str | None = None
+
+    def __enter__(self) -> LiveTracking:
+        self._registered = tracked_by(self._loop)
+        self._registered.__enter__()
+        self._session.install(())
+        self._loop.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._loop.ended()
+        finally:
+            self._loop.close()
+            self._registered.__exit__(None, None, None)
+        if not self._loop.finished:
+            self.failure = self._session.why_incomplete(error)
+        if error is None:
+            self.tracked = self._session.result(complete=self._loop.finished)
+        else:  # the program's own error is what the caller must see
+            self.tracked = self._session.result_or_none()

@@ -1,0 +1,81 @@
+"""Drive a script with providers: make the model once, run its iteration as often as needed."""
+
+from __future__ import annotations
+
+from types import CodeType
+
+from unified_prof.errors import UprofError
+from unified_prof.tracking.program import Program, call_program, execute, running_as
+from unified_prof.tracking.providers import (
+    checked_inputs,
+    checked_iteration,
+    checked_model,
+    checked_providers,
+)
+from unified_prof.tracking.session import Session
+from unified_prof.tracking.steps import StepWatcher
+
+_MODULE_NAME = "__uprof_workload__"
+"""Not `__main__`: a script with providers does nothing by itself, as in Skyline."""
+
+
+class ProviderRun:
+    """One run of a script with providers."""
+
+    hint = None
+
+    def __init__(self, session: Session, program: Program, code: CodeType, prefix: str) -> None:
+        self._session = session
+        self._program = program
+        self._code = code
+        self._prefix = prefix
+        self._driver = session.driver(whole_first=False)
+        self._steps = StepWatcher(
+            boundary=lambda: None,
+            joined=lambda: None,
+            step_begins=session.run_time.optimizer_stepped,
+            anomalies=session.anomalies,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was measured."""
+        return self._driver.finished
+
+    def run(self) -> BaseException | None:
+        """Run the workload; return what it raised.
+
+        Raises:
+            CaptureError: A provider is not as it must be.
+        """
+        session, driver = self._session, self._driver
+        self._session.install((execute.__code__, call_program.__code__))
+        self._steps.install()
+        try:
+            with running_as(self._program, _MODULE_NAME) as module:
+                execute(self._code, vars(module))
+                providers = checked_providers(vars(module), self._prefix, self._program.path)
+                model = call_program(providers.model)
+                checked_model(providers, model, session.device.kind)
+                session.add_model(model)
+                inputs = checked_inputs(providers, call_program(providers.inputs))
+                iteration = checked_iteration(providers, call_program(providers.iteration, model))
+                driver.begin()
+                while not driver.finished:
+                    call_program(iteration, *inputs)
+                    driver.boundary()
+        except UprofError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """End the run, whatever happened."""
+        self._driver.close()
+        self._steps.remove()
+        self._session.remove()
+
+    def why_incomplete(self, error: BaseException | None) -> str:
+        """Say why not everything was measured."""
+        return self._session.why_incomplete(error)

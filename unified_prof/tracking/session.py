@@ -1,0 +1,298 @@
+"""Everything that tracking one workload takes, put together and taken apart again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.assemble import (
+    activations_of,
+    measure,
+    note_oddities,
+    operations_of,
+)
+from unified_prof.tracking.calls import Iteration
+from unified_prof.tracking.device import Device
+from unified_prof.tracking.driver import Driver, Stage
+from unified_prof.tracking.frames import Project, StackWalker
+from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.interception import Interception
+from unified_prof.tracking.modules import ModuleNames
+from unified_prof.tracking.operations import ActivationTracker, OperationTracker
+from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
+from unified_prof.tracking.program import last_user_line
+from unified_prof.tracking.records import ActivationRecord, TrackedRun, WeightRecord
+from unified_prof.tracking.sites import SiteTable
+from unified_prof.tracking.weights import Weights
+
+RUN_TIME = "run-time"
+MEMORY = "memory"
+_SCOPES = ("module", "project")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure, as the user asked for it."""
+
+    reports: tuple[str, ...]
+    project_root: Path
+    warmup: int
+    iterations: int
+    scope: str
+    progress: Callable[[str], None]
+    instruments: tuple[Instrument, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
+        if self.iterations < 1:
+            raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
+        if self.scope not in _SCOPES:
+            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(_SCOPES)}")
+
+
+class Session:
+    """Tracks one workload in this process; there is at most one at a time."""
+
+    def __init__(self, device: str, options: Options) -> None:
+        self.device = Device(device)
+        self.options = options
+        self.anomalies = Anomalies()
+        self.modules = ModuleNames()
+        self.walker = StackWalker(
+            Project(options.project_root), module_frames_only=options.scope == "module"
+        )
+        self.interception = Interception()
+        self.weights = Weights(self.walker)
+        self.facts: dict[str, str] = {}
+        parts = (self.device, self.walker, self.interception, self.modules)
+        self.run_time = OperationTracker(*parts)
+        self.memory = ActivationTracker(*parts, self.weights, self.anomalies)
+        self.whole = ActivationTracker(*parts, self.weights, self.anomalies)
+        self.whole.with_set_up = True
+        """Sees a script up to its first step: all there is, if it never steps."""
+        self.peak: PeakMeter = ProfiledPeak() if self.device.is_cpu else AllocatorPeak(self.device)
+
+    def install(self, bottoms: Sequence[CodeType]) -> None:
+        """Take the places in torch; the stack below any of `bottoms` is not the program's."""
+        global _current
+        for code in bottoms:
+            self.walker.set_bottom(code)
+        self.weights.install()
+        self.interception.install()
+        _current = weakref.ref(self)
+        _register_fork_handler()
+
+    def remove(self) -> None:
+        """Give every place in torch back."""
+        global _current
+        _current = None
+        self.interception.remove()
+        self.weights.remove()
+
+    def stages(self, *, whole_first: bool) -> list[Stage]:
+        """Return the stages of measuring.
+
+        Run time and memory are measured in different iterations, so that neither disturbs the
+        other. One iteration's run time comes first, for programs that end early.
+
+        Args:
+            whole_first: The first iteration holds the program's set-up. It counts as warm-up,
+                and is what is reported if no other iteration is complete.
+        """
+        asked = self.options
+        stages = []
+        warmup = asked.warmup
+        if whole_first:
+            stages.append(Stage("first iteration", (self.whole,), 1))
+            warmup -= 1
+        stages.append(Stage("warm-up", (), max(0, warmup)))
+        remaining = asked.iterations if RUN_TIME in asked.reports else 0
+        if remaining:
+            stages.append(Stage("run time", (self.run_time,), 1))
+        if MEMORY in asked.reports:
+            stages.append(Stage("activations and weights", (self.memory,), 1))
+            stages.append(Stage("peak memory", (self.peak,), self.peak.lead_in + 1))
+        stages.append(Stage("run time", (self.run_time,), remaining - 1))
+        if asked.instruments:
+            stages.append(Stage("timeline", asked.instruments, asked.iterations))
+        return [stage for stage in stages if stage.iterations > 0]
+
+    def driver(self, *, whole_first: bool) -> Driver:
+        """Return a driver through the stages; everything is taken down after the last."""
+        return Driver(
+            self.stages(whole_first=whole_first), self.options.progress, on_finished=self.remove
+        )
+
+    def add_model(self, model: Any) -> None:
+        """Name the modules of `model` as its own `named_modules()` does."""
+        from torch.nn import Module
+
+        if isinstance(model, Module):
+            self.modules.add_root(model)
+
+    def note_never_stepped(self) -> None:
+        """Say in the report that the whole program is shown as one iteration."""
+        self.facts["whole_program"] = "the program marked no iterations: all of it is one"
+
+    def why_incomplete(self, error: BaseException | None) -> str:
+        """Say why not everything was measured that was asked for."""
+        done = len(self.run_time.iterations)
+        asked = self.options.iterations
+        if isinstance(error, KeyboardInterrupt):
+            what = "interrupted by Ctrl-C"
+        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
+            what = f"the workload failed ({last_user_line(error)})"
+        else:
+            what = "the workload ended"
+        if RUN_TIME not in self.options.reports:
+            return f"{what} before all was measured"
+        return f"{what} after {done} of {asked} measured iterations"
+
+    def restarted(self) -> None:
+        """Forget what was measured before the program's iterations were understood."""
+        self.run_time.iterations.clear()
+        self.memory.iterations.clear()
+        self.memory.saved_bytes.clear()
+
+    def result(self, *, complete: bool) -> TrackedRun | None:
+        """Return everything measured, None if not one iteration was complete.
+
+        Raises:
+            CaptureError: Iterations were complete, but there was nothing to measure in them.
+        """
+        reports, anomalies = self.options.reports, self.anomalies
+        times = self._iterations_of(self.run_time, "run times") if RUN_TIME in reports else []
+        memory: ActivationTracker = self.memory if self.memory.iterations else self.whole
+        what = "weights and activations"
+        saves = self._iterations_of(self.memory, what) if MEMORY in reports else []
+        if not times and not saves and {RUN_TIME, MEMORY} & set(reports):
+            return None
+        self.run_time.clock.synchronize()
+        self._require_device()
+        sites = SiteTable(self.modules, scope=self.options.scope)
+        clock = self.run_time.clock
+        measured = [measure(one, sites, clock) for one in times or saves]
+        operations, records, first = operations_of(measured, anomalies)
+        note_oddities(times or saves, anomalies)
+        if not operations:
+            self._refuse_nothing(times or saves)
+        activations: tuple[ActivationRecord, ...] = ()
+        weights: tuple[WeightRecord, ...] = ()
+        if saves:
+            activations, other_bytes = activations_of(saves[-1], memory.saved_bytes[-1], sites)
+            weights = memory.weight_records
+            self.facts["saved_bytes_of_no_operation"] = str(other_bytes)
+            if measure(saves[-1], sites, clock).sequence != first.sequence:
+                anomalies.add(
+                    "activations_of_another_sequence",
+                    "the iteration that activations were measured in ran other operations than "
+                    "most iterations",
+                )
+        if MEMORY in reports and self.peak.peak_bytes is None:
+            reason = self.peak.failure or "no complete iteration was left to measure it in"
+            anomalies.add("peak_usage_not_measured", reason)
+        if self.interception.eager_calls:
+            anomalies.add(
+                "compiled_functions_ran_eagerly",
+                "functions compiled before tracking began were measured as they are written",
+                self.interception.eager_calls,
+            )
+        if not complete:
+            anomalies.add("run_not_complete", "the workload ended before all was measured")
+        return TrackedRun(
+            device=self.device.describe(),
+            operations=operations if times else (),
+            weights=weights,
+            activations=activations,
+            iterations=records,
+            peak_usage_bytes=self.peak.peak_bytes,
+            complete=complete,
+            anomalies=anomalies.as_mapping(),
+            facts={**self._environment(), **self.facts},
+        )
+
+    def result_or_none(self) -> TrackedRun | None:
+        """Return what was measured of a program that failed, if there is anything."""
+        try:
+            return self.result(complete=False)
+        except CaptureError:
+            return None
+
+    def _iterations_of(self, tracker: OperationTracker, what: str) -> list[Iteration]:
+        if not tracker.iterations and self.whole.iterations:
+            if "whole_program" not in self.facts:
+                self.anomalies.add(
+                    "first_iteration_reported",
+                    f"the program ended before a later one was complete: {what} are those of its "
+                    "first iteration, which was no warm one",
+                )
+            return self.whole.iterations
+        return tracker.iterations
+
+    def _require_device(self) -> None:
+        found = self.whole.devices | self.memory.devices
+        if found and self.device.kind not in found:
+            others = " and ".join(sorted(found))
+            raise CaptureError(
+                f"the workload ran on {others}, not on {self.device.kind} as asked",
+                hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to "
+                f"{self.device.kind}",
+            )
+
+    def _refuse_nothing(self, iterations: Sequence[Iteration]) -> None:
+        calls = max((len(one.calls) for one in iterations), default=0)
+        if not calls:
+            raise CaptureError(
+                "an iteration ran no operation on tensors: there is nothing to report",
+                hint="operations in other threads and processes are not seen",
+            )
+        if self.options.scope == "module":
+            raise CaptureError(
+                f"none of the {calls} operations of an iteration was called below a method of an "
+                f"nn.Module in {self.options.project_root}",
+                hint="use --scope project, or name the folder of the model with --project-root",
+            )
+        raise CaptureError(
+            f"none of the {calls} operations of an iteration was called from a file in "
+            f"{self.options.project_root}",
+            hint="name the folder of your code with --project-root",
+        )
+
+    def _environment(self) -> dict[str, str]:
+        import torch
+
+        return {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "torch_threads": str(torch.get_num_threads()),
+            "scope": self.options.scope,
+            "warmup": str(self.options.warmup),
+            "iterations": str(self.options.iterations),
+        }
+
+
+_current: weakref.ref[Session] | None = None
+_fork_handler_registered = False
+
+
+def _register_fork_handler() -> None:
+    """Stop tracking in forked children: they run their part of the program untouched."""
+    global _fork_handler_registered
+    if not _fork_handler_registered and hasattr(os, "register_at_fork"):
+        _fork_handler_registered = True
+        os.register_at_fork(after_in_child=_abandon_in_child)
+
+
+def _abandon_in_child() -> None:
+    session = None if _current is None else _current()
+    if session is not None:
+        session.remove()

@@ -1,0 +1,78 @@
+"""From raw calls to what a report shows of them: name, frames, module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.tracking.calls import Call
+from unified_prof.tracking.frames import frames_of
+from unified_prof.tracking.modules import ModuleNames
+from unified_prof.tracking.names import OperationNames
+from unified_prof.tracking.records import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One place in the program that calls one operation in one module."""
+
+    name: str
+    frames: tuple[Frame, ...]
+    module_path: str | None
+    module_class: str | None
+    kept: bool
+    """Whether the report shows it."""
+
+
+class SiteTable:
+    """Turns calls into sites; equal calls give the same object."""
+
+    def __init__(self, modules: ModuleNames, *, scope: str) -> None:
+        self._modules = modules
+        self._names = OperationNames()
+        self._module_scope = scope == "module"
+        self._known: dict[tuple[Any, ...], Site] = {}
+        self._sites: dict[Site, Site] = {}
+
+    def site(self, call: Call, *, with_set_up: bool = False) -> Site:
+        """Return the site of `call`.
+
+        Args:
+            call: An operation of an iteration.
+            with_set_up: The iteration holds the program's set-up: what modules do while they
+                are made is not part of the iteration.
+        """
+        key = (
+            with_set_up,
+            id(call.func),
+            id(call.caller),
+            call.caller_at,
+            call.stack,
+            id(call.module),
+        )
+        site = self._known.get(key)
+        if site is None:
+            site = self._make(call, with_set_up)
+            site = self._known[key] = self._sites.setdefault(site, site)
+        return site
+
+    def _make(self, call: Call, with_set_up: bool) -> Site:
+        func = call.func
+        if isinstance(func, str):
+            name, private = func, False
+        else:
+            name = self._names.name(func, call.caller.code, call.caller_at)
+            private = self._names.is_private(func)
+        kept = bool(call.stack)
+        if self._module_scope:
+            kept = call.in_module and not private
+        if with_set_up and any(entry.code.co_name == "__init__" for entry in call.stack[::2]):
+            kept = False
+        module = call.module
+        return Site(
+            name=name,
+            frames=frames_of(call.stack),
+            module_path=None if module is None else self._modules.path(module),
+            module_class=None if module is None else type(module).__name__,
+            kept=kept,
+        )

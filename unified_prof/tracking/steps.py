@@ -1,0 +1,144 @@
+"""Find the iterations of a training script from the steps of its optimizers.
+
+One iteration is everything from one step of the leading optimizer to its next. The leader is
+the optimizer that joined last: where one optimizer steps, that one; where a critic steps five
+times for each step of the generator, the generator; where two alternate, the second. Each
+optimizer seen for the first time starts the count anew, as the loop was not understood before.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.patches import Patches
+
+
+class StepWatcher:
+    """Calls `boundary` after each step of the leader, `joined` after a new optimizer's first."""
+
+    def __init__(
+        self,
+        *,
+        boundary: Callable[[], None],
+        joined: Callable[[], None],
+        step_begins: Callable[[], None],
+        anomalies: Anomalies,
+    ) -> None:
+        self._boundary = boundary
+        self._joined = joined
+        self._step_begins = step_begins
+        self._anomalies = anomalies
+        self._thread = get_ident()
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._leader: weakref.ref[Any] | None = None
+        self._open: list[tuple[Any, FrameType]] = []
+        self._handles: list[Any] = []
+        self._patches = Patches()
+        self._marked = False
+        self.steps = 0
+
+    def install(self) -> None:
+        """Begin to watch all optimizers of the process."""
+        from torch.amp import GradScaler
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+        self._patches.replace(GradScaler, "step", self._wrap_scaler_step(GradScaler.step))
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._patches.restore()
+        self._open.clear()
+
+    def marked(self) -> None:
+        """Take a mark of the program's own; from now on optimizers end no iteration."""
+        if get_ident() != self._thread:
+            self._note_thread()
+        elif self._marked:
+            self._boundary()
+        else:
+            self._marked = True
+            self._join(None)
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        caller = sys._getframe(1)
+        running = _frames_below(caller)
+        self._open = [entry for entry in self._open if entry[1] in running]  # others raised
+        if not self._open:
+            self._step_begins()
+        self._open.append((optimizer, caller))
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if get_ident() != self._thread:
+            self._note_thread()
+            return
+        if self._open:
+            self._open.pop()
+        if not self._open:  # not a step within another optimizer's
+            self._stepped(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
+        self.steps += 1
+        if self._marked:
+            return
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._join(optimizer)
+        elif self._leader is not None and self._leader() is optimizer:
+            self._boundary()
+
+    def _join(self, leader: Any) -> None:
+        first = self._leader is None and self.steps <= 1
+        self._leader = None if leader is None else weakref.ref(leader)
+        if first:
+            self._boundary()
+        else:
+            self._joined()
+
+    def _note_thread(self) -> None:
+        self._anomalies.add(
+            "steps_in_another_thread",
+            "an optimizer stepped in another thread than the one that is tracked",
+        )
+
+    def _wrap_scaler_step(self, step: Any) -> Any:
+        @functools.wraps(step)
+        def tracked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.steps
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self.steps == before and get_ident() == self._thread:
+                self._anomalies.add(
+                    "optimizer_steps_skipped",
+                    "the gradient scaler found an infinite gradient and left out the step; the "
+                    "iteration ended all the same",
+                )
+                self._stepped(optimizer)
+            return result
+
+        return tracked_step
+
+
+def _frames_below(frame: FrameType | None) -> set[FrameType]:
+    found = set()
+    while frame is not None:
+        found.add(frame)
+        frame = frame.f_back
+    return found

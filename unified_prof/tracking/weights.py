@@ -1,0 +1,137 @@
+"""Parameters: where each was registered, and how much memory it and its gradient take."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.frames import StackWalker, frames_of
+from unified_prof.tracking.modules import ModuleNames
+from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.records import Frame, WeightRecord
+from unified_prof.tracking.sizes import tensor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """A parameter given to a module under a name, and the code that did it."""
+
+    module: weakref.ref[Any]
+    parameter: weakref.ref[Any]
+    name: str
+    frames: tuple[Frame, ...]
+
+
+class Weights:
+    """Watches parameters being registered from `install` on, and lists those in use.
+
+    Modules that are copied or unpickled (as `nn.TransformerEncoder` copies its layers) register
+    nothing; they are seen when their state is set.
+    """
+
+    def __init__(self, walker: StackWalker) -> None:
+        self._walker = walker
+        self._patches = Patches()
+        self._slots: dict[tuple[int, str], _Registration] = {}
+        self._first: dict[int, _Registration] = {}
+
+    def install(self) -> None:
+        """Begin to watch; `remove` ends it."""
+        from torch.nn import Module
+
+        register, set_state = Module.register_parameter, Module.__setstate__
+
+        @functools.wraps(register)
+        def tracked_register(module: Any, name: str, param: Any) -> None:
+            register(module, name, param)
+            if param is not None:
+                self._note(module, name, param, sys._getframe(1))
+
+        @functools.wraps(set_state)
+        def tracked_set_state(module: Any, state: Any) -> None:
+            set_state(module, state)
+            for name, param in vars(module).get("_parameters", {}).items():
+                if param is not None:
+                    self._note(module, name, param, sys._getframe(1))
+
+        self._patches.replace(Module, "register_parameter", tracked_register)
+        self._patches.replace(Module, "__setstate__", tracked_set_state)
+
+    def remove(self) -> None:
+        """Stop watching; what was seen stays."""
+        self._patches.restore()
+
+    def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
+        frames = frames_of(self._walker.walk(frame)[2])
+        seen = _Registration(weakref.ref(module), weakref.ref(parameter), name, frames)
+        self._slots[id(module), name] = seen
+        first = self._first.get(id(parameter))
+        if first is None or first.parameter() is not parameter:
+            self._first[id(parameter)] = seen
+
+    def parameters(self) -> list[Any]:
+        """Return every registered parameter that is still a module's."""
+        return [parameter for _, _, parameter, _ in self._in_use(())]
+
+    def records(
+        self, device: str, names: ModuleNames, anomalies: Anomalies
+    ) -> tuple[WeightRecord, ...]:
+        """List the parameters in use on `device`, each once, in the order of registration."""
+        from torch.nn.parameter import UninitializedParameter
+
+        records = []
+        for module, name, parameter, frames in self._in_use(names.known()):
+            if isinstance(parameter, UninitializedParameter):
+                anomalies.add("weights_never_initialised", f"{type(module).__name__}.{name}")
+                continue
+            if parameter.device.type != device:
+                detail = f"{type(module).__name__}.{name} is on {parameter.device}"
+                anomalies.add("weights_on_another_device", detail)
+                continue
+            gradient = parameter.grad
+            records.append(
+                WeightRecord(
+                    name=name,
+                    module_path=names.path(module) or "",
+                    module_class=type(module).__name__,
+                    size_bytes=tensor_bytes(parameter),
+                    grad_size_bytes=0 if gradient is None else tensor_bytes(gradient),
+                    frames=frames,
+                )
+            )
+        return tuple(records)
+
+    def _in_use(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, tuple[Frame, ...]]]:
+        """Return module, name, parameter and frames; a tied parameter as first registered."""
+        found = []
+        seen: set[int] = set()
+        slots = [
+            (module, slot.name, slot.frames)
+            for slot in self._slots.values()
+            if (module := slot.module()) is not None
+        ]
+        slots += [
+            (module, name, ())
+            for module in more_modules
+            for name in module._parameters
+            if (id(module), name) not in self._slots
+        ]
+        for module, name, frames in slots:
+            parameter = module._parameters.get(name)
+            if parameter is None or id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            first = self._first.get(id(parameter))
+            if first is not None and first.parameter() is parameter:
+                owner = first.module()
+                # A first owner that gave the parameter away since does not name it any more.
+                if owner is not None and owner._parameters.get(first.name) is parameter:
+                    module, name = owner, first.name
+                frames = first.frames
+            found.append((module, name, parameter, frames))
+        return found

@@ -1,0 +1,117 @@
+"""Run a workload of the user's under the tracker: the entry point for backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unified_prof.errors import CaptureError, UprofError
+from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.program import exit_code_of, find_program, last_user_line
+from unified_prof.tracking.provider_run import ProviderRun
+from unified_prof.tracking.providers import prefix_of
+from unified_prof.tracking.records import TrackedRun
+from unified_prof.tracking.script_run import ScriptRun
+from unified_prof.tracking.session import Options, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a workload ended and what was measured of it."""
+
+    exit_code: int
+    """The workload's own; 1 after an exception of its own, 130 after Ctrl-C."""
+    tracked: TrackedRun | None
+    """None: not one iteration was measured completely."""
+    failure: str | None = None
+    """Why the measurement is missing or partial, in a sentence for the user."""
+
+
+def run_workload(
+    device: str,
+    *,
+    target: str,
+    is_module: bool,
+    arguments: Sequence[str],
+    reports: Sequence[str],
+    project_root: Path,
+    warmup: int,
+    iterations: int,
+    scope: str = "module",
+    stop_after: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+    instruments: Sequence[Instrument] = (),
+) -> Outcome:
+    """Run `target` on `device` and measure some of its iterations.
+
+    A script that defines providers is driven through them; any other is executed unmodified
+    and its iterations are found from its optimizer steps. The user's traceback, without our
+    frames, is printed to stderr when the workload fails; nothing else is printed.
+
+    Args:
+        device: A torch device type such as `cpu`, `cuda` or `npu`.
+        target: Path of a script, or the name of a module when `is_module`.
+        is_module: Whether `target` is a module name, as for `python -m`.
+        arguments: The workload's own arguments, `sys.argv[1:]`.
+        reports: What to measure, of `run-time` and `memory`.
+        project_root: Frames in files below it are the user's.
+        warmup: Iterations to let pass before measuring.
+        iterations: Iterations to measure for the run time.
+        scope: `module` keeps operations called below a method of one of the project's modules,
+            `project` all that have a frame in the project.
+        stop_after: End the script once all is measured.
+        progress: Told in a few words what is going on; never called from a measured region.
+        instruments: More recorders to drive over the measured iterations.
+
+    Raises:
+        UsageError: `target` cannot be read or found, or a value makes no sense.
+        DeviceUnavailableError: `device` cannot be used here.
+        CaptureError: The workload broke the rules of providers, or did nothing to measure.
+    """
+    session = Session(
+        device,
+        Options(
+            reports=tuple(reports),
+            project_root=project_root,
+            warmup=warmup,
+            iterations=iterations,
+            scope=scope,
+            progress=progress,
+            instruments=tuple(instruments),
+        ),
+    )
+    try:
+        program = find_program(target, is_module=is_module, arguments=arguments)
+    except UprofError:
+        raise
+    except BaseException as error:  # of the packages above a module
+        return Outcome(exit_code_of(error), None, last_user_line(error))
+    try:
+        prefix = prefix_of(program.source, program.path)
+        code = program.compile()
+    except (SyntaxError, ValueError) as error:
+        return Outcome(exit_code_of(error), None, f"{program.name}: {last_user_line(error)}")
+    if prefix is None:
+        workload: ScriptRun | ProviderRun = ScriptRun(session, program, code, stop_after)
+    else:
+        workload = ProviderRun(session, program, code, prefix)
+    session.facts["workload"] = program.name
+    session.facts["mode"] = "script" if prefix is None else f"{prefix} providers"
+    try:
+        raised = workload.run()
+    finally:
+        workload.close()
+    exit_code = 0 if raised is None else exit_code_of(raised)
+    try:
+        tracked = session.result(complete=workload.finished)
+    except UprofError as refused:
+        if exit_code:
+            return Outcome(exit_code, None, str(refused))
+        raise
+    failure = None
+    if not workload.finished:
+        failure = workload.why_incomplete(raised)
+        if tracked is None and exit_code == 0:
+            raise CaptureError(failure, hint=workload.hint)
+    return Outcome(exit_code, tracked, failure)
