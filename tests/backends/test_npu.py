@@ -17,7 +17,7 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
-from unified_prof.backends.base import TIMELINE, Capture, RunSpec
+from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.errors import DeviceUnavailableError, UsageError
 
@@ -37,12 +37,8 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.fixture(autouse=True)
 def msprof(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit")
-    command = folder / "msprof"
-    source = shlex.quote(str(Path(stand_in_msprof.__file__)))
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {source} "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    command = stand_in_msprof.install(tmp_path_factory.mktemp("toolkit"))
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     return command
 
 
@@ -330,4 +326,99 @@ def test_a_running_process_is_recorded_for_a_while(tmp_path: Path) -> None:
             process.kill()
     assert (capture.exit_code, capture.failure) == (0, None)
     assert len(capture.recordings) == 1
-    assert 0.9 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 5
+    assert 0.3 < float((tmp_path / "out" / "recorded_seconds").read_text()) < 5
+
+
+# Providers that also "initialise the NPU".
+PROVIDERS = """\
+import torch
+from tests.backends import stand_in_acl
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def uprof_model_provider():
+    stand_in_acl.init()
+    return Net()
+
+
+def uprof_input_provider(batch_size=3):
+    return (torch.ones(batch_size, 4),)
+
+
+def uprof_iteration_provider(model):
+    return lambda x: model(x).sum().backward()
+"""
+
+# Lets the launcher's process take the CPU for the NPU.
+CPU_FOR_NPU = """\
+from unified_prof.tracking import workload
+
+real = workload.run_workload
+workload.run_workload = lambda device, **options: real("cpu", **options)
+"""
+
+MSTX = """\
+def range_start(message, stream=None):
+    print("begin", message)
+    return 7
+
+
+def range_end(number):
+    print("end", number)
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder whose modules the workload's process imports before all others."""
+    folder = tmp_path / "world"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+def test_providers_are_driven_on_the_npu_and_their_iterations_marked(
+    tmp_path: Path, world: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (world / "sitecustomize.py").write_text(CPU_FOR_NPU)
+    (world / "mstx.py").write_text(MSTX)
+    capture = run(tmp_path, PROVIDERS, reports=(RUN_TIME, MEMORY, TIMELINE))
+    assert (capture.exit_code, capture.failure) == (0, None)
+    assert len(capture.recordings) == 1
+    assert capture.tracked is not None
+    assert [operation.name for operation in capture.tracked.operations] == ["linear"]
+    assert [weight.name for weight in capture.tracked.weights] == ["weight", "bias"]
+    said = capfd.readouterr().out.split("\n")
+    assert said[:4] == ["begin uprof iteration 0", "end 7", "begin uprof iteration 1", "end 7"]
+
+
+@pytest.mark.slow
+def test_providers_are_driven_for_the_timeline_alone(tmp_path: Path, world: Path) -> None:
+    (world / "sitecustomize.py").write_text(CPU_FOR_NPU)
+    capture = run(tmp_path, PROVIDERS)
+    assert capture.exit_code == 0
+    assert capture.tracked is None
+    assert len(capture.recordings) == 1
+    assert "iterations are not marked" in str(capture.failure)
+
+
+@pytest.mark.slow
+def test_without_an_npu_the_tracker_s_complaint_is_ours(tmp_path: Path) -> None:
+    with pytest.raises(DeviceUnavailableError, match="npu"):
+        run(tmp_path, PROVIDERS)
+
+
+def test_a_program_that_is_no_python_cannot_be_tracked(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with pytest.raises(UsageError, match="no Python script"):
+        run(tmp_path, "", target=str(program), reports=(RUN_TIME,))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline
+from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline, tracks
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls
 from unified_prof.analysis.collectives import Collectives
@@ -26,8 +27,9 @@ from unified_prof.analysis.model import (
     Totals,
 )
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.tasks import Lookup, Strings, Tasks
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
 from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
 from unified_prof.errors import UsageError
 
@@ -113,6 +115,10 @@ class MsprofAnalysis(Analysis):
         """Return the device's work over time."""
         return timeline.build(self._tasks, self._comms, self._strings, limit=limit)
 
+    def tracks(self) -> Iterator[Track]:
+        """Yield streams and host threads as tracks of slices."""
+        return tracks.tracks(self._source, self._tasks, self._comms, self._strings)
+
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time."""
         return counters.memory_series(self._source, self._strings)
@@ -149,7 +155,8 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def _devices(self) -> dict[str, DeviceWork]:
         numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
-        names = dict(self._source.rows("SELECT id, name FROM NPU_INFO"))
+        rows = self._source.rows("SELECT id, name FROM NPU_INFO")
+        names = {number: name for number, name in rows if name not in NOT_AVAILABLE}
         result = {}
         for number in numbers.tolist():
             model = names.get(number)
@@ -199,13 +206,13 @@ class MsprofAnalysis(Analysis):
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
         for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
-            if number is not None and number >= 0 and name:
+            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
                 facts.append((f"device {number}", str(name)))
         for rank, device in self._source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP"):
             if isinstance(rank, int) and rank >= 0 and "rank" not in known:
                 facts.append((f"rank of device {device}", str(rank)))
         for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO"):
-            if name and "host" not in known:
+            if name not in NOT_AVAILABLE and "host" not in known:
                 facts.append(("host", str(name)))
         for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
             if name == "SCHEMA_VERSION":

@@ -27,7 +27,9 @@ app = typer.Typer(
 COMMANDS: tuple[str, ...] = (
     "run",
     "build",
+    "import_",
     "report",
+    "trace",
     "diff",
     "gate",
     "baseline",

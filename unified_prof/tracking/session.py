@@ -174,7 +174,7 @@ class Session:
         memory: ActivationTracker = self.memory if self.memory.iterations else self.whole
         what = "weights and activations"
         saves = self._iterations_of(self.memory, what) if MEMORY in reports else []
-        if not times and not saves and {RUN_TIME, MEMORY} & set(reports):
+        if not times and not saves:
             return None
         self.run_time.clock.synchronize()
         self._require_device()
