@@ -2,9 +2,10 @@
 
     python scripts/bench_upgrade.py [--gigabytes 1] [--revision 1.0.0_20241112] [--rounds 5]
 
-Copies and upgrades alternate, each in a process of its own; medians of wall and CPU seconds and
-the greatest memory are printed. The file is made of tasks, operators, steps of collectives, host
-calls and counters, a third to a half of their rows with marks that the upgrade converts.
+Copies (made durable by fsync, as the upgrade's output is) and upgrades alternate, each in a
+process of its own; medians of wall and CPU seconds and the greatest memory are printed. The file
+has the proportions of a recording of a training step on a 910A: tables, rows a task, and the
+share of rows with old marks that the upgrade converts.
 """
 
 from __future__ import annotations
@@ -23,65 +24,79 @@ from pathlib import Path
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.models import catalogue
 
-ROWS_A_GIGABYTE = 4_600_000  # of TASK; the other tables follow
+TASKS_A_GIGABYTE = 2_350_000
 START_NS = 1_700_000_000_000_000_000
 UNKNOWN = 4294967295
-# Table -> (rows for each task, value of each column by its number i, columns not named are 1)
+TIMES = {"startNs": f"{START_NS} + i * 1000", "endNs": f"{START_NS} + i * 1000 + 900"}
+# Table -> (rows a task, value of each column by the row's number i; columns not named are 1)
 TABLES: dict[str, tuple[float, dict[str, str]]] = {
     "TASK": (
         1,
         {
-            "startNs": f"{START_NS} + i * 1000",
-            "endNs": f"{START_NS} + i * 1000 + 900",
+            **TIMES,
             "deviceId": "0",
-            "connectionId": f"CASE WHEN i % 2 THEN {UNKNOWN} ELSE i / 4 END",
+            "connectionId": f"CASE WHEN i % 5 < 3 THEN {UNKNOWN} ELSE i / 4 END",
             "globalTaskId": "i",
             "contextId": str(UNKNOWN),
             "taskId": "i % 65536",
             "modelId": str(UNKNOWN),
         },
     ),
-    "COMPUTE_TASK_INFO": (1 / 3, {"globalTaskId": "i * 3", "name": "i % 1000"}),
+    "COMPUTE_TASK_INFO": (0.2, {"globalTaskId": "i * 5", "name": "i % 1000"}),
     "COMMUNICATION_TASK_INFO": (
-        1 / 4,
+        0.21,
         {
             "globalTaskId": "i * 4 + 1",
-            "notifyId": "CASE WHEN i % 3 THEN 9223372036854775807 ELSE i END",
+            "notifyId": "CASE WHEN i % 4 THEN i ELSE 9223372036854775807 END",
             "opId": "i / 75",
         },
     ),
     "COMMUNICATION_OP": (
-        1 / 300,
+        0.0023,
         {"opId": "i", "startNs": f"{START_NS} + (i * 300 + 1) * 1000", "connectionId": "i"},
     ),
-    "CANN_API": (
-        1,
-        {
-            "connectionId": "i",
-            "startNs": f"{START_NS} + i * 900",
-            "endNs": f"{START_NS} + i * 900 + 700",
-            "type": "10000",
-        },
+    "CANN_API": (2.28, {**TIMES, "connectionId": "i", "type": "10000"}),
+    "NPU_MODULE_MEM": (1.28, {"timestampNs": TIMES["startNs"], "totalReserved": "i * 512"}),
+    "HBM": (0.12, {"timestampNs": TIMES["startNs"]}),
+    "PYTORCH_API": (
+        1.66,
+        {name: f"CAST({value} AS TEXT)" for name, value in TIMES.items()}
+        | {"globalTid": "49181670517947", "name": "268435456 + i % 300"},
     ),
-    "TASK_PMU_INFO": (3, {"globalTaskId": "i / 10 * 3", "value": "i * 0.37"}),
-    "STRING_IDS": (1 / 200, {"id": "i", "value": "'the text of number ' || i"}),
+    "CONNECTION_IDS": (0.5, {"id": "i", "connectionId": "i"}),
+    "MEMORY_RECORD": (
+        0.5,
+        {"timestamp": TIMES["startNs"], "totalAllocated": "978977280", "streamPtr": "94200921182"},
+    ),
+    "OP_MEMORY": (0.09, {"allocationTime": TIMES["startNs"], "size": "i * 512"}),
+    "STRING_IDS": (0.005, {"id": "i", "value": "'the text of number ' || i"}),
 }
 
 
 def make(path: Path, revision: str, tasks: int) -> None:
     """Write a file with `tasks` rows in TASK."""
-    schema = catalogue.load(catalogue.MSPROF, revision)
+    specs = catalogue.load(catalogue.MSPROF, revision).tables | catalogue.extension_tables()
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = OFF")
         db.execute("PRAGMA synchronous = OFF")
         db.executescript(f"BEGIN;\n{catalogue.frozen_text(catalogue.MSPROF, revision)}COMMIT;")
         db.execute("BEGIN")
+        present = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
         for table, (share, values) in TABLES.items():
-            columns = ", ".join(values.get(c, "1") for c in schema.tables[table].column_names)
+            if table not in present:
+                db.execute(specs[table].create_sql)
+            columns = ", ".join(values.get(c, "1") for c in specs[table].column_names)
             numbers = "n (i) AS (VALUES (0) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?)"
             insert = f"INSERT INTO {table} WITH RECURSIVE {numbers} SELECT {columns} FROM n"
             db.execute(insert, (int(tasks * share),))
         db.execute("COMMIT")
+
+
+def durable_copy(source: Path, copy: Path) -> None:
+    """Copy a file and wait until it is on the disk."""
+    shutil.copyfile(source, copy)
+    with copy.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float, float]:
@@ -109,10 +124,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         old, copy, new = (Path(folder) / name for name in ("old.db", "copy.db", "new.db"))
-        make(old, options.revision, int(ROWS_A_GIGABYTE * options.gigabytes))
+        make(old, options.revision, int(TASKS_A_GIGABYTE * options.gigabytes))
         copies, upgrades = [], []
         for _ in range(options.rounds):
-            copies.append(measure(lambda: shutil.copyfile(old, copy)))
+            copies.append(measure(lambda: durable_copy(old, copy)))
             upgrades.append(measure(lambda: upgrade(old, output=new, overwrite=True)))
         print(f"{old.stat().st_size / 1e9:.2f} GB, {options.revision} -> latest")
     for name, rounds in (("copy", copies), ("upgrade", upgrades)):

@@ -6,7 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from unified_prof.analysis.calls import Calls
-from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Distribution,
+    PmuFigure,
+    Row,
+    Samples,
+    Series,
+    Summary,
+)
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
 
@@ -45,6 +54,10 @@ class Analysis(ABC):
 
         Of several tasks that one call launched the first counts; queueing is included.
         """
+        return None
+
+    def samples(self) -> Samples | None:
+        """Return the single measurements behind the calls, None where the report keeps none."""
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:

@@ -32,13 +32,13 @@ def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
     path = Path(path)
     with ExitStack() as stack:
         if not path.is_dir():
-            yield [_analysis([stack.enter_context(open_report(path))])]
+            yield [_analysis([stack.enter_context(open_report(path, any_revision=True))])]
             return
         reports: list[Report] = []
         refused: list[str] = []
         for file in _databases(path):
             try:
-                reports.append(stack.enter_context(open_report(file)))
+                reports.append(stack.enter_context(open_report(file, any_revision=True)))
             except StoreError as err:
                 refused.append(str(err))
         if not reports:

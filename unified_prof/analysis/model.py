@@ -84,6 +84,18 @@ def _percent(part: int | None, whole: int | None) -> float | None:
     return None if part is None or not whole else 100 * part / whole
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The single measurements behind medians; NaN is "not measured".
+
+    The matrices have one row for each timed operation of `Analysis.calls`, in its order, and one
+    column for each iteration that was averaged.
+    """
+
+    forward_ns: NDArray[np.float64]
+    backward_ns: NDArray[np.float64]
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """The headline figures of one report."""

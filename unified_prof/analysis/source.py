@@ -6,7 +6,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from unified_prof.analysis.model import Anomaly
+from unified_prof.store.detect import Detection
 
 
 class Source(Protocol):
@@ -28,11 +31,31 @@ class Source(Protocol):
         """Revision of its schema, None where it cannot be told."""
 
     @property
+    def detection(self) -> Detection:
+        """How the file was recognised."""
+
+    @property
     def tables(self) -> Collection[str]:
         """Names of the tables that the file has."""
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
+
+    def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
+        """Return the result of a query as one array a column; NULL is masked or NaN."""
+
+
+def oddities_of_file(source: Source) -> list[Anomaly]:
+    """Return what is odd about the file as such."""
+    found = []
+    detection = source.detection
+    if source.revision is None:
+        found.append(Anomaly("unknown_schema_revision", 1, detection.description, "found"))
+    if not detection.complete:
+        why = "its maker was stopped before the end"
+        found.append(Anomaly("incomplete_file", 1, why, "found"))
+    found += [Anomaly("odd_schema", 1, note, "found") for note in detection.notes]
+    return found
 
 
 class Findings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from enum import Enum
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof.cli import printing
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ def report(
             embed_source=embed_source,
         )
     if output is None or not to_file:
-        _print(text, sys.stdout.encoding if shape is FormatOption.TEXT else "utf-8")
+        printing.put(text, for_people=shape is FormatOption.TEXT)
         return
-    _write(output, text, force=force)
+    printing.write(output, text, force=force)
     if not quiet:
         typer.echo(f"{output}: {shape.value}, {output.stat().st_size:,} bytes", err=True)
 
@@ -177,9 +177,7 @@ def _rendered(
         details = shape is not FormatOption.TEXT and shape is not FormatOption.CSV
         figures.append(collect(analysis, bys, sort=sort, top=rows, details=details))
     if shape is FormatOption.JSON:
-        import json
-
-        return json.dumps(as_document(figures), indent=2, allow_nan=False) + "\n"
+        return printing.json_text(as_document(figures))
     if shape is FormatOption.CSV:
         from unified_prof.report.csv_text import render as render_csv
 
@@ -190,25 +188,5 @@ def _rendered(
         return render_markdown(figures)
     from unified_prof.report.text import render as render_text
 
-    color = to_terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    return render_text(figures, width=_terminal_width() if to_terminal else None, color=color)
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
-
-
-def _print(text: str, encoding: str) -> None:
-    """Print to stdout; what the encoding of a terminal cannot show appears as an escape."""
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode(encoding or "utf-8", errors="backslashreplace"))
-    sys.stdout.flush()
-
-
-def _write(path: Path, text: str, *, force: bool) -> None:
-    from unified_prof.store.atomic import replacing
-
-    with replacing(path, overwrite=force) as partial:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+    width, color = printing.terminal() if to_terminal else (None, False)
+    return render_text(figures, width=width, color=color)

@@ -15,12 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from unified_prof import __version__
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import By
 from unified_prof.report import page_data
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.source_lines import SourceLines
+from unified_prof.version import VERSION
 
 _SCRIPTS = ("base.js", "icicle.js", "table.js", "timeline.js", "chart.js", "main.js")
 _ROWS = 1000
@@ -54,7 +54,7 @@ def render(
             "title": html.escape(f"{names} - uprof report"),
             "style": style,
             "style_hash": _hash(style),
-            "data": _inert({"uprof": __version__, "reports": reports}),
+            "data": _inert({"uprof": VERSION, "reports": reports}),
             "script": script,
             "script_hash": _hash(script),
         },

@@ -27,11 +27,11 @@ def _report(figures: Figures) -> str:
     lines = [f"## {escape(tables.title(figures.summary))}", ""]
     lines += [f"- **{what}**: {escape(text)}" for what, text in tables.headline(figures)]
     if figures.summary.devices:
-        lines += ["", *_table(tables.device_columns(figures.summary.devices))]
+        lines += ["", *table(tables.device_columns(figures.summary.devices))]
     for selection in figures.selections:
         lines += ["", f"### By {selection.breakdown.by}", ""]
         if selection.rows:
-            lines += _table(tables.columns(selection))
+            lines += table(tables.columns(selection))
         else:
             lines.append("Nothing was recorded.")
         if selection.left_out:
@@ -43,7 +43,8 @@ def _report(figures: Figures) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(columns: list[Column]) -> list[str]:
+def table(columns: list[Column]) -> list[str]:
+    """Return a table as lines."""
     lines = [
         _line(column.heading for column in columns),
         _line(":---" if column.is_name else "---:" for column in columns),
