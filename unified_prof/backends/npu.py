@@ -114,6 +114,11 @@ class NpuBackend:
             result.tracked,
             tuple(Recording("prof", item.path, native=item.native) for item in directories),
             failure="; ".join(reasons) or None,
+            facts={
+                "cann": cann.version(),
+                "npu_chip": cann.chip(),
+                "msprof": shlex.join(self._command(spec, arguments, folder)),
+            },
         )
 
     def _command(self, spec: RunSpec, arguments: list[str], folder: Path) -> list[str]:

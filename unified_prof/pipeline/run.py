@@ -60,6 +60,7 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
     with outputs.output_directory(spec.output_dir), outputs.output_directory(raw):
         facts = provenance.of_run(spec, backend.name, rank, provenance.now())
         capture = backend.run(replace(spec, output_dir=raw))
+        facts |= capture.facts
         facts["finished"] = provenance.timestamp(provenance.now())
         facts["exit_code"] = str(capture.exit_code)
         failures = [capture.failure] if capture.failure else []
@@ -112,5 +113,6 @@ def write_skyline(
     if capture.failure:
         all_facts["failure"] = capture.failure
     for report, path in files.items():
+        outputs.make_directory(path.parent)  # another rank may have found it empty and removed it
         writers[report](path, run, all_facts, overwrite=force)
         yield report, path
