@@ -26,7 +26,13 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
+from unified_prof.analysis.source import (
+    Findings,
+    Source,
+    oddities_of_file,
+    recorded_anomalies,
+    recorded_facts,
+)
 from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
@@ -70,7 +76,11 @@ class MsprofAnalysis(Analysis):
             devices=tuple(
                 work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
             ),
-            anomalies=(*recorded_anomalies(self._source), *self._findings.anomalies()),
+            anomalies=(
+                *oddities_of_file(self._source),
+                *recorded_anomalies(self._source),
+                *self._findings.anomalies(),
+            ),
             not_measured=tuple(self._not_measured(totals)),
             available=self._available,
         )
@@ -205,6 +215,8 @@ class MsprofAnalysis(Analysis):
     def _facts(self) -> list[tuple[str, str]]:
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
+        if self._source.detection.producer and "producer" not in known:
+            facts.append(("made by", self._source.detection.producer))
         for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
             if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
                 facts.append((f"device {number}", str(name)))
