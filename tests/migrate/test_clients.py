@@ -27,7 +27,14 @@ def test_msprof_analyze_works_on_upgraded_files(shared: Path, tmp_path: Path, ta
         shutil.copyfile(source, copy)
         if copy.name.startswith("ascend_pytorch_profiler"):
             assert upgrade(copy, target, backup=False).before == "1.0.0_20241112"
-    command = [sys.executable, shared / "tools" / "accept.py", job, "--no-insight", "--ranks", "2"]
+    command: list[str | Path] = [
+        sys.executable,
+        shared / "tools" / "accept.py",
+        job,
+        "--no-insight",
+        "--ranks",
+        "2",
+    ]
     run = subprocess.run(
         [*command, "--msprof-analyze", program],
         env={**os.environ, "ACCEPT_TMP": str(tmp_path), "HOME": str(tmp_path)},
