@@ -16,12 +16,14 @@ from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
+from unified_prof.errors import RawFormatError
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
 
 _EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
 _WRITE_ROWS = 1 << 17
 _NO_ITEM = 0
+_MAX_TYPES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -78,6 +80,10 @@ def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
         end[here] = timeline.move(begin[here], rows["end"])
         kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
         type_index[here] = types.index_of(kind)
+        if len(types) > _MAX_TYPES:
+            raise RawFormatError(
+                f"{file.name if file else ''}: more than {_MAX_TYPES} kinds of calls"
+            )
         item[here] = _NO_ITEM
         named = np.isin(rows["level"], (NODE, COMMUNICATION, MODEL))
         item[here][named] = items.index_of(rows["item_id"][named])
