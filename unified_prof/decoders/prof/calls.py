@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import Intervals, without_overlaps
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import join
-from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.host_records import checked, join
+from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
@@ -89,15 +89,13 @@ def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
         item[here][named] = items.index_of(rows["item_id"][named])
 
     if file is not None:
-        for piece in file.pieces(record):
-            good = piece["magic"] == HOST_MAGIC
-            if not good.all():
-                sink.anomaly("bad_magic_api_event", int((~good).sum()), "api_event records")
-            is_event = good & (piece["end"] == _EVENT)
+        for piece in checked(file, "api_event", sink):
+            is_event = piece["end"] == _EVENT
             if is_event.any():
                 events.append(piece[is_event])
-                good &= ~is_event
-            add(piece if good.all() else piece[good])
+                add(piece[~is_event])
+            else:
+                add(piece)
         if events:
             add(_pair_events(join(events), sink))
     order = np.argsort(begin[:filled], kind="stable")
