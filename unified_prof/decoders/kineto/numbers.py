@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.columns import Column
 from unified_prof.units import NS_PER_US, us_text_to_ns
 
 Int64s = NDArray[np.int64]
@@ -180,3 +181,15 @@ def _to_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return float("nan")
+
+
+def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
+    """Return a column that is stored as NULL where `missing`."""
+    if not missing.any():
+        return values
+    return None if missing.all() else np.ma.masked_array(values, missing)
+
+
+def known(values: Int64s) -> Column:
+    """Return a column in which `MISSING` is stored as NULL."""
+    return null_where(values == MISSING, values)
