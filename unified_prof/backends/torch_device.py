@@ -6,7 +6,8 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec, check_options
 
@@ -27,13 +28,21 @@ def torch_missing_reason() -> str | None:
 
 
 @contextmanager
-def _told_to_workload(device: str) -> Iterator[None]:
-    """Let the workload know by UPROF_DEVICE which type of device is being profiled."""
+def _world_of_workload(device: str) -> Iterator[None]:
+    """Tell the workload by UPROF_DEVICE what is profiled; undo afterwards what it changed.
+
+    It may leave another working folder and other output streams behind, and ours are needed for
+    writing and telling the result.
+    """
+    folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
     before = os.environ.get(DEVICE_VARIABLE)
     os.environ[DEVICE_VARIABLE] = device
     try:
         yield
     finally:
+        sys.stdout, sys.stderr = stdout, stderr
+        with suppress(OSError):  # the folder is gone
+            os.chdir(folder)
         if before is None:
             os.environ.pop(DEVICE_VARIABLE, None)
         else:
@@ -60,7 +69,7 @@ class TorchBackend(ABC):
         from unified_prof.tracking.workload import run_workload
 
         process = os.getpid()
-        with _told_to_workload(self.name):
+        with _world_of_workload(self.name):
             outcome = run_workload(
                 self.name,
                 target=spec.target,
