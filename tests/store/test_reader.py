@@ -260,7 +260,12 @@ def test_a_wrong_query_is_said_with_the_files_name(path: Path) -> None:
     with ReportWriter(path):
         pass
     with open_report(path) as report:
-        for query in ("SELECT nonsense FROM TASK", "SELEC", "SELECT * FROM NO_SUCH"):
+        for query in (
+            "SELECT nonsense FROM TASK",
+            "SELEC",
+            "SELECT * FROM NO_SUCH",
+            "SELECT 1; SELECT 2",
+        ):
             with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: "):
                 report.rows(query)
             with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: "):
@@ -274,6 +279,11 @@ def test_parameters_are_bound(path: Path) -> None:
         assert report.rows("SELECT startNs FROM TASK WHERE startNs > ?", (3,)) == [(4,)]
         assert report.rows("SELECT startNs FROM TASK WHERE startNs > :t", {"t": 3}) == [(4,)]
         assert report.columns("SELECT startNs FROM TASK WHERE startNs > ?", [3])["startNs"] == [4]
+        for three in (np.int64(3), np.uint8(3), np.float32(3)):
+            assert report.rows("SELECT startNs FROM TASK WHERE startNs = ?", [three]) == [(3,)]
+            assert report.rows("SELECT startNs FROM TASK WHERE startNs = :t", {"t": three}) == [
+                (3,)
+            ]
 
 
 def test_a_report_can_be_closed_twice_and_then_says_so(path: Path) -> None:
