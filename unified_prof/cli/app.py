@@ -27,6 +27,7 @@ app = typer.Typer(
 COMMANDS: tuple[str, ...] = (
     "run",
     "build",
+    "import_",
     "report",
     "diff",
     "gate",
