@@ -19,6 +19,7 @@ from unified_prof.backends.base import (
     check_options,
 )
 from unified_prof.errors import CaptureError, UsageError
+from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
@@ -123,10 +124,11 @@ class TorchBackend(ABC):
         """Return what records the timeline, None if it is not asked for.
 
         Raises:
-            UsageError: a detail that cannot be recorded.
+            UsageError: a detail that cannot be recorded, or a schema that is not known.
         """
         if TIMELINE not in spec.reports:
             return None
+        resolve(MSPROF, str(spec.options.get("schema") or "documented"))
         details = spec.options.get(TIMELINE_DETAIL, DETAILS)
         names = details if isinstance(details, tuple) else (str(details),)
         if unknown := [name for name in names if name not in DETAILS]:
