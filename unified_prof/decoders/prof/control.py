@@ -19,6 +19,7 @@ import msgspec
 from unified_prof.errors import RawFormatError
 
 _MAX_BYTES = 16 << 20  # no genuine control file comes near
+_MAX_COUNTER = 1 << 62
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
@@ -72,6 +73,23 @@ def positive_decimal(text: str) -> Decimal | None:
     return value if plain else None
 
 
+_NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log", "dev_start.log")
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Return the control files of `folder` that have no `.done` companion beside them.
+
+    Raises:
+        RawFormatError: the folder cannot be listed.
+    """
+    names = {path.name for path in _entries(folder)}
+    return sorted(
+        name
+        for name in names
+        if name.startswith(_NAMES) and not name.endswith(".done") and f"{name}.done" not in names
+    )
+
+
 def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
     """Return the one control file `name` or `name.<N>` of `folder`.
 
@@ -79,14 +97,7 @@ def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
         RawFormatError: there are several, or none although it is required.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
-    try:
-        found = sorted(
-            path
-            for path in folder.iterdir()
-            if pattern.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)
-        )
-    except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
+    found = [path for path in _entries(folder) if pattern.fullmatch(path.name)]
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
         raise RawFormatError(
@@ -131,11 +142,17 @@ class StartLog:
         """Return a counter that must be there.
 
         Raises:
-            RawFormatError: it is not.
+            RawFormatError: it is not, or is no time that a counter can show.
         """
-        if key not in self.values:
-            raise RawFormatError(f"{self.path} has no {key}:<number> line")
-        return self.values[key]
+        number = self.counter(key)
+        if number is None:
+            raise RawFormatError(f"{self.path} has no line {key}:<counter>")
+        return number
+
+    def counter(self, key: str) -> int | None:
+        """Return a counter, None when it is missing or cannot be one."""
+        number = self.values.get(key, -1)
+        return number if 0 <= number <= _MAX_COUNTER else None
 
 
 def read_start_log(path: Path) -> StartLog:
@@ -150,6 +167,14 @@ def read_start_log(path: Path) -> StartLog:
         if separator and _INTEGER.fullmatch(number.strip()):
             values[key.strip()] = int(number)
     return StartLog(path, values)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the regular files of a folder by name; links are not followed."""
+    try:
+        return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+    except OSError as err:
+        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
 
 
 def _read(path: Path) -> bytes:

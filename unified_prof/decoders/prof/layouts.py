@@ -113,6 +113,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, read_bandwidth u8@32,"
         " write_bandwidth u8@40, read_ost u8@48, write_ost u8@56",
     ),
+    "stars_qos": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bandwidth 10u4@24"),
     "stars_inter_soc": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bw_level u2@32"),
     "stars_acsq_v6": (
         32,
@@ -187,6 +188,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "npu_mem_v2": (32, "event u4@4, timestamp_us u8@8, ddr u8@16, hbm u8@24"),
     "npu_module_mem": (24, "module_id u4@0, host_ticks u8@8, total_size u8@16"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
+    "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),
 }
 
 _FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")

@@ -1,0 +1,180 @@
+"""`uprof import` as a user sees it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import call, complete, kernel, operation, write
+from unified_prof import open_report
+from unified_prof.cli.app import main
+
+EVENTS = [
+    operation("aten::mm", 10, 20),
+    call(15, 5, 77),
+    kernel(40, 2, 77),
+    complete("user_annotation", "ProfilerStep#3", 0, 100),
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "rank0.pt.trace.json", EVENTS)
+
+
+def uprof(*arguments: object) -> int:
+    """Run the command and return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
+    return int(ended.value.code or 0)
+
+
+def tables(report: Path) -> set[str]:
+    with sqlite3.connect(report) as db:
+        found = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+    db.close()
+    return found
+
+
+def test_a_report_named_after_the_trace_in_this_folder(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert uprof("import", trace) == 0
+    assert {"TASK", "STRING_IDS", "PYTORCH_API"} <= tables(tmp_path / "rank0.db")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "rank0.db" in told.err
+    assert "1 device tasks, 1 joined to their launch" in told.err
+
+
+def test_provenance_says_that_the_device_is_a_gpu(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.db"
+    assert uprof("import", trace, "-o", report, "-q") == 0
+    with open_report(report) as opened:
+        facts = dict(opened.rows("SELECT name, value FROM UPROF_RUN"))
+    assert facts["decoder"] == "kineto"
+    assert facts["device_kind"] == "gpu"
+    assert facts["trace"] == trace.name
+    assert json.loads(facts["events"])["kernel"] == 1
+
+
+def test_json_on_stdout_and_nothing_else_with_quiet(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("import", trace, "-o", tmp_path / "r.db", "-q", "--json") == 0
+    told = capsys.readouterr()
+    (record,) = json.loads(told.out)
+    assert told.err == ""
+    assert record["report"].endswith("r.db")
+    assert record["events"] == 4
+    assert record["rows"]["TASK"] == 1
+    assert record["anomalies"] == {}
+
+
+def test_a_report_is_replaced_only_with_force(trace: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.db"
+    report.write_text("mine")
+    assert uprof("import", trace, "-o", report) == 9
+    assert report.read_text() == "mine"
+    assert uprof("import", trace, "-o", report, "--force") == 0
+    assert "TASK" in tables(report)
+
+
+def test_one_bad_trace_does_not_stop_the_others_and_leaves_nothing(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text(trace.read_text()[:-40])
+    out = tmp_path / "out"
+    assert uprof("import", bad, trace, "-o", out, "--json") == 6
+    assert [path.name for path in out.iterdir()] == ["rank0.db"]
+    told = capsys.readouterr()
+    failed, made = json.loads(told.out)
+    assert failed["exit_code"] == 6
+    assert "cut off" in failed["error"]
+    assert "report" in made
+    assert "uprof: error: " + str(bad) in told.err
+    assert "uprof: hint: " in told.err
+
+
+def test_a_folder_made_for_nothing_is_taken_away_again(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    for layout in ("plain", "ascend-pt"):
+        assert uprof("import", bad, "-o", tmp_path / "new" / "deep", "--layout", layout) == 6
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--schema", "9.9"], 2),
+        (["--layout", "flat"], 2),
+        (["-o", "x.db", "--layout", "ascend-pt"], 2),
+        (["missing.json"], 6),
+        (["."], 2),
+    ],
+)
+def test_wrong_use(
+    trace: Path, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trace.parent)
+    assert uprof("import", trace, "-q", *arguments) == code
+
+
+def test_several_traces_do_not_fit_into_one_file(trace: Path, tmp_path: Path) -> None:
+    assert uprof("import", trace, trace, "-o", tmp_path / "one.db") == 2
+
+
+def test_traces_of_one_name_get_reports_of_their_own(tmp_path: Path) -> None:
+    traces = []
+    for rank in ("rank0", "rank1"):
+        (tmp_path / rank).mkdir()
+        traces.append(write(tmp_path / rank / "trace.json", EVENTS))
+    assert uprof("import", *traces, "-o", tmp_path / "out") == 0
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["rank0_trace.db", "rank1_trace.db"]
+
+
+@pytest.mark.parametrize("revision", ["pre_20240328", "1.0.0_20241112", "1.1.1_20250820", "latest"])
+def test_every_revision_can_be_written(trace: Path, tmp_path: Path, revision: str) -> None:
+    report = tmp_path / "r.db"
+    assert uprof("import", trace, "-o", report, "--schema", revision, "-q") == 0
+    with open_report(report) as opened:
+        assert opened.rows("SELECT count(*) FROM COMPUTE_TASK_INFO") == [(1,)]
+
+
+def test_equal_input_gives_equal_bytes(trace: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "rank0.pt.trace.json.gz"
+    packed.write_bytes(gzip.compress(trace.read_bytes()))
+    for name in ("a.db", "b.db"):
+        assert uprof("import", trace, "-o", tmp_path / name, "-q") == 0
+    assert (tmp_path / "a.db").read_bytes() == (tmp_path / "b.db").read_bytes()
+    assert uprof("import", packed, "-o", tmp_path / "c.db", "-q") == 0
+    assert tables(tmp_path / "c.db") == tables(tmp_path / "a.db")
+
+
+def test_the_layout_of_torch_npu(tmp_path: Path) -> None:
+    trace = write(tmp_path / "run.json", EVENTS, distributedInfo={"rank": 4})
+    out = tmp_path / "out"
+    assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 0
+    folder = out / "run_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["analysis.db", "ascend_pytorch_profiler_4.db"]
+    with sqlite3.connect(folder / "analysis.db") as db:
+        steps = db.execute("SELECT step, computing, free, stage FROM StepTraceTime").fetchall()
+    db.close()
+    assert steps == [("3", 2, 0, 2)]
+    assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 9
+    assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q", "--force") == 0
+    assert sorted(path.name for path in folder.iterdir()) == names
+
+
+def test_a_read_only_place_is_said(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert uprof("import", trace, "-o", tmp_path / "file" / "r.db") == 9

@@ -1,0 +1,357 @@
+"""Wrong, damaged and odd input: a clear refusal, or a counted anomaly."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.decoders.kineto.made import (
+    PID,
+    call,
+    complete,
+    decode,
+    decode_events,
+    kernel,
+    operation,
+    write,
+)
+from unified_prof.decoders.kineto import source
+from unified_prof.decoders.kineto.slices import TraceReader
+from unified_prof.errors import RawFormatError
+
+PRETTY = ",\n".join(json.dumps(operation(f"aten::op{i}", i, 1), indent=2) for i in range(200))
+
+
+def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
+    reader = TraceReader(path, lambda *_: None, slice_bytes)
+    return [event.name for events in reader.slices() for event in events]
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "an empty file"),
+        (b"SQLite format 3\0", "expected a torch.profiler trace"),
+        (b"\x00\x01\x02", "expected a torch.profiler trace"),
+        (b'{"schemaVersion": 1, "nodes": []}', "no key traceEvents among its keys"),
+        (b'{"traceEvents": {"a": 1}}', "no key traceEvents|no readable traceEvents"),
+        (b'{"a": ', "damaged, cut off or"),
+        (b'[{"a": 1}, 2]', "ends in the middle|cut off"),
+        (b"[]", "holds no event"),
+        (b'{"traceEvents": []}', "holds no event"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "args": {}}]}', "holds no event"),
+        (b'[{"name": "x", "b": 1}]', "holds no event"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(RawFormatError, match=message) as caught:
+        decode(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
+def test_a_truncated_trace_is_refused(tmp_path: Path, keep: float) -> None:
+    path = write(tmp_path / "trace.json", PRETTY)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+    with pytest.raises(RawFormatError, match="cut off"):
+        decode(path, slice_bytes=4096)
+
+
+def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    content = gzip.compress(write(tmp_path / "t.json", PRETTY).read_bytes())
+    path.write_bytes(content[:-20])
+    with pytest.raises(RawFormatError, match="gzip data ends before its end mark"):
+        decode(path)
+
+
+def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    content = bytearray(gzip.compress(write(tmp_path / "t.json", PRETTY).read_bytes()))
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(RawFormatError, match="gzip data"):
+        decode(path)
+
+
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_RATIO_CHECKED_FROM_BYTES", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}"))
+    with pytest.raises(RawFormatError, match="expands more than 400 times"):
+        decode(path)
+
+
+def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_prof.decoders.kineto.slices.MAX_OUTSIDE_BYTES", 1 << 16)
+    path = write(tmp_path / "trace.json", json.dumps(operation("a" * (1 << 18), 1, 1)))
+    with pytest.raises(RawFormatError, match="longer than"):
+        decode(path, slice_bytes=4096)
+
+
+def test_a_folder_or_missing_file_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nothing.json"):
+        with pytest.raises(RawFormatError, match="cannot be read"):
+            decode(path)
+
+
+# ---- read all the same
+
+
+def test_gzip_is_known_by_its_first_bytes_and_may_have_members_and_padding(tmp_path: Path) -> None:
+    text = write(tmp_path / "t.json", PRETTY).read_bytes()
+    path = tmp_path / "trace.json"  # without .gz
+    path.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]) + b"\0" * 512)
+    assert len(names(path)) == 200
+
+
+@pytest.mark.parametrize("slice_bytes", [64, 300, 1000, 1 << 20])
+def test_slices_of_any_size_give_the_same_events(tmp_path: Path, slice_bytes: int) -> None:
+    path = write(tmp_path / "trace.json", PRETTY, log=["}, {", "x" * 2000])
+    assert names(path, slice_bytes) == [f"aten::op{i}" for i in range(200)]
+
+
+tricky = st.lists(
+    st.sampled_from([*'{}[],:" \\\nx', "}, {", '"ph":', '},\n{"ph":', '"traceEvents": [']),
+    max_size=20,
+).map("".join)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(tricky, min_size=1, max_size=12), st.integers(32, 400), st.sampled_from([None, 1]))
+def test_no_text_inside_an_event_misleads_the_cuts(
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: list[str],
+    slice_bytes: int,
+    indent: int | None,
+) -> None:
+    events = [operation(text, 1, 1, args={"nested": [{"ph": text}, {text: 1}]}) for text in texts]
+    path = tmp_path_factory.mktemp("tricky") / "trace.json"
+    body = ",\n".join(json.dumps(event, indent=indent) for event in events)
+    write(path, body, note='traceEvents": [')
+    assert names(path, slice_bytes) == texts
+
+
+def test_a_bare_list_of_events_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([operation("aten::mm", 1, 1)]))
+    assert decode(path).rows("PYTORCH_API", "startNs") == [(1000,)]
+
+
+@pytest.mark.parametrize(
+    ("defect", "good"),
+    [
+        ('"na\x01me"', "na me"),
+        ('"na\nme"', "na me"),
+        (r'"C:\Users\x"', r"C:\Users\x"),
+        ('"caf\xe9"', "caf\ufffd"),
+    ],
+)
+def test_defects_inside_strings_are_repaired_and_counted(
+    tmp_path: Path, defect: str, good: str
+) -> None:
+    path = tmp_path / "trace.json"
+    events = [json.dumps(operation(f"aten::op{i}", i, 1)) for i in range(50)]
+    events[20] = events[20].replace('"aten::op20"', defect)
+    text = '{"traceEvents": [' + ",\n".join(events) + "]}"
+    path.write_bytes(text.encode("latin-1"))
+    sink = decode(path, slice_bytes=1000)
+    found = [name for (name,) in sink.rows("PYTORCH_API", "name", texts=["name"])]
+    assert len(found) == 50
+    assert found[20] == good
+    assert set(sink.anomalies) <= {"repaired_slice", "repaired_event"}
+    assert sum(sink.anomalies.values()) == 1
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "nan", "-nan", "inf"])
+def test_numbers_that_are_none_cost_only_what_they_stand_for(tmp_path: Path, value: str) -> None:
+    good = json.dumps(kernel(20, 1, 4))
+    odd = json.dumps(kernel(10, 1, 3)).replace('"context": 1', f'"context": {value}')
+    no_time = json.dumps(kernel(15, 1, 5)).replace('"dur": 1', f'"dur": {value}')
+    named = json.dumps(operation("aten::isnan NaN inf", 1, 1))
+    calls = [json.dumps(call(2, 1, correlation)) for correlation in (3, 4, 5)]
+    sink = decode(write(tmp_path / "trace.json", ",\n".join([good, odd, no_time, named, *calls])))
+    assert sink.rows("TASK", "startNs") == [(10_000,), (20_000,)]
+    assert sink.rows("UPROF_GPU_TASKS", "contextId") == [(None,), (1,)]
+    assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::isnan NaN inf",)]
+    assert sink.anomalies == {"repaired_slice": 1, "event_without_duration": 1}
+
+
+def test_an_event_beyond_repair_is_left_out_and_counted(tmp_path: Path) -> None:
+    events = [json.dumps(operation(f"aten::op{i}", i, 1), indent=1) for i in range(60)]
+    events[30] = events[30].replace('"aten::op30"', '"broken "quotes" {"')
+    for slice_bytes in (500, 1 << 20):
+        sink = decode(write(tmp_path / "t.json", ",\n".join(events)), slice_bytes=slice_bytes)
+        assert len(sink.tables["PYTORCH_API"]) == 59
+        assert sink.anomalies["malformed_event"] == 1
+
+
+def test_events_without_times_or_with_negative_durations_are_left_out(tmp_path: Path) -> None:
+    without_ts = operation("a", 1, 1)
+    del without_ts["ts"]
+    without_dur = kernel(1, 1, 1)
+    del without_dur["dur"]
+    sink = decode_events(
+        tmp_path,
+        without_ts,
+        without_dur,
+        operation("b", None, 1),
+        operation("c", "soon", 1),
+        kernel(5, -3, 2),
+        kernel(9, 0, 3),
+        operation("good", 5, 5),
+    )
+    assert sink.rows("TASK", "startNs", "endNs") == [(9000, 9000)]
+    assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("good",)]
+    assert sink.anomalies == {
+        "event_without_time": 3,
+        "event_without_duration": 1,
+        "negative_duration": 1,
+        "task_without_launch": 1,
+    }
+
+
+def test_ids_as_text_join_like_numbers(tmp_path: Path) -> None:
+    big = 2**63 - 10
+    sink = decode_events(
+        tmp_path, call(1, 1, str(big)), kernel("5.125", "1", str(big), pid="0", tid="7")
+    )
+    assert sink.rows("TASK", "connectionId", "startNs") == [(big, 5125)]
+    assert sink.rows("CANN_API", "connectionId") == [(big,)]
+
+
+def test_unreadable_ids_are_counted_and_the_task_is_kept(tmp_path: Path) -> None:
+    sink = decode_events(tmp_path, kernel(5, 1, "abc", args={"device": "gpu", "stream": [1]}))
+    ((device, stream),) = sink.rows("TASK", "deviceId", "streamId")
+    assert (device, stream) == (-1, -1)
+    assert sink.rows("NPU_INFO", "id", "name") == [(-1, "UNKNOWN")]
+    assert sink.anomalies == {"unreadable_number": 3, "task_without_launch": 1}
+
+
+def test_arguments_of_another_shape_do_not_lose_the_event(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        operation("a", 1, 1, args="text"),
+        operation("b", 2, 1, args=None),
+        operation("c", 3, 1, args={"External id": [1]}),
+        operation("d", 4, 1, args={"Input Dims": {"x": 1}, "Input type": 7}),
+        call(5, 1, 1, args=[]),
+        kernel(6, 1, 1, args={"grid": "big", "block": [1.5], "bytes": {}}),
+    )
+    assert len(sink.tables["PYTORCH_API"]) == 4
+    assert len(sink.tables["TASK"]) == 1
+    assert sink.anomalies["malformed_args"] == 2
+
+
+def test_calls_of_one_correlation_id_get_ids_of_their_own(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        call(1, 1, 7, args={"External id": 1, "correlation": 7}),
+        call(2, 1, 7, args={"External id": 2, "correlation": 7}, pid=PID + 1),
+        call(3, 1, 9, args={"External id": 3, "correlation": 9}),
+        kernel(10, 1, 7, args={"External id": 2}),
+        kernel(12, 1, 7, args={"External id": 1}),
+    )
+    assert sink.rows("CANN_API", "startNs", "connectionId") == [
+        (1000, 7),
+        (2000, 10),
+        (3000, 9),
+    ]
+    assert sink.rows("TASK", "startNs", "connectionId", "globalPid") == [
+        (10_000, 10, PID + 1),
+        (12_000, 7, PID),
+    ]
+    assert sink.anomalies == {"duplicate_correlation": 1, "ambiguous_launch": 2}
+
+
+def test_several_kernels_of_one_launch_share_it(tmp_path: Path) -> None:
+    """A launch of a CUDA graph starts many kernels."""
+    graph = call(1, 1, 7) | {"name": "cudaGraphLaunch"}
+    sink = decode_events(tmp_path, graph, *(kernel(10 + i, 1, 7) for i in range(3)))
+    assert sink.rows("TASK", "connectionId") == [(7,)] * 3
+    assert sink.anomalies == {}
+
+
+def test_tasks_without_correlation_stay_distinguishable(tmp_path: Path) -> None:
+    name = "ncclDevKernel_AllReduce(x)"
+    events = [kernel(i, 1, 0, name=name) for i in (1, 3)]
+    del events[1]["args"]["correlation"]
+    sink = decode_events(tmp_path, call(0, 1, 5), *events)
+    assert sorted(sink.rows("COMMUNICATION_OP", "connectionId")) == [(6,), (7,)]
+    assert sink.anomalies == {"task_without_launch": 2}
+
+
+def test_several_processes_keep_their_threads_apart(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        operation("aten::a", 0, 10, pid=1, tid=5),
+        operation("aten::b", 0, 10, pid=2, tid=5),
+        call(3, 1, 70, pid=2, tid=5),
+        kernel(20, 1, 70, args={"device": 1}),
+    )
+    assert sink.rows("COMPUTE_TASK_INFO", "opType", texts=["opType"]) == [("aten::b",)]
+    assert sink.rows("TASK", "globalPid", "deviceId") == [(2, 1)]
+    assert sorted(row["globalTid"] for row in sink.tables["PYTORCH_API"]) == [
+        1 << 32 | 5,
+        2 << 32 | 5,
+    ]
+
+
+def test_thread_ids_that_do_not_fit_are_replaced_and_counted(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        operation("a", 1, 1, tid=140_737_353_975_616),
+        operation("b", 2, 1, tid="main", pid="[rank1] python"),
+        operation("c", 3, 1, tid=140_737_353_975_616),
+    )
+    tids = [row["globalTid"] for row in sink.tables["PYTORCH_API"]]
+    assert tids[0] == tids[2] == PID << 32 | 0xFF00_0000
+    assert tids[1] not in tids[:1]
+    assert sink.anomalies == {"thread_id_replaced": 2, "process_id_replaced": 1}
+    assert ("[rank1] python", "main") in sink.rows("UPROF_THREADS", "process", "thread")
+
+
+def test_a_trace_without_a_device_has_no_tasks(tmp_path: Path) -> None:
+    sink = decode_events(tmp_path, operation("aten::mm", 1, 1))
+    assert "TASK" not in sink.tables
+    assert sink.rows("NPU_INFO", "id", "name") == [(-1, "UNKNOWN")]
+    assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(-1, -1)]
+
+
+def test_other_phases_are_counted(tmp_path: Path) -> None:
+    counter = {"ph": "C", "name": "memory", "pid": 0, "tid": 0, "ts": 1, "args": {"v": 1}}
+    no_phase = {"name": "x", "ts": 1}
+    sink = decode_events(tmp_path, operation("a", 1, 1), counter, no_phase)
+    assert sink.anomalies == {"unsupported_event": 2}
+
+
+def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        complete("Operator", "aten::mm", 0, 10, args={"external id": 4, "Input dims": [[2]]}),
+        complete("Runtime", "cudaLaunchKernel", 2, 1, args={"correlation": 9, "external id": 4}),
+        complete(
+            "Kernel",
+            "gemm",
+            20,
+            1,
+            pid=0,
+            tid="stream 7",
+            args={"correlation": 9, "device": 0, "stream": 7, "external id": 4},
+        ),
+    )
+    assert sink.rows(
+        "COMPUTE_TASK_INFO", "opType", "inputShapes", texts=["opType", "inputShapes"]
+    ) == [("aten::mm", '"2"')]
+    assert sink.anomalies == {}

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unified_prof.decoders.kineto.spool import Spool, windows
+
+ROW = np.dtype([("key", "i8"), ("order", "i8")])
+
+
+def rows(keys: Sequence[int], first: int) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    made = np.zeros(len(keys), dtype=ROW)
+    made["key"] = keys
+    made["order"] = np.arange(first, first + len(keys))
+    return made
+
+
+batches = st.lists(st.lists(st.integers(-20, 20), max_size=30), max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches, batches, st.integers(1, 40), st.integers(1, 2000))
+def test_windows_give_all_rows_back_sorted_whatever_the_sizes(
+    first: list[list[int]], second: list[list[int]], run_rows: int, window_rows: int
+) -> None:
+    with (
+        Spool(ROW, "key", run_rows=run_rows) as one,
+        Spool(ROW, "key", run_rows=run_rows) as other,
+    ):
+        for spool, given_batches in ((one, first), (other, second)):
+            count = 0
+            for keys in given_batches:
+                spool.append(rows(keys, count))
+                count += len(keys)
+        found: list[list[tuple[int, int]]] = [[], []]
+        last = None
+        for window in windows(one, other, window_rows=window_rows):
+            keys = [key for part in window for key in part["key"].tolist()]
+            assert keys
+            assert last is None or min(keys) > last  # no key in two windows
+            last = max(keys)
+            for part, into in zip(window, found, strict=True):
+                into += part.tolist()
+    for given_batches, got in ((first, found[0]), (second, found[1])):
+        flat = [key for keys in given_batches for key in keys]
+        assert got == sorted(zip(flat, range(len(flat)), strict=True), key=lambda row: row[0])
+
+
+def test_windows_stay_small_when_the_spool_is_large() -> None:
+    with Spool(ROW, "key", run_rows=1000) as spool:
+        for start in range(0, 50_000, 500):
+            spool.append(rows(range(start, start + 500), start))
+        sizes = [len(part) for (part,) in windows(spool, window_rows=2000)]
+    assert sum(sizes) == 50_000
+    assert max(sizes) <= 50 * 256

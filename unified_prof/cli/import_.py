@@ -1,0 +1,141 @@
+"""`uprof import`: other profilers' recordings to reports."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.import_trace import Imported, Outcome
+
+
+class Layout(str, Enum):
+    """How files and folders are named."""
+
+    PLAIN = "plain"
+    ASCEND_PT = "ascend-pt"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command(
+        "import",
+        no_args_is_help=True,
+        epilog=(
+            "Exit code: 0 all imported; 2 wrong use; 6 a trace is unreadable (the others are "
+            "imported); 9 a report exists or cannot be written."
+        ),
+    )(import_)
+
+
+def import_(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(metavar="TRACE...", help="Traces of torch.profiler: .json or .json.gz."),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="The report if OUT ends in .db and there is one trace, else a folder.",
+            show_default="<trace>.db in this folder",
+        ),
+    ] = None,
+    schema: Annotated[
+        str,
+        typer.Option(metavar="REVISION", help="documented, latest, or a revision of the schema."),
+    ] = "documented",
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="ascend-pt: the folders in which MindStudio Insight and msprof-analyze look."
+        ),
+    ] = Layout.PLAIN,
+    force: Annotated[bool, typer.Option("--force", help="Replace reports.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Errors only.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+) -> None:
+    """Make msprof databases of recorded torch.profiler traces: no torch, no GPU needed."""
+    from unified_prof.models import catalogue
+    from unified_prof.pipeline.import_trace import import_all, worst_exit_code
+
+    catalogue.resolve(catalogue.MSPROF, schema)
+    outcomes = []
+    with _progress(enabled=sys.stderr.isatty() and not quiet) as progress:
+        for outcome in import_all(
+            traces, output, schema=schema, layout=layout.value, force=force, progress=progress
+        ):
+            outcomes.append(outcome)
+            _tell(outcome, quiet=quiet)
+    if json_:
+        typer.echo(json.dumps([_record(outcome) for outcome in outcomes], indent=2))
+    if code := worst_exit_code(outcomes):
+        raise typer.Exit(code)
+
+
+def _tell(outcome: Outcome, *, quiet: bool) -> None:
+    if outcome.error is not None:
+        typer.echo(f"uprof: error: {outcome.error}", err=True)
+        if outcome.error.hint:
+            typer.echo(f"uprof: hint: {outcome.error.hint}", err=True)
+    elif outcome.imported is not None and not quiet:
+        for line in _summary(outcome.imported):
+            typer.echo(line, err=True)
+
+
+def _summary(imported: Imported) -> Iterator[str]:
+    decoded = imported.decoded
+    yield f"{imported.trace} -> {imported.report}"
+    yield f"  {decoded.events:,} events: {decoded.operations:,} operations, " + (
+        f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch"
+        if decoded.tasks
+        else "no device task"
+    )
+    for name, (count, detail) in sorted(imported.anomalies.items()):
+        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+
+
+def _record(outcome: Outcome) -> dict[str, Any]:
+    record: dict[str, Any] = {"trace": str(outcome.trace)}
+    if outcome.error is not None:
+        return record | {
+            "error": str(outcome.error),
+            "hint": outcome.error.hint,
+            "exit_code": outcome.error.exit_code,
+        }
+    assert outcome.imported is not None
+    imported = outcome.imported
+    return record | {
+        "report": str(imported.report),
+        "events": imported.decoded.events,
+        "events_by_kind": dict(sorted(imported.decoded.counts.items())),
+        "device_tasks": imported.decoded.tasks,
+        "device_tasks_joined": imported.decoded.tasks_joined,
+        "rank": imported.decoded.rank,
+        "rows": dict(sorted(imported.rows.items())),
+        "anomalies": {
+            name: {"count": count, "detail": detail}
+            for name, (count, detail) in sorted(imported.anomalies.items())
+        },
+    }
+
+
+@contextmanager
+def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is being done on a terminal's last line."""
+    if not enabled:
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading") as status:
+        yield lambda text: status.update(text)

@@ -1,0 +1,119 @@
+"""Python call chains: each is one frame and the chain that called it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.kineto.nesting import NONE
+from unified_prof.decoders.kineto.numbers import Int64s
+
+# Built-in methods are named with the address of the object they are bound to, which says
+# nothing and would make every call a frame of its own.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_BATCH_ROWS = 100_000
+
+
+class Frames(dict[Any, int]):
+    """Names of Python functions -> dense numbers."""
+
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
+        self.texts: list[str] = []
+        self.outside: set[int] = set()
+        """Frames of whoever ran the program: what called them is none of its business."""
+        self._is_outside = is_outside
+        self._numbers: dict[str, int] = {}
+
+    def __missing__(self, name: Any) -> int:
+        text = _ADDRESS.sub("", str(name))
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+            if self._is_outside(text):
+                self.outside.add(number)
+        if len(text) == len(str(name)):
+            self[name] = number  # names with addresses come once; they would pile up here
+        return number
+
+
+class CallChains:
+    """All distinct call chains of a trace, as a tree of frames."""
+
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
+        self.frames = Frames(is_outside)
+        self._numbers: dict[int, int] = {}  # parent << 32 | frame -> number
+        self._parents: list[int] = []
+        self._frames: list[int] = []
+        self._stacks: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
+        """Return the chain of each of many frames.
+
+        Args:
+            parents: Index, in these lists, of the frame around each one, or `NONE`; a frame
+                comes after the one around it.
+            known: The chain of a frame that was seen before, else `NONE`.
+            frames: Numbers of `Frames`.
+        """
+        chains: list[int] = []
+        numbers, all_parents, all_frames = self._numbers, self._parents, self._frames
+        outside = self.frames.outside
+        for parent, chain, frame in zip(parents, known, frames, strict=True):
+            if chain == NONE and frame not in outside:
+                above = chains[parent] if parent != NONE else NONE
+                key = (above + 1) << 32 | frame
+                found = numbers.get(key)
+                if found is None:
+                    found = numbers[key] = len(all_parents)
+                    all_parents.append(above)
+                    all_frames.append(frame)
+                chain = found
+            chains.append(chain)
+        return chains
+
+    def of_stack(self, text: Any) -> int:
+        """Return the chain that an event's own `Call stack` names, innermost frame first."""
+        if not isinstance(text, str) or not text:
+            return NONE
+        chain = self._stacks.get(text)
+        if chain is None:
+            parts = [part.strip() for part in reversed(text.split(";"))]
+            frames = [self.frames[part] for part in parts if part]
+            above = list(range(NONE, len(frames) - 1))
+            chains = self.extend_all(above, [NONE] * len(frames), frames)
+            chain = self._stacks[text] = chains[-1] if chains else NONE
+        return chain
+
+    def write(self, sink: Sink, used: Int64s) -> None:
+        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost 0."""
+        strings = [NONE] * len(self.frames.texts)
+        ids: list[int] = []
+        stacks: list[int] = []
+        depths: list[int] = []
+        for chain in np.unique(used).tolist():
+            depth, at = 0, chain
+            while at != NONE:
+                frame = self._frames[at]
+                if strings[frame] == NONE:
+                    strings[frame] = sink.strings.intern(self.frames.texts[frame])
+                ids.append(chain)
+                stacks.append(strings[frame])
+                depths.append(depth)
+                depth, at = depth + 1, self._parents[at]
+            if len(ids) >= _BATCH_ROWS:
+                _write_rows(sink, ids, stacks, depths)
+                ids, stacks, depths = [], [], []
+        _write_rows(sink, ids, stacks, depths)
+
+
+def _write_rows(sink: Sink, ids: list[int], stacks: list[int], depths: list[int]) -> None:
+    if ids:
+        sink.write("PYTORCH_CALLCHAINS", {"id": ids, "stack": stacks, "stackDepth": depths})

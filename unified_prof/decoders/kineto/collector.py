@@ -1,0 +1,308 @@
+"""Takes events as they come and puts their columns away, kind by kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.kineto import events as ev
+from unified_prof.decoders.kineto import rows as r
+from unified_prof.decoders.kineto.chains import CallChains
+from unified_prof.decoders.kineto.collectives import Collectives, from_annotation
+from unified_prof.decoders.kineto.fields import Bools, Fields
+from unified_prof.decoders.kineto.kinds import Kind, Kinds
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, to_float64
+from unified_prof.decoders.kineto.pools import PARAMETERS_OPERATION, parse_json
+from unified_prof.decoders.kineto.spool import Rows, Spool, TextSpool
+
+RUN_BYTES = 8 << 20
+"""Rows kept in memory before they are sorted and put away, of each kind."""
+_MEMORY_EVENT = "[memory]"
+_CPU_DEVICE_TYPE = 0
+"""c10::DeviceType::CPU, of allocator events."""
+
+
+class Collector(Fields):
+    """The parts of one trace, decoded but not yet joined. A context manager."""
+
+    def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
+        super().__init__(sink)
+        self.collectives = Collectives()
+        self.chains = CallChains(is_outside)
+
+        def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
+            return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))
+
+        self.host = spool(r.HOST)
+        self.frames = spool(r.FRAME)
+        self.calls = spool(r.CALL)
+        self.gpu = spool(r.GPU_TASK, "correlation")
+        self.allocations = spool(r.ALLOCATION)
+        self.gpu_annotations = spool(r.GPU_ANNOTATION)
+        self.syncs = spool(r.SYNC)
+        self.collections = spool(r.COLLECTION)
+        self.other = spool(r.OTHER)
+        self.new_spool = spool
+        self.texts = TextSpool()
+        self.counts: dict[str, int] = defaultdict(int)
+        """Events by kind."""
+        self.max_correlation = 0
+        self.links_to_operations = False
+        """Whether `External id` of a device's tasks names an operation. In older traces it
+        repeats the correlation id."""
+        self.devices: set[int] = set()
+        self.places: dict[tuple[Any, Any], int] = {}
+        """(pid, tid) of events outside the host's threads."""
+        self._kinds = Kinds()
+        self._take = {
+            Kind.OPERATION: self._operations,
+            Kind.ANNOTATION: self._operations,
+            Kind.FRAME: self._frames,
+            Kind.CALL: self._calls,
+            Kind.KERNEL: self._gpu_tasks,
+            Kind.COPY: self._gpu_tasks,
+            Kind.SET: self._gpu_tasks,
+            Kind.GPU_ANNOTATION: self._gpu_annotations_of,
+            Kind.SYNC: self._syncs_of,
+            Kind.GARBAGE_COLLECTION: self._garbage_collections,
+            Kind.INSTANT: self._instants,
+            Kind.OTHER: self._others,
+            Kind.UNKNOWN: self._unknown,
+            Kind.LABEL: self._labels,
+        }
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for value in vars(self).values():
+            if isinstance(value, Spool):
+                value.__exit__(kind, error, traceback)
+        self.texts.close()
+
+    def take(self, events: Sequence[ev.Event]) -> None:
+        """Put away a slice of events."""
+        groups: dict[tuple[ev.Scalar, ev.Scalar], list[ev.Event]] = defaultdict(list)
+        for event in events:
+            groups[event.ph, event.cat].append(event)
+        for key, members in groups.items():
+            kind = self._kinds[key]
+            self.counts[kind.value] += len(members)
+            if take := self._take.get(kind):
+                take(kind, members)
+
+    # ---- one method per kind
+
+    def _operations(self, kind: Kind, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.OperationArgs)
+        rows, valid = self.timed(events, r.HOST)
+        names = self.name_ids(events)
+        rows["thread"] = self.thread_numbers(events)
+        rows["name"] = names
+        is_operation = np.full(len(events), kind is Kind.OPERATION)
+        if self.names.steps:
+            is_operation &= ~np.isin(names, list(self.names.steps))
+        rows["is_operation"] = is_operation
+        rows["finished"] = [a.finished is not False for a in args]
+        rows["external"] = self.external_ids(args)
+        rows["sequence"] = self.ids([a.sequence_number for a in args])
+        rows["forward_thread"] = self.ids([a.forward_thread for a in args])
+        rows["signature"] = self.signature_numbers(args)
+        rows["inputs"] = self.raw_texts([a.concrete_inputs for a in args])
+        rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
+        rows["stack"] = [self.chains.of_stack(a.call_stack) if a.call_stack else -1 for a in args]
+        rows["collective"] = self._host_collectives(events, names, rows["signature"])
+        self.count_odd("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
+        self.host.append(_valid(rows, valid))
+
+    def _host_collectives(
+        self, events: list[ev.Event], names: Int64s, signatures: Int64s
+    ) -> Int64s:
+        """Return the collective that each event tells of; few events do."""
+        numbers = np.full(len(events), MISSING)
+        for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
+            name = events[index].name
+            if name == PARAMETERS_OPERATION:
+                numbers[index] = self.collectives[bytes(events[index].args)]
+                continue
+            signature = int(signatures[index])
+            known = signature != MISSING
+            numbers[index] = self.collectives.number(
+                from_annotation(
+                    str(name),
+                    self.signatures.elements[signature] if known else MISSING,
+                    self.signatures.first_type[signature] if known else "",
+                )
+            )
+        return numbers
+
+    def _frames(self, _: Kind, events: list[ev.Event]) -> None:
+        rows, valid = self.timed(events, r.FRAME)
+        rows["thread"] = self.thread_numbers(events)
+        frames = self.chains.frames
+        rows["frame"] = [frames[event.name] for event in events]
+        self.frames.append(_valid(rows, valid))
+
+    def _calls(self, _: Kind, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.CallArgs)
+        rows, valid = self.timed(events, r.CALL)
+        rows["thread"] = self.thread_numbers(events)
+        rows["name"] = self.name_ids(events)
+        rows["correlation"] = self.ids([a.correlation for a in args])
+        rows["external"] = self.external_ids(args)
+        rows["size"] = self.ids([a.size for a in args])
+        rows["geometry"] = self.geometry_numbers(args)
+        rows["shared_memory"] = self.ids([a.shared_memory for a in args])
+        for field in ("operation", "operation_name", "signature", "collective"):
+            rows[field] = MISSING
+        self._see_correlations(rows)
+        self.calls.append(_valid(rows, valid))
+
+    def _gpu_tasks(self, kind: Kind, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.GpuArgs)
+        rows, valid = self.timed(events, r.GPU_TASK)
+        names = self.name_ids(events)
+        rows["name"] = names
+        rows["kind"] = {Kind.COPY: r.COPY, Kind.SET: r.SET}.get(kind, r.KERNEL)
+        if kind is Kind.KERNEL:
+            rows["kind"][self.are_communication(names, events)] = r.COMMUNICATION
+        rows["device"], rows["stream"] = self.place(events, args)
+        rows["context"] = self.ids([a.context for a in args])
+        rows["correlation"] = self.ids([a.correlation for a in args])
+        rows["external"] = self.external_ids(args)
+        rows["geometry"] = self.geometry_numbers(args)
+        rows["queued"] = self.ids([a.queued for a in args])
+        rows["registers"] = self.ids([a.registers for a in args])
+        rows["shared_memory"] = self.ids([a.shared_memory for a in args])
+        rows["blocks_per_sm"] = to_float64([a.blocks_per_sm for a in args])
+        rows["warps_per_sm"] = to_float64([a.warps_per_sm for a in args])
+        rows["occupancy"] = to_float64([a.occupancy for a in args])
+        rows["size"] = self.ids([a.size for a in args])
+        rows["bandwidth"] = to_float64([a.bandwidth for a in args])
+        rows["graph"] = self.ids([a.graph_id for a in args])
+        rows["graph_node"] = self.ids([a.graph_node_id for a in args])
+        rows["collective"] = [
+            MISSING if a.collective is None else self.collectives[bytes(event.args)]
+            for a, event in zip(args, events, strict=True)
+        ]
+        for field in ("connection", "thread", "operation_name", "signature"):
+            rows[field] = MISSING
+        rows = _valid(rows, valid)
+        self._see_correlations(rows)
+        self.devices.update(np.unique(rows["device"]).tolist())
+        linked = (rows["external"] != MISSING) & (rows["external"] != rows["correlation"])
+        self.links_to_operations = self.links_to_operations or bool(linked.any())
+        self.gpu.append(rows)
+
+    def _gpu_annotations_of(self, _: Kind, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.ExternalIdArgs)
+        rows, valid = self.timed(events, r.GPU_ANNOTATION)
+        rows["name"] = self.name_ids(events)
+        rows["device"], rows["stream"] = self.place(events, args)
+        rows["external"] = self.ids([a.external_id for a in args])
+        self.gpu_annotations.append(_valid(rows, valid))
+
+    def _syncs_of(self, _: Kind, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.SyncArgs)
+        rows, valid = self.timed(events, r.SYNC)
+        rows["kind"] = self.name_ids(events)
+        rows["device"], rows["stream"] = self.place(events, args)
+        rows["context"] = self.ids([a.context for a in args])
+        rows["correlation"] = self.ids([a.correlation for a in args])
+        rows["wait_stream"] = self.ids([a.wait_stream for a in args])
+        rows["wait_event"] = self.ids([a.wait_event for a in args])
+        rows["wait_record"] = self.ids([a.wait_record for a in args])
+        self.syncs.append(_valid(rows, valid))
+
+    def _garbage_collections(self, _: Kind, events: list[ev.Event]) -> None:
+        rows, valid = self.timed(events, r.COLLECTION)
+        rows["thread"] = self.thread_numbers(events)
+        self.collections.append(_valid(rows, valid))
+
+    def _instants(self, _: Kind, events: list[ev.Event]) -> None:
+        memory = [event for event in events if event.name == _MEMORY_EVENT]
+        if memory:
+            self._allocations_of(memory)
+        rest = [event for event in events if event.name != _MEMORY_EVENT]
+        if rest:
+            self._others(Kind.INSTANT, rest)
+
+    def _allocations_of(self, events: list[ev.Event]) -> None:
+        args = self.arguments(events, ev.MemoryArgs)
+        rows, valid = self.timed(events, r.ALLOCATION, instant=True)
+        rows["thread"] = self.thread_numbers(events)
+        device_type = self.ids([a.device_type for a in args])
+        device = self.ids([a.device_id for a in args])
+        rows["device"] = np.where(device_type == _CPU_DEVICE_TYPE, MISSING, device)
+        rows["address"] = self.ids([a.address for a in args])
+        size = self.ids([a.size for a in args], missing=0)
+        rows["size"] = size
+        rows["total_allocated"] = self.ids([a.total_allocated for a in args])
+        rows["total_reserved"] = self.ids([a.total_reserved for a in args])
+        self.count_odd("memory_event_without_size", size == 0, events)
+        self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
+        self.allocations.append(rows[valid & (size != 0)])
+
+    def _others(self, kind: Kind, events: list[ev.Event]) -> None:
+        rows, valid = self.timed(events, r.OTHER, instant=kind is Kind.INSTANT)
+        rows["category"] = [
+            self.names["instant" if e.cat is None and kind is Kind.INSTANT else e.cat]
+            for e in events
+        ]
+        rows["name"] = self.name_ids(events)
+        places = self.places
+        rows["place"] = [places.setdefault((e.pid, e.tid), len(places)) for e in events]
+        if kind is Kind.INSTANT:
+            rows["end"] = r.NO_END
+        texts = [_compact(bytes(event.args)) for event in events]
+        rows["args_at"] = [self.texts.append(text) for text in texts]
+        rows["args_size"] = [len(text) for text in texts]
+        self.other.append(_valid(rows, valid))
+
+    def _unknown(self, kind: Kind, events: list[ev.Event]) -> None:
+        spans = [event for event in events if event.ph == "X"]
+        if spans:
+            self.sink.anomaly("unknown_category", len(spans), f"category {spans[0].cat!r}")
+            self._others(kind, spans)
+        rest = len(events) - len(spans)
+        if rest:
+            first = next(event for event in events if event.ph != "X")
+            self.sink.anomaly("unsupported_event", rest, f"phase {first.ph!r}, {first.name!r}")
+
+    def _labels(self, _: Kind, events: list[ev.Event]) -> None:
+        for event in events:
+            label = parse_json(bytes(event.args))
+            if not isinstance(label, dict):
+                continue
+            if event.name == "process_name" and "name" in label:
+                self.threads.process_names[event.pid] = str(label["name"])
+            elif event.name == "process_labels" and "labels" in label:
+                self.threads.process_labels[event.pid] = str(label["labels"])
+            elif event.name == "thread_name" and "name" in label:
+                self.threads.thread_names[event.pid, event.tid] = str(label["name"])
+
+    def _see_correlations(self, rows: Rows) -> None:
+        if len(rows):
+            self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
+
+
+def _compact(text: bytes) -> bytes:
+    try:
+        return msgspec.json.format(text, indent=-1) if text else text
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return text
+
+
+def _valid(rows: Rows, valid: Bools) -> Rows:
+    return rows if valid.all() else rows[valid]

@@ -1,0 +1,175 @@
+"""Joins the device's tasks to the runtime calls that launched them, by correlation id."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unified_prof.decoders.kineto import rows as r
+from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.fields import Bools
+from unified_prof.decoders.kineto.nesting import NONE
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+
+API_TYPE_RUNTIME = 5000
+"""ENUM_API_TYPE `runtime`."""
+
+_FROM_CALL = ("thread", "operation_name", "signature")
+_WINDOW_ROWS = 1 << 16
+
+
+class Correlator:
+    """Writes CANN_API and CONNECTION_IDS, and completes the device's tasks.
+
+    CANN_API.connectionId is a primary key, so each call needs an id of its own: its correlation
+    id, or where an earlier call has that already, a fresh one beyond all correlation ids.
+    """
+
+    def __init__(self, parts: Collector, base_ns: int) -> None:
+        self._parts = parts
+        self._sink = parts.sink
+        self._base_ns = base_ns
+        self._next_id = parts.max_correlation + 1
+        self.joined = 0
+        """Tasks whose launch was found."""
+
+    def join(self, calls: Spool) -> Spool:
+        """Return the device's tasks by time, each with its launch and operation."""
+        tasks = self._parts.new_spool(r.GPU_TASK, "start")
+        orphans = self._parts.new_spool(r.GPU_TASK, "external")
+        for made, ran in windows(calls, self._parts.gpu, window_rows=_WINDOW_ROWS):
+            connections = self._write_calls(made)
+            if len(ran):
+                done = self._complete(ran, made, connections)
+                orphan = (done["operation_name"] == NONE) & (done["external"] != MISSING)
+                if self._parts.links_to_operations and orphan.any():
+                    orphans.append(done[orphan])
+                    done = done[~orphan]
+                tasks.append(done)
+        if orphans.rows:
+            self._adopt(orphans, tasks)
+        missing = self._parts.gpu.rows - self.joined
+        if missing:
+            self._sink.anomaly("task_without_launch", missing, "no runtime call has its id")
+        return tasks
+
+    def _write_calls(self, calls: Rows) -> Int64s:
+        """Write one window of calls; return their connection ids."""
+        if not len(calls):
+            return np.empty(0, dtype=np.int64)
+        connections = calls["correlation"].copy()
+        repeated = np.append(False, connections[1:] == connections[:-1])
+        needs_id = repeated | (connections < 0)
+        count = int(np.count_nonzero(needs_id))
+        if count:
+            connections[needs_id] = self._fresh_ids(count)
+            duplicates = int(np.count_nonzero(repeated & (calls["correlation"] >= 0)))
+            if duplicates:
+                self._sink.anomaly("duplicate_correlation", duplicates, "given an id of its own")
+        threads = self._parts.threads
+        self._sink.write(
+            "CANN_API",
+            {
+                "startNs": calls["start"] + self._base_ns,
+                "endNs": calls["end"] + self._base_ns,
+                "type": API_TYPE_RUNTIME,
+                "globalTid": np.array(threads.global_tids)[calls["thread"]],
+                "connectionId": connections,
+                "name": calls["name"],
+            },
+        )
+        inside = calls["operation"] != NONE
+        if inside.any():
+            self._sink.write(
+                "CONNECTION_IDS",
+                {"id": calls["operation"][inside], "connectionId": connections[inside]},
+            )
+        return connections
+
+    def _complete(self, tasks: Rows, calls: Rows, connections: Int64s) -> Rows:
+        """Fill in what the launching call knows of each task."""
+        tasks = tasks.copy()
+        launch = _launches(tasks, calls)
+        found = launch != NONE
+        self.joined += int(np.count_nonzero(found))
+        tasks["connection"] = tasks["correlation"]
+        without_id = ~found & (tasks["correlation"] <= 0)
+        if without_id.any():
+            tasks["connection"][without_id] = self._fresh_ids(int(np.count_nonzero(without_id)))
+        if found.any():
+            by = calls[launch[found]]
+            tasks["connection"][found] = connections[launch[found]]
+            for field in _FROM_CALL:
+                tasks[field][found] = by[field]
+            for field in ("collective", "size", "geometry", "shared_memory"):
+                tasks[field][found] = np.where(
+                    tasks[field][found] == MISSING, by[field], tasks[field][found]
+                )
+            ambiguous = _shared(calls["correlation"])[launch[found]]
+            if ambiguous.any():
+                count = int(np.count_nonzero(ambiguous))
+                self._sink.anomaly("ambiguous_launch", count, "matched by operation and time")
+        return tasks
+
+    def _adopt(self, orphans: Spool, tasks: Spool) -> None:
+        """Give tasks without a launch inside an operation the one their `External id` names."""
+        by_id = self._parts.new_spool(r.HOST, "external")
+        for (host,) in windows(self._parts.host):
+            by_id.append(host[(host["is_operation"] != 0) & (host["external"] != MISSING)])
+        with by_id:
+            for host, ran in windows(by_id, orphans):
+                if not len(ran):
+                    continue
+                ran = ran.copy()
+                if len(host):
+                    at = np.searchsorted(host["external"], ran["external"])
+                    at = at.clip(max=len(host) - 1)
+                    found = host["external"][at] == ran["external"]
+                    by = host[at[found]]
+                    ran["operation_name"][found] = by["name"]
+                    ran["signature"][found] = by["signature"]
+                    for field in ("thread", "collective"):
+                        ran[field][found] = np.where(
+                            ran[field][found] == MISSING, by[field], ran[field][found]
+                        )
+                tasks.append(ran)
+
+    def _fresh_ids(self, count: int) -> Int64s:
+        ids = np.arange(self._next_id, self._next_id + count)
+        self._next_id += count
+        return ids
+
+
+def _shared(keys: Int64s) -> Bools:
+    """Tell which of sorted keys occur more than once."""
+    same: Bools = keys[1:] == keys[:-1]
+    shared: Bools = np.append(False, same) | np.append(same, False)
+    return shared
+
+
+def _launches(tasks: Rows, calls: Rows) -> Int64s:
+    """Return the index of the call that launched each task, or `NONE`.
+
+    Args:
+        tasks: Sorted by correlation id.
+        calls: Sorted by correlation id, then by start.
+
+    Where several calls have the id (several processes in one trace), the one of the same
+    external id is taken, else the last to start before the task.
+    """
+    correlation, wanted = calls["correlation"], tasks["correlation"]
+    first = np.searchsorted(correlation, wanted, side="left")
+    behind = np.searchsorted(correlation, wanted, side="right")
+    launch = np.where((behind > first) & (wanted > 0), first, NONE)
+    several = np.flatnonzero((behind - first > 1) & (wanted > 0))
+    for index in several.tolist():
+        choices = np.arange(first[index], behind[index])
+        same = choices[calls["external"][choices] == tasks["external"][index]]
+        if len(same) == 1:
+            launch[index] = same[0]
+            continue
+        choices = same if len(same) else choices
+        before = choices[calls["start"][choices] <= tasks["start"][index]]
+        if len(before):
+            launch[index] = before[np.argmax(calls["start"][before])]
+    return launch

@@ -1,0 +1,304 @@
+"""Writes what ran on devices: tasks, and what is known of kernels, copies and collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from unified_prof.columns import Column
+from unified_prof.decoders.kineto import rows as r
+from unified_prof.decoders.kineto.collectives import (
+    Collective,
+    algorithm,
+    collective_of_kernel,
+    data_type,
+)
+from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.host_tables import UNKNOWN_ID
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
+from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+from unified_prof.units import NS_PER_S
+
+TASK_TYPES = {
+    r.KERNEL: "KERNEL",
+    r.COMMUNICATION: "KERNEL",
+    r.COPY: "MEMCPY_ASYNC",
+    r.SET: "MEMSET",
+}
+"""TASK.taskType by kind of GPU task; readers of the format find copies by this name."""
+
+COPY_DIRECTIONS = {"HtoH": 0, "HtoD": 1, "DtoH": 2, "DtoD": 3, "PtoP": 3}
+"""Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION."""
+OTHER_COPY = 65535
+
+_NOT_AVAILABLE_TYPE, _INVALID_TYPE = 65534, 65535
+"""Of the 16-bit enums: not recorded, and recorded but without a number."""
+_NO_NOTIFY = -1
+
+HasColumn = Callable[[str, str], bool]
+
+
+class GpuTables:
+    """Writes the tables of tasks, in the order of their start."""
+
+    def __init__(
+        self,
+        parts: Collector,
+        base_ns: int,
+        *,
+        main_process: int,
+        has_column: HasColumn,
+        data_types: Mapping[str, int],
+    ) -> None:
+        self._parts = parts
+        self._sink = parts.sink
+        self._base_ns = base_ns
+        self._main_process = main_process
+        self._has_column = has_column
+        self._data_types = data_types
+        intern = parts.sink.strings.intern
+        self._no_text = intern(NOT_AVAILABLE)
+        self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(4)])
+        self._names: dict[int, str] = {}
+        self._directions: dict[int, int] = {}
+        self._task_id = 0
+        self._op_id = 0
+        self._calls_of_group: Counter[tuple[int, str]] = Counter()
+
+    def write(self, tasks: Spool) -> None:
+        """Write all tasks, sorted by start."""
+        self._names = {number: str(name) for name, number in self._parts.names.items()}
+        for (rows,) in windows(tasks):
+            self._write(rows)
+
+    def _write(self, rows: Rows) -> None:
+        ids = np.arange(self._task_id, self._task_id + len(rows))
+        self._task_id += len(rows)
+        processes = np.array([*self._parts.threads.process_ids, self._main_process])
+        self._sink.write(
+            "TASK",
+            {
+                "startNs": rows["start"] + self._base_ns,
+                "endNs": rows["end"] + self._base_ns,
+                "deviceId": rows["device"],
+                "connectionId": rows["connection"],
+                "globalTaskId": ids,
+                "globalPid": processes[rows["thread"]],  # MISSING is the last one
+                "taskType": self._task_types[rows["kind"]],
+                "contextId": UNKNOWN_ID,
+                "streamId": rows["stream"],
+                "taskId": UNKNOWN_ID,
+                "modelId": UNKNOWN_ID,
+            },
+        )
+        for kind, write in (
+            (r.KERNEL, self._write_kernels),
+            (r.COPY, self._write_copies),
+            (r.COMMUNICATION, self._write_collectives),
+        ):
+            mine = rows["kind"] == kind
+            if mine.any():
+                write(rows[mine], ids[mine])
+        self._write_details(rows, ids)
+
+    def _write_kernels(self, rows: Rows, ids: Int64s) -> None:
+        signatures, geometries = self._parts.signatures, self._parts.geometries
+        operations = rows["operation_name"]
+        columns: dict[str, Column] = {
+            "name": rows["name"],
+            "globalTaskId": ids,
+            "blockNum": self._block_counts(rows),
+            "mixBlockNum": 0,
+            "taskType": int(self._task_types[r.KERNEL]),
+            "opType": np.where(operations != MISSING, operations, self._no_text),
+            "inputFormats": self._of_signature(signatures.kernel_formats, rows),
+            "inputDataTypes": self._of_signature(signatures.kernel_types, rows),
+            "inputShapes": self._of_signature(signatures.kernel_shapes, rows),
+        }
+        for absent in (
+            *("outputFormats", "outputDataTypes", "outputShapes"),
+            *("attrInfo", "opState", "hf32Eligible"),
+        ):
+            if self._has_column("COMPUTE_TASK_INFO", absent):
+                columns[absent] = self._no_text
+        if self._has_column("COMPUTE_TASK_INFO", "gridDim"):
+            columns["gridDim"] = self._of_geometry(geometries.grids, rows)
+            columns["blockDim"] = self._of_geometry(geometries.blocks, rows)
+        self._sink.write("COMPUTE_TASK_INFO", columns)
+
+    def _write_copies(self, rows: Rows, ids: Int64s) -> None:
+        directions = self._directions
+        for number in np.unique(rows["name"]).tolist():
+            if number not in directions:
+                directions[number] = copy_direction(self._names[number])
+        self._sink.write(
+            "MEMCPY_INFO",
+            {
+                "globalTaskId": ids,
+                "size": _known(rows["size"]),
+                "memcpyOperation": [directions[number] for number in rows["name"].tolist()],
+            },
+        )
+
+    def _write_collectives(self, rows: Rows, ids: Int64s) -> None:
+        count = len(rows)
+        op_ids = np.arange(self._op_id, self._op_id + count)
+        self._op_id += count
+        intern = self._sink.strings.intern
+        of_rows = [self._collective(row) for row in rows]
+        kernels = [self._names[number] for number in rows["name"].tolist()]
+        op_names = [
+            self._op_name(device, collective)
+            for device, collective in zip(rows["device"].tolist(), of_rows, strict=True)
+        ]
+        groups = [intern(collective.group) for collective in of_rows]
+        types = [self._data_type(collective.dtype) for collective in of_rows]
+        start, end = rows["start"] + self._base_ns, rows["end"] + self._base_ns
+        sizes = [collective.size_bytes for collective in of_rows]
+        columns: dict[str, Column] = {
+            "opName": op_names,
+            "startNs": start,
+            "endNs": end,
+            "connectionId": rows["connection"],
+            "groupName": groups,
+            "opId": op_ids,
+            "relay": 0,
+            "retry": 0,
+            "dataType": types,
+            "algType": [intern(algorithm(kernel)) for kernel in kernels],
+            "count": _list_or_null([collective.in_elements for collective in of_rows]),
+            "opType": [intern(collective.name) for collective in of_rows],
+        }
+        if self._has_column("COMMUNICATION_OP", "deviceId"):
+            columns["deviceId"] = rows["device"]
+        if self._has_column("COMMUNICATION_OP", "rankSize"):
+            columns["rankSize"] = _list_or_null([c.group_size for c in of_rows])
+        self._sink.write("COMMUNICATION_OP", columns)
+        columns = {
+            "name": rows["name"],
+            "globalTaskId": ids,
+            "taskType": int(self._task_types[r.COMMUNICATION]),
+            "planeId": 0,
+            "groupName": groups,
+            "notifyId": _NO_NOTIFY,
+            "rdmaType": _NOT_AVAILABLE_TYPE,
+            "srcRank": [_rank(collective.source_rank) for collective in of_rows],
+            "dstRank": [_rank(collective.target_rank) for collective in of_rows],
+            "transportType": _NOT_AVAILABLE_TYPE,
+            "size": _list_or_null(sizes),
+            "dataType": types,
+            "linkType": _NOT_AVAILABLE_TYPE,
+            "opId": op_ids,
+        }
+        if self._has_column("COMMUNICATION_TASK_INFO", "isMaster"):
+            columns["isMaster"] = 1
+        if self._has_column("COMMUNICATION_TASK_INFO", "bandwidth"):
+            duration = rows["end"] - rows["start"]
+            columns["bandwidth"] = [
+                None if size < 0 or time <= 0 else size * NS_PER_S / time
+                for size, time in zip(sizes, duration.tolist(), strict=True)
+            ]
+        self._sink.write("COMMUNICATION_TASK_INFO", columns)
+        self._write_parameters(of_rows, op_ids)
+
+    def _write_parameters(self, collectives: list[Collective], op_ids: Int64s) -> None:
+        intern_all = self._sink.strings.intern_all
+        self._sink.write(
+            "UPROF_COLLECTIVES",
+            {
+                "opId": op_ids,
+                "groupDescription": intern_all(c.group_description for c in collectives),
+                "groupSize": _list_or_null([c.group_size for c in collectives]),
+                "groupRanks": intern_all(c.group_ranks for c in collectives),
+                "dataType": intern_all(c.dtype for c in collectives),
+                "inElements": _list_or_null([c.in_elements for c in collectives]),
+                "outElements": _list_or_null([c.out_elements for c in collectives]),
+                "inSplit": intern_all(c.in_split for c in collectives),
+                "outSplit": intern_all(c.out_split for c in collectives),
+                "sequence": _list_or_null([c.sequence for c in collectives]),
+            },
+        )
+
+    def _write_details(self, rows: Rows, ids: Int64s) -> None:
+        geometries = self._parts.geometries
+        operations = rows["operation_name"]
+        is_kernel = (rows["kind"] == r.KERNEL) | (rows["kind"] == r.COMMUNICATION)
+        self._sink.write(
+            "UPROF_GPU_TASKS",
+            {
+                "globalTaskId": ids,
+                "name": rows["name"],
+                "operation": np.where(operations != MISSING, operations, self._no_text),
+                "externalId": _known(rows["external"]),
+                "contextId": _known(rows["context"]),
+                "sizeBytes": _known(np.where(is_kernel, MISSING, rows["size"])),
+                "bandwidthGBps": rows["bandwidth"],
+                "gridDim": self._of_geometry(geometries.grids, rows),
+                "blockDim": self._of_geometry(geometries.blocks, rows),
+                "registersPerThread": _known(rows["registers"]),
+                "sharedMemoryBytes": _known(rows["shared_memory"]),
+                "blocksPerSm": rows["blocks_per_sm"],
+                "warpsPerSm": rows["warps_per_sm"],
+                "occupancyPercent": rows["occupancy"],
+                "queuedNs": _known(rows["queued"]),
+                "graphId": _known(rows["graph"]),
+                "graphNodeId": _known(rows["graph_node"]),
+            },
+        )
+
+    def _collective(self, row: Rows) -> Collective:
+        number = int(row["collective"])
+        if number != MISSING:
+            return self._parts.collectives.all[number]
+        return Collective(name=collective_of_kernel(self._names[int(row["name"])]))
+
+    def _op_name(self, device: int, collective: Collective) -> int:
+        """Name one call so that the ranks of a group give the same call the same name."""
+        key = (device, collective.group)
+        number = collective.sequence
+        if number == MISSING:
+            number = self._calls_of_group[key]
+        self._calls_of_group[key] += 1
+        name = f"{collective.name}__{collective.group}_{number}_1"
+        return self._sink.strings.intern(name)
+
+    def _data_type(self, name: str) -> int:
+        if name == NOT_AVAILABLE:
+            return _NOT_AVAILABLE_TYPE if "N/A" in self._data_types else _INVALID_TYPE
+        return self._data_types.get(data_type(name)[0], _INVALID_TYPE)
+
+    def _block_counts(self, rows: Rows) -> Column:
+        counts = np.array([*self._parts.geometries.block_counts, MISSING])
+        return _known(counts[rows["geometry"]])
+
+    def _of_geometry(self, texts: list[str], rows: Rows) -> Int64s:
+        ids: Int64s = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])[rows["geometry"]]
+        return ids
+
+    def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
+        ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
+        return ids
+
+
+def copy_direction(name: str) -> int:
+    """Return the ENUM_MEMCPY_OPERATION id of a copy such as `Memcpy HtoD (Pinned -> Device)`."""
+    for word in name.replace("(", " ").split():
+        if word in COPY_DIRECTIONS:
+            return COPY_DIRECTIONS[word]
+    older = {"CopyHostToDevice": 1, "CopyDeviceToHost": 2, "CopyDeviceToDevice": 3}
+    return older.get(name, OTHER_COPY)
+
+
+def _known(values: Int64s) -> Int64s:
+    return np.ma.masked_equal(values, MISSING) if (values == MISSING).any() else values
+
+
+def _list_or_null(values: list[int]) -> list[int | None]:
+    return [None if value == MISSING else value for value in values]
+
+
+def _rank(rank: int) -> int:
+    return UNKNOWN_ID if rank == MISSING else rank

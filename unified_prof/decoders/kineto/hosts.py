@@ -1,0 +1,196 @@
+"""Walks the host's events in time order and finds what each of them ran inside of.
+
+The trace says only when things ran on which thread. Which operation made a runtime call, which
+Python functions an operation was called from, which operation allocated: all follow from
+intervals lying inside one another. The walk goes window by window; intervals that are still open
+at a window's end are carried into the next.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unified_prof.decoders.kineto import rows as r
+from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.forwards import Forwards
+from unified_prof.decoders.kineto.host_tables import HostTables
+from unified_prof.decoders.kineto.memory import Allocations
+from unified_prof.decoders.kineto.nesting import NONE, inherit, parents, preorder
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+
+WINDOW_ROWS = 1 << 17
+"""Rows of all kinds that are joined at a time."""
+
+INTERVAL = np.dtype(
+    [
+        ("start", "i8"),
+        ("end", "i8"),
+        ("thread", "i4"),
+        ("rank", "i8"),  # of two equal intervals the smaller one is outside
+        ("frame", "i4"),  # NONE: not a Python function
+        ("chain", "i4"),
+        ("operation", "i8"),
+        ("operation_name", "i4"),
+        ("signature", "i4"),
+        ("collective", "i4"),
+    ]
+)
+"""Anything with a beginning and an end on a thread, and what it stands for."""
+
+_HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
+
+
+def walk(parts: Collector, tables: HostTables, allocations: Allocations) -> Spool:
+    """Write the host's tables; return the runtime calls, by correlation, with their operations."""
+    calls = parts.new_spool(r.CALL, "correlation")
+    walker = _Walker(parts, tables, allocations, calls)
+    spools = (parts.host, parts.frames, parts.calls, parts.allocations)
+    for host, frames, made, allocated in windows(*spools, window_rows=WINDOW_ROWS):
+        walker.step(host, frames, made, allocated)
+    walker.finish()
+    return calls
+
+
+class _Walker:
+    def __init__(
+        self, parts: Collector, tables: HostTables, allocations: Allocations, calls: Spool
+    ) -> None:
+        self._parts = parts
+        self._tables = tables
+        self._allocations = allocations
+        self._calls = calls
+        self._forwards = Forwards()
+        self._open = np.empty(0, dtype=INTERVAL)
+        self._operations = 0
+
+    def step(self, host: Rows, frames: Rows, calls: Rows, allocated: Rows) -> None:
+        """Take one window of each kind, all covering the same time."""
+        bound = max(int(p["start"][-1]) for p in (host, frames, calls, allocated) if len(p))
+        new_frames = self._frame_intervals(frames)
+        new_host, numbers = self._host_intervals(host)
+        every = np.concatenate(
+            (
+                self._open,
+                new_frames,
+                new_host,
+                _points(calls, _CALL_RANK),
+                _points(allocated, _POINT_RANK),
+            )
+        )
+        order = preorder(every["thread"], every["start"], every["end"], every["rank"])
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        every = every[order]
+        parent = parents(every["thread"], every["end"])
+        if len(self._parts.chains):
+            self._inherit_chains(every, parent, host, place[self._host_slice(new_frames, host)])
+        source = np.where(every["operation"] != NONE, np.arange(len(every)), NONE)
+        source = inherit(source, parent)
+        for field in ("operation", "operation_name", "signature"):
+            every[field] = np.where(source != NONE, every[field][source], NONE)
+        every["collective"] = inherit(every["collective"], parent)
+
+        every_call = place[len(every) - len(calls) - len(allocated) :]
+        self._put_calls(calls, every[every_call[: len(calls)]])
+        self._allocations.take(allocated, every[every_call[len(calls) :]]["operation_name"])
+        mine = every[place[self._host_slice(new_frames, host)]]
+        called = every["operation"][every_call[: len(calls)]]
+        self._tables.take(host, numbers, mine["chain"], called, bound)
+        intervals = every[(place < 0) | (every["rank"] < _CALL_RANK)]
+        self._open = intervals[intervals["end"] > bound]
+
+    def finish(self) -> None:
+        """Write what was still open."""
+        self._tables.finish()
+        self._allocations.finish()
+
+    def _host_slice(self, new_frames: Rows, host: Rows) -> slice:
+        first = len(self._open) + len(new_frames)
+        return slice(first, first + len(host))
+
+    def _frame_intervals(self, frames: Rows) -> Rows:
+        """Make intervals of Python functions and give each its call chain."""
+        if not len(frames):
+            return np.empty(0, dtype=INTERVAL)
+        new = _intervals(frames, np.arange(len(frames)))
+        new["frame"] = frames["frame"]
+        around = self._open[self._open["frame"] != NONE]
+        both = np.concatenate((around, new))
+        order = preorder(both["thread"], both["start"], both["end"], both["rank"])
+        ordered = both[order]
+        chains = self._parts.chains.extend_all(
+            parents(ordered["thread"], ordered["end"]).tolist(),
+            ordered["chain"].tolist(),
+            ordered["frame"].tolist(),
+        )
+        both["chain"][order] = chains
+        return both[len(around) :]
+
+    def _host_intervals(self, host: Rows) -> tuple[Rows, Int64s]:
+        """Make intervals of operations and annotations, and number the operations."""
+        external = np.clip(host["external"], 0, _HOST_RANK - 1)
+        new = _intervals(host, _HOST_RANK + external)
+        is_operation = host["is_operation"] != 0
+        numbers = self._operations + np.cumsum(is_operation) - 1
+        numbers = np.where(is_operation, numbers, NONE)
+        self._operations += int(np.count_nonzero(is_operation))
+        new["operation"] = numbers
+        new["operation_name"] = host["name"]
+        new["signature"] = host["signature"]
+        new["collective"] = host["collective"]
+        new["chain"] = host["stack"]
+        return new, numbers
+
+    def _inherit_chains(self, every: Rows, parent: Int64s, host: Rows, at: Int64s) -> None:
+        """Give everything the chain of the Python function around it.
+
+        A backward operation, and what runs inside of it, gets its forward operation's chain: the
+        Python functions around it, if any, only called `backward()`.
+        """
+        own = every["chain"].astype(np.int64)
+        chain = inherit(own, parent)
+        numbered = (host["sequence"] >= 0) & (host["is_operation"] != 0)
+        forward = numbered & (host["forward_thread"] <= 0)
+        self._forwards.add(
+            host["sequence"][forward], chain[at[forward]], host["thread"][forward].astype(np.int64)
+        )
+        backward = numbered & (host["forward_thread"] > 0)
+        if backward.any():
+            found, ambiguous = self._forwards.find(host["sequence"][backward])
+            missing = int(np.count_nonzero(found == NONE)) - ambiguous
+            if ambiguous:
+                self._parts.sink.anomaly("ambiguous_forward_operation", ambiguous)
+            if missing:
+                self._parts.sink.anomaly("backward_without_forward", missing)
+            where = at[backward]
+            own[where] = np.where(found != NONE, found, own[where])
+            chain = inherit(own, parent)
+        every["chain"] = chain
+
+    def _put_calls(self, calls: Rows, around: Rows) -> None:
+        if len(calls):
+            calls = calls.copy()
+            for field in ("operation", "operation_name", "signature", "collective"):
+                calls[field] = around[field]
+            self._calls.append(calls)
+
+
+def _intervals(rows: Rows, rank: Int64s) -> Rows:
+    new = np.empty(len(rows), dtype=INTERVAL)
+    for field in ("start", "end", "thread"):
+        new[field] = rows[field]
+    new["rank"] = rank
+    for field in ("frame", "chain", "operation", "operation_name", "signature", "collective"):
+        new[field] = MISSING
+    return new
+
+
+def _points(rows: Rows, rank: int) -> Rows:
+    """Make intervals of rows that stand for nothing themselves."""
+    new = np.full(len(rows), MISSING, dtype=INTERVAL)
+    new["start"] = rows["start"]
+    new["end"] = rows["end"] if "end" in (rows.dtype.names or ()) else rows["start"]
+    new["thread"] = rows["thread"]
+    new["rank"] = rank + np.arange(len(rows))
+    return new

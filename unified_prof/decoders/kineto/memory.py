@@ -1,0 +1,121 @@
+"""Allocator events: the state after each one, and allocations paired with their release."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.spool import Rows
+
+DEVICE_COMPONENT = "PTA"
+"""What readers of the format look for: PyTorch's caching allocator on an accelerator."""
+HOST_COMPONENT = "CPU"
+
+HOST_DEVICE = MISSING
+
+_OPERATION_COLUMNS = (
+    "name",
+    "size",
+    "allocationTime",
+    "releaseTime",
+    "duration",
+    "allocationTotalAllocated",
+    "allocationTotalReserved",
+    "releaseTotalAllocated",
+    "releaseTotalReserved",
+    "deviceId",
+)
+_Row = tuple[int | None, ...]
+
+
+class Allocations:
+    """Writes MEMORY_RECORD and OP_MEMORY from allocator events in time order."""
+
+    def __init__(self, sink: Sink, base_ns: int, no_name: int) -> None:
+        self._sink = sink
+        self._base_ns = base_ns
+        self._no_name = no_name
+        self._live: dict[tuple[int, int], _Row] = {}
+        self._done: list[_Row] = []
+
+    def take(self, rows: Rows, operation_names: Int64s) -> None:
+        """Take allocator events and the names of the operations around them."""
+        if not len(rows):
+            return
+        times = rows["start"] + self._base_ns
+        on_host = rows["device"] == HOST_DEVICE
+        names = np.where(operation_names != MISSING, operation_names, self._no_name)
+        intern = self._sink.strings.intern
+        component = np.full(len(rows), MISSING)
+        for where, text in ((on_host, HOST_COMPONENT), (~on_host, DEVICE_COMPONENT)):
+            if where.any():
+                component[where] = intern(text)
+        self._sink.write(
+            "MEMORY_RECORD",
+            {
+                "component": component,
+                "timestamp": times,
+                "totalAllocated": _known(rows["total_allocated"]),
+                "totalReserved": _known(rows["total_reserved"]),
+                "deviceId": rows["device"],
+            },
+        )
+        self._pair(rows, times, names)
+        self._write_done()
+
+    def finish(self) -> None:
+        """Write the allocations that were never released."""
+        self._done += self._live.values()
+        self._live = {}
+        self._write_done()
+
+    def _pair(self, rows: Rows, times: Int64s, names: Int64s) -> None:
+        live = self._live
+        lost = unknown = 0
+        for device, address, size, time, name, allocated, reserved in zip(
+            rows["device"].tolist(),
+            rows["address"].tolist(),
+            rows["size"].tolist(),
+            times.tolist(),
+            names.tolist(),
+            rows["total_allocated"].tolist(),
+            rows["total_reserved"].tolist(),
+            strict=True,
+        ):
+            key = (device, address)
+            totals = (_or_none(allocated), _or_none(reserved))
+            if size > 0:
+                if key in live:
+                    lost += 1
+                    self._done.append(live[key])
+                live[key] = (name, size, time, None, None, *totals, None, None, device)
+            elif begun := live.pop(key, None):
+                name_then, size_then, time_then, _, _, allocated_then, reserved_then = begun[:7]
+                assert time_then is not None
+                self._done.append(
+                    (
+                        *(name_then, size_then, time_then, time, time - time_then),
+                        *(allocated_then, reserved_then, *totals, device),
+                    )
+                )
+            else:
+                unknown += 1
+        if lost:
+            self._sink.anomaly("allocation_without_release", lost, "allocated again before")
+        if unknown:
+            self._sink.anomaly("release_without_allocation", unknown, "allocated before the trace")
+
+    def _write_done(self) -> None:
+        if self._done:
+            columns = zip(*self._done, strict=True)
+            self._sink.write("OP_MEMORY", dict(zip(_OPERATION_COLUMNS, columns, strict=True)))
+            self._done = []
+
+
+def _known(values: Int64s) -> Int64s:
+    return np.ma.masked_equal(values, MISSING) if (values == MISSING).any() else values
+
+
+def _or_none(value: int) -> int | None:
+    return None if value == MISSING else value

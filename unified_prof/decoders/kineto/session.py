@@ -1,0 +1,115 @@
+"""Writes what a trace says of itself: host, devices, ranks, span, provenance."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.numbers import to_int64
+
+UNKNOWN_NAME = "UNKNOWN"
+NO_DEVICE = -1
+NO_RANK = -1
+_NO_HOST_UID = "0"
+
+_OWN_KEYS = {"deviceProperties", "baseTimeNanoseconds"}
+
+
+def base_time_ns(metadata: dict[str, Any]) -> int:
+    """Return what must be added to the trace's times to make them Unix times, in ns."""
+    base, _ = to_int64([metadata.get("baseTimeNanoseconds", 0)], missing=0)
+    return int(base[0])
+
+
+def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str, Any]:
+    """Write the tables that describe the recording; return provenance facts."""
+    sink = parts.sink
+    assert parts.span is not None
+    start, end = parts.span
+    sink.write("SESSION_TIME_INFO", {"startTimeNs": start + base_ns, "endTimeNs": end + base_ns})
+    host = metadata.get("host_name")
+    sink.write(
+        "HOST_INFO",
+        {"hostUid": _NO_HOST_UID, "hostName": host if isinstance(host, str) else UNKNOWN_NAME},
+    )
+    properties = _device_properties(metadata)
+    names = {device: str(p.get("name", UNKNOWN_NAME)) for device, p in properties.items()}
+    devices = sorted(parts.devices) or [NO_DEVICE]
+    sink.write("NPU_INFO", {"id": devices, "name": [names.get(d, UNKNOWN_NAME) for d in devices]})
+    distributed = metadata.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
+    sink.write("RANK_DEVICE_MAP", {"rankId": [rank] * len(devices), "deviceId": devices})
+    _write_device_properties(parts, properties)
+    groups = _parallel_groups(distributed, rank)
+    if groups:
+        sink.write("META_DATA", {"name": "parallel_group_info", "value": json.dumps(groups)})
+    return {
+        "decoder": "kineto",
+        "device_kind": "gpu" if parts.devices or properties else "cpu",
+        "device_vendor": _vendor(parts, [names.get(d, "") for d in parts.devices]),
+        "base_time_ns": base_ns,
+        "events": dict(sorted(parts.counts.items())),
+        "rank": rank if rank != NO_RANK else None,
+        "trace_metadata": {k: v for k, v in metadata.items() if k not in _OWN_KEYS},
+    }
+
+
+def rank_of(metadata: dict[str, Any]) -> int | None:
+    """Return the rank that a trace says it was recorded on, or None."""
+    distributed = metadata.get("distributedInfo")
+    if not isinstance(distributed, dict):
+        return None
+    rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
+    return rank if rank >= 0 else None
+
+
+def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    listed = metadata.get("deviceProperties")
+    found: dict[int, dict[str, Any]] = {}
+    for properties in listed if isinstance(listed, list) else ():
+        if isinstance(properties, dict) and isinstance(properties.get("id"), int):
+            found[properties["id"]] = properties
+    return found
+
+
+def _write_device_properties(parts: Collector, properties: dict[int, dict[str, Any]]) -> None:
+    rows = [
+        (device, name, value if isinstance(value, str) else json.dumps(value))
+        for device, values in sorted(properties.items())
+        for name, value in values.items()
+        if name != "id"
+    ]
+    if rows:
+        columns = zip(*rows, strict=True)
+        parts.sink.write(
+            "UPROF_GPU_DEVICES", dict(zip(("deviceId", "name", "value"), columns, strict=True))
+        )
+
+
+def _parallel_groups(distributed: dict[str, Any], rank: int) -> dict[str, Any]:
+    """Write process groups the way torch_npu does, so that readers name them."""
+    groups: dict[str, Any] = {}
+    listed = distributed.get("pg_config")
+    for group in listed if isinstance(listed, list) else ():
+        if not isinstance(group, dict) or not isinstance(group.get("ranks"), list):
+            continue
+        name, ranks = str(group.get("pg_name", "")), group["ranks"]
+        groups[name] = {
+            "group_name": str(group.get("pg_desc", "") or name),
+            "group_rank": ranks.index(rank) if rank in ranks else NO_RANK,
+            "global_ranks": ranks,
+        }
+    return groups
+
+
+def _vendor(parts: Collector, device_names: list[str]) -> str | None:
+    calls = [name for name in parts.names if isinstance(name, str)]
+    if any("NVIDIA" in name or "Tesla" in name for name in device_names):
+        return "NVIDIA"
+    if any("AMD" in name for name in device_names) or any(n.startswith("hip") for n in calls):
+        return "AMD"
+    if any(name.startswith(("cuda", "cuLaunch")) for name in calls):
+        return "NVIDIA"
+    return None

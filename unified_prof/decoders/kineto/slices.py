@@ -1,0 +1,302 @@
+"""Cuts a trace into slices of whole events without ever holding all of it.
+
+A trace is one JSON object whose `traceEvents` array fills nearly the whole file. The array is
+cut where one event seems to end and the next to begin; the cut is proved by decoding everything
+before it as a list of events, which fails if it lies inside a string or a nested value.
+
+Known defects of such files are repaired, slice by slice and only where decoding fails, and
+counted: raw control characters and bad escapes inside strings, NaN and Infinity, bytes that are
+not UTF-8. An event that stays unreadable is left out and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unified_prof.decoders.kineto.events import Event
+from unified_prof.decoders.kineto.source import read_blocks
+from unified_prof.errors import RawFormatError
+
+SLICE_BYTES = 4 << 20
+MAX_OUTSIDE_BYTES = 64 << 20
+"""Most that may precede or follow the events, and most that one event may take."""
+
+_ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NEXT_EVENT = re.compile(rb",\s*\{")
+_EVENT_KEYS = rb'"(?:ph|cat|name|pid|tid|ts|id|s)"\s*:'
+_BETWEEN_EVENTS = re.compile(rb"(?<=\})\s*,\s*(?=\{\s*" + _EVENT_KEYS + rb")")
+_STRING_OR_NOT_A_NUMBER = re.compile(
+    rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b(?:\([^)]*\))?', re.IGNORECASE | re.DOTALL
+)
+_BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
+_CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
+_CUTS_TRIED = 4
+_PIECES_JOINED = 8
+
+Count = Callable[[str, int, str], None]
+"""Told (name, how many, the first case in words) of each kind of defect."""
+
+_decode_events = msgspec.json.Decoder(list[Event]).decode
+_FAILED = (msgspec.MsgspecError, UnicodeDecodeError)
+
+
+class TraceReader:
+    """The events of one trace file, in slices, and what the file says besides them."""
+
+    def __init__(self, path: Path, count: Count, slice_bytes: int = SLICE_BYTES) -> None:
+        self.metadata: dict[str, Any] = {}
+        """Top-level keys other than `traceEvents`; complete once the slices are exhausted."""
+        self.events_read = 0
+        self._path = path
+        self._count = count
+        self._slice_bytes = slice_bytes
+        self._blocks = read_blocks(path)
+        self._buffer = b""
+        self._exhausted = False
+        self._offset = 0  # of the buffer's first byte in the decompressed file
+
+    def slices(self) -> Iterator[list[Event]]:
+        """Yield all events in file order, some thousands at a time.
+
+        Raises:
+            RawFormatError: not a trace, or cut off before its end.
+        """
+        is_object = self._enter_array()
+        wanted = self._slice_bytes
+        while True:
+            self._fill(wanted)
+            events, used = self._take_slice()
+            if used:
+                self._drop(used)
+                self.events_read += len(events)
+                yield events
+                wanted = self._slice_bytes
+            elif self._exhausted:
+                break
+            elif len(self._buffer) > MAX_OUTSIDE_BYTES:
+                raise self._error("one event is longer than any event can be")
+            else:
+                wanted = 2 * len(self._buffer)
+        events = self._leave_array(is_object)
+        self.events_read += len(events)
+        yield events
+
+    # ---- the file around the events
+
+    def _enter_array(self) -> bool:
+        """Move to the first event; return whether the trace is an object and not a bare list."""
+        self._fill(self._slice_bytes)
+        if self._buffer.startswith(b"\xef\xbb\xbf"):
+            self._drop(3)
+        start = self._buffer.lstrip()[:1]
+        if start == b"[":
+            self._drop(self._buffer.index(b"[") + 1)
+            return False
+        if start != b"{":
+            found = "an empty file" if not start else repr(self._buffer.lstrip()[:20])
+            raise self._error(f"expected a torch.profiler trace (JSON), found {found}")
+        searched = 0
+        while True:
+            for match in _ARRAY_START.finditer(self._buffer, searched):
+                header = self._buffer[: match.start()] + b'"traceEvents":[]}'
+                found_metadata = _decode_object(header)
+                if found_metadata is not None:
+                    found_metadata.pop("traceEvents")
+                    self.metadata.update(found_metadata)
+                    self._drop(match.end())
+                    return True
+            searched = max(0, len(self._buffer) - 64)
+            if self._exhausted or len(self._buffer) > MAX_OUTSIDE_BYTES:
+                raise self._not_a_trace()
+            self._fill(2 * len(self._buffer))
+
+    def _not_a_trace(self) -> RawFormatError:
+        document = _decode_object(self._buffer)
+        if document is not None:
+            keys = ", ".join(sorted(map(str, document))[:5]) or "none"
+            return self._error(f"is JSON but no trace: no key traceEvents among its keys ({keys})")
+        return self._error(
+            "starts like JSON but has no readable traceEvents: it is damaged, cut off or"
+            " something else"
+        )
+
+    def _leave_array(self, is_object: bool) -> list[Event]:
+        """Decode the last events and the keys behind them from the rest of the file."""
+        if len(self._buffer) > MAX_OUTSIDE_BYTES + self._slice_bytes:
+            raise self._error("what follows the events is longer than it can be")
+        for rest in (self._buffer, _repair(self._buffer)):
+            for close in _closing_brackets(rest):
+                try:
+                    events = _decode_list(rest[:close])
+                except _FAILED:
+                    continue
+                after = _behind_array(rest[close + 1 :], is_object)
+                if after is not None:
+                    self.metadata.update(after)
+                    if rest is not self._buffer:
+                        self._count("repaired_slice", 1, f"from byte {self._offset} on")
+                    return events
+        return self._leave_damaged_array(is_object)
+
+    def _leave_damaged_array(self, is_object: bool) -> list[Event]:
+        """Look for the array's end behind events that cannot all be decoded."""
+        rest = _repair(self._buffer)
+        for close in _closing_brackets(rest):
+            after = _behind_array(rest[close + 1 :], is_object)
+            if after is not None:
+                self.metadata.update(after)
+                return self._decode_pieces(rest[:close])
+        raise self._error(
+            f"ends in the middle, after {self.events_read} events: the file is cut off",
+            hint="copy the file again, or record again and wait until the profiler has written it",
+        )
+
+    # ---- the events
+
+    def _take_slice(self) -> tuple[list[Event], int]:
+        """Decode whole events from the buffer's start; return them and the bytes they took."""
+        cuts = list(_cuts(self._buffer))
+        for cut in cuts:
+            try:
+                return _decode_list(memoryview(self._buffer)[:cut]), cut + 1
+            except _FAILED:
+                continue
+        for cut in cuts:
+            repaired = _repair(self._buffer[:cut])
+            try:
+                events = _decode_list(repaired)
+            except _FAILED:
+                continue
+            self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
+            return events, cut + 1
+        # Behind the last event follow other keys; those are `_leave_array`'s.
+        last = _last_match_start(_BETWEEN_EVENTS, self._buffer)
+        if last is None or len(self._buffer) < self._slice_bytes:
+            return [], 0
+        return self._decode_pieces(self._buffer[:last]), self._buffer.index(b",", last) + 1
+
+    def _decode_pieces(self, text: bytes) -> list[Event]:
+        """Decode event by event, leaving out and counting those that cannot be repaired."""
+        events: list[Event] = []
+        pieces = _BETWEEN_EVENTS.split(text)
+        index = 0
+        while index < len(pieces):
+            for joined in range(1, _PIECES_JOINED + 1):
+                piece = b",".join(pieces[index : index + joined])
+                decoded = _decode_piece(piece)
+                if decoded is not None:
+                    if decoded[1]:
+                        self._count("repaired_event", 1, repr(piece[:120]))
+                    events += decoded[0]
+                    index += joined
+                    break
+            else:
+                if pieces[index].strip():
+                    self._count("malformed_event", 1, repr(pieces[index][:120]))
+                index += 1
+        return events
+
+    # ---- the buffer
+
+    def _fill(self, wanted: int) -> None:
+        """Read until the buffer holds `wanted` bytes or the file is exhausted."""
+        parts = [self._buffer]
+        size = len(self._buffer)
+        while size < wanted:
+            block = next(self._blocks, b"")
+            if not block:
+                self._exhausted = True
+                break
+            parts.append(block)
+            size += len(block)
+        self._buffer = b"".join(parts) if len(parts) > 1 else self._buffer
+
+    def _drop(self, size: int) -> None:
+        self._offset += size
+        self._buffer = self._buffer[size:]
+
+    def _error(self, what: str, hint: str | None = None) -> RawFormatError:
+        return RawFormatError(f"{self._path}: {what}", hint=hint)
+
+
+def _decode_list(text: bytes | memoryview) -> list[Event]:
+    return _decode_events(b"".join((b"[", text, b"]")))
+
+
+def _cuts(buffer: bytes) -> Iterator[int]:
+    """Yield offsets of commas that seem to separate two events, from the last one back."""
+    end = len(buffer)
+    for _ in range(_CUTS_TRIED):
+        while True:
+            brace = buffer.rfind(b"}", 0, end)
+            if brace < 0:
+                return
+            end = brace
+            comma = brace + 1
+            while buffer[comma : comma + 1].isspace():
+                comma += 1
+            if _NEXT_EVENT.match(buffer, comma):
+                yield comma
+                break
+
+
+def _closing_brackets(text: bytes) -> Iterator[int]:
+    """Yield offsets of `]` that may end the array: behind `}` or at the very start."""
+    if text.lstrip()[:1] == b"]":
+        yield text.index(b"]")
+    for match in re.finditer(rb"\}\s*\]", text):
+        yield match.end() - 1
+
+
+def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
+    """Decode what follows the array (`, "key": ... }`); None if that cannot follow it."""
+    text = tail.strip()
+    if not is_object:
+        return None if text else {}
+    if text.startswith(b","):
+        return _decode_object(b"{" + text[1:])
+    return {} if text == b"}" else None
+
+
+def _decode_object(text: bytes) -> dict[str, Any] | None:
+    for candidate in (text, _repair(text)):
+        try:
+            document = msgspec.json.decode(candidate)
+        except _FAILED:
+            continue
+        return document if isinstance(document, dict) else None
+    return None
+
+
+def _decode_piece(piece: bytes) -> tuple[list[Event], bool] | None:
+    """Decode one event's text; return it and whether it had to be repaired."""
+    for text, repaired in ((piece, False), (_repair(piece), True)):
+        try:
+            return _decode_list(text), repaired
+        except _FAILED:
+            continue
+    return None
+
+
+def _repair(text: bytes) -> bytes:
+    """Mend the known defects; text without them stays as it is but for whitespace."""
+    text = text.translate(_CONTROL_TO_SPACE)
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        text = text.decode("utf-8", "replace").encode("utf-8")
+    if b"\\" in text:
+        text = _BAD_ESCAPE.sub(lambda m: m[0] if m[1] else rb"\\", text)
+    return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
+
+
+def _last_match_start(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+    last = None
+    for match in pattern.finditer(text):
+        last = match.start()
+    return last

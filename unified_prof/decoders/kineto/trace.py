@@ -1,0 +1,125 @@
+"""Decodes one trace into a sink: collects events, joins them, writes the tables."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.kineto import extra_tables, hosts, session
+from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.correlation import Correlator
+from unified_prof.decoders.kineto.gpu_tables import GpuTables, HasColumn
+from unified_prof.decoders.kineto.host_tables import HostTables
+from unified_prof.decoders.kineto.kinds import Kind
+from unified_prof.decoders.kineto.memory import Allocations
+from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
+from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
+from unified_prof.errors import RawFormatError
+
+NAME = "kineto"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedTrace:
+    """What was found in one trace."""
+
+    events: int
+    """All of them, of whatever kind."""
+    counts: Mapping[str, int]
+    """Events by kind."""
+    tasks: int
+    """Kernels, copies and memory sets."""
+    tasks_joined: int
+    """Those whose launching call was found."""
+    operations: int
+    rank: int | None
+    facts: Mapping[str, Any]
+    """Provenance."""
+
+
+def decode(
+    path: Path,
+    sink: Sink,
+    *,
+    has_column: HasColumn = lambda table, column: True,
+    data_types: Mapping[str, int] | None = None,
+    is_outside: Callable[[str], bool] = lambda frame: False,
+    slice_bytes: int = SLICE_BYTES,
+    progress: Callable[[str], None] = lambda message: None,
+) -> DecodedTrace:
+    """Decode a torch.profiler trace, plain or gzip, in memory that its length does not change.
+
+    Args:
+        path: The trace.
+        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Whether the revision being written has (table, column); what it lacks and
+            uprof keeps in tables of its own is not written twice.
+        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
+        is_outside: Whether a Python frame, `file.py(line): function`, belongs to what ran the
+            program: it and what called it are left out of call chains.
+        slice_bytes: How much JSON is decoded at a time.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        RawFormatError: not a trace, or damaged beyond reading.
+    """
+    reader = TraceReader(path, sink.anomaly, slice_bytes)
+    with _no_garbage_collection(), Collector(sink, is_outside) as parts:
+        progress("reading events")
+        for events in reader.slices():
+            parts.take(events)
+        _require_events(path, parts)
+        base_ns = session.base_time_ns(reader.metadata)
+        no_name = sink.strings.intern(NOT_AVAILABLE)
+
+        progress("joining host events")
+        allocations = Allocations(sink, base_ns, no_name)
+        with hosts.walk(parts, HostTables(parts, base_ns), allocations) as calls:
+            progress("joining launches and kernels")
+            correlator = Correlator(parts, base_ns)
+            with correlator.join(calls) as tasks:
+                tables = GpuTables(
+                    parts,
+                    base_ns,
+                    main_process=parts.main_process,
+                    has_column=has_column,
+                    data_types=data_types or {},
+                )
+                tables.write(tasks)
+        extra_tables.write(parts, base_ns)
+        facts = session.write(parts, reader.metadata, base_ns)
+        return DecodedTrace(
+            events=reader.events_read,
+            counts=dict(parts.counts),
+            tasks=parts.gpu.rows,
+            tasks_joined=correlator.joined,
+            operations=parts.counts[Kind.OPERATION.value],
+            rank=session.rank_of(reader.metadata),
+            facts=facts,
+        )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold off the collector of cycles: millions of events pass by and none is part of one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _require_events(path: Path, parts: Collector) -> None:
+    meaningful = (parts.host, parts.frames, parts.calls, parts.gpu, parts.other)
+    if parts.span is None or not any(spool.rows for spool in meaningful):
+        raise RawFormatError(
+            f"{path}: holds no event that torch.profiler records",
+            hint="expected operations, runtime calls or kernels with ph, cat, ts and dur",
+        )

@@ -1,0 +1,57 @@
+"""The names and folders under which MindStudio Insight and msprof-analyze find a database.
+
+torch_npu leaves `<name>_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_<rank>.db`,
+with an `analysis.db` beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unified_prof.errors import OutputError
+from unified_prof.pipeline.step_analysis import write_analysis
+from unified_prof.store.reader import open_report
+
+FOLDER_SUFFIX = "_ascend_pt"
+OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
+
+
+def database_name(rank: int | None) -> str:
+    """Return the name of the database of a rank; None: recorded without ranks."""
+    return "ascend_pytorch_profiler.db" if rank is None else f"ascend_pytorch_profiler_{rank}.db"
+
+
+def databases_in(folder: Path, *, force: bool) -> list[Path]:
+    """Return the databases that are in the layout already.
+
+    Raises:
+        OutputError: there are some, and `force` is not given.
+    """
+    found = sorted((folder / OUTPUT_FOLDER).glob("ascend_pytorch_profiler*.db"))
+    if found and not force:
+        raise OutputError(f"{found[0]} is there already", hint="give --force to replace it")
+    return found
+
+
+def complete(database: Path, rank: int | None, replaced: list[Path]) -> Path:
+    """Give the finished `database` the name of its rank and write what belongs beside it.
+
+    Args:
+        database: In the layout's folder, under any name.
+        rank: That was recorded, or None.
+        replaced: Databases of an earlier import, which go.
+
+    Returns:
+        The database's final path.
+    """
+    with open_report(database) as report:
+        write_analysis(report, database.parent, overwrite=True)
+    final = database.with_name(database_name(rank))
+    try:
+        database.replace(final)
+        for old in replaced:
+            if old not in (database, final):
+                old.unlink(missing_ok=True)
+    except OSError as err:
+        raise OutputError(f"cannot write {final}: {err.strerror}") from err
+    return final
