@@ -203,7 +203,10 @@ for i in range(10_000):
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_an_interrupted_run_keeps_its_complete_iterations(
     number: signal.Signals, code: int, place: Path
 ) -> None:
