@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.migrate import ordering
-from unified_prof.migrate.files import copy_database, flushing, inherit, locked, settle
+from unified_prof.migrate.files import copy_database, flushing, inherit, keep, locked, settle
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.atomic import AtomicFile, output_error
