@@ -27,16 +27,9 @@ def test_msprof_analyze_works_on_upgraded_files(shared: Path, tmp_path: Path, ta
         shutil.copyfile(source, copy)
         if copy.name.startswith("ascend_pytorch_profiler"):
             assert upgrade(copy, target, backup=False).before == "1.0.0_20241112"
-    command: list[str | Path] = [
-        sys.executable,
-        shared / "tools" / "accept.py",
-        job,
-        "--no-insight",
-        "--ranks",
-        "2",
-    ]
+    accept = [sys.executable, str(shared / "tools" / "accept.py"), str(job)]
     run = subprocess.run(
-        [*command, "--msprof-analyze", program],
+        [*accept, "--no-insight", "--ranks", "2", "--msprof-analyze", program],
         env={**os.environ, "ACCEPT_TMP": str(tmp_path), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
