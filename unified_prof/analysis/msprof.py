@@ -26,8 +26,14 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
+from unified_prof.analysis.source import (
+    Findings,
+    Source,
+    oddities_of_file,
+    recorded_anomalies,
+    recorded_facts,
+)
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks, possible
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
@@ -70,7 +76,11 @@ class MsprofAnalysis(Analysis):
             devices=tuple(
                 work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
             ),
-            anomalies=(*recorded_anomalies(self._source), *self._findings.anomalies()),
+            anomalies=(
+                *oddities_of_file(self._source),
+                *recorded_anomalies(self._source),
+                *self._findings.anomalies(),
+            ),
             not_measured=tuple(self._not_measured(totals)),
             available=self._available,
         )
@@ -167,12 +177,21 @@ class MsprofAnalysis(Analysis):
 
     @cached_property
     def _steps(self) -> list[tuple[str, int, int]]:
-        rows = self._source.rows(
-            "SELECT id, startNs, endNs FROM STEP_TIME"
-            " WHERE endNs >= startNs AND startNs > 0 ORDER BY startNs"
-        )
-        if rows:
-            return [(str(number), int(start), int(end)) for number, start, end in rows]
+        columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
+        found = bulk.fetch(self._source, "STEP_TIME", columns)
+        valid = possible(found["start"], found["duration"])
+        bad = int(len(valid) - valid.sum())
+        self._findings.add("impossible_step_time", f"{bad} steps are left out", bad)
+        if valid.any():
+            order = np.flatnonzero(valid)[np.argsort(found["start"][valid], kind="stable")]
+            return [
+                (
+                    str(found["id"][row]) if found["id"][row] != bulk.MISSING else "?",
+                    int(found["start"][row]),
+                    int(found["start"][row] + found["duration"][row]),
+                )
+                for row in order
+            ]
         return self._framework.steps() if self._framework is not None else []
 
     @cached_property
@@ -205,6 +224,8 @@ class MsprofAnalysis(Analysis):
     def _facts(self) -> list[tuple[str, str]]:
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
+        if self._source.detection.producer and "producer" not in known:
+            facts.append(("made by", self._source.detection.producer))
         for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
             if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
                 facts.append((f"device {number}", str(name)))
