@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unified_prof.decoders.prof.layouts import names, record_type
-from unified_prof.decoders.prof.slices import RawFile, Slice, scan
+from unified_prof.decoders.prof.slice_runs import Slice
+from unified_prof.decoders.prof.slices import RawFile, scan
 
 RECORD = np.dtype([("number", "<u4")])
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,25 +23,20 @@ _TIMES = ("timestamp", "timestamp_us", "timestamp_ns", "host_ticks", "end")
 _LEAP, _LATEST = np.uint64(1 << 42), np.uint64(1 << 62)
 
 
-class Sliced(Protocol):
-    """What is asked of a slice."""
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One file of a stream of records."""
 
-    @property
-    def path(self) -> Path: ...  # noqa: D102
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    @property
-    def index(self) -> int: ...  # noqa: D102
-    @property
-    def said(self) -> int: ...  # noqa: D102
-
-
-AnySlice = TypeVar("AnySlice", bound=Sliced)
+    path: Path
+    size: int
+    index: int = 0
+    said: int = 0
+    """The size that its `.done` companion tells; more than `size` if the end was lost."""
 
 
 def runs(
-    stream: Sequence[AnySlice], record_bytes: int
-) -> Iterator[tuple[Sequence[AnySlice], tuple[int, ...]]]:
+    stream: Sequence[Slice], record_bytes: int
+) -> Iterator[tuple[Sequence[Slice], tuple[int, ...]]]:
     """Yield slices between which nothing is lost, and how many bytes may precede their records.
 
     The first number is what the sizes tell. There is a second where sizes cannot tell which side
@@ -99,7 +95,7 @@ def _plausibility(sample: NDArray[Any], magic: int | None) -> float:
     return float(np.r_[values[0] < _LATEST, steady].mean())
 
 
-def losses(stream: Sequence[Sliced]) -> list[str]:
+def losses(stream: Sequence[Slice]) -> list[str]:
     """Say what of a stream is lost, a phrase each."""
     found = [
         f"{part.path.name} has {part.size} bytes and should have {part.said}"
@@ -114,7 +110,7 @@ def losses(stream: Sequence[Sliced]) -> list[str]:
     return found
 
 
-def _before_first(stream: Sequence[Sliced], start: int, stop: int, record_bytes: int) -> int:
+def _before_first(stream: Sequence[Slice], start: int, stop: int, record_bytes: int) -> int:
     """Return how many bytes of a run come before its first record."""
     if not _gaps(stream[start:]):  # count from the end, which is that of a record
         return sum(_length(part) for part in stream[start:]) % record_bytes
@@ -123,17 +119,17 @@ def _before_first(stream: Sequence[Sliced], start: int, stop: int, record_bytes:
     return sum(_length(part) for part in stream[start:stop]) % record_bytes
 
 
-def _gaps(stream: Sequence[Sliced]) -> bool:
+def _gaps(stream: Sequence[Slice]) -> bool:
     return any(_gap(before, after) for before, after in itertools.pairwise(stream))
 
 
-def _gap(before: Sliced, after: Sliced) -> bool:
+def _gap(before: Slice, after: Slice) -> bool:
     return after.index > before.index + 1
 
 
-def _cut(part: Sliced) -> bool:
+def _cut(part: Slice) -> bool:
     return part.size < part.said
 
 
-def _length(part: Sliced) -> int:
+def _length(part: Slice) -> int:
     return max(part.size, part.said)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from unified_prof.decoders.prof import slice_runs
 from unified_prof.decoders.prof.layouts import RecordType
+from unified_prof.decoders.prof.slice_runs import Slice
 from unified_prof.errors import RawFormatError
 
 PIECE_BYTES = 4 << 20
@@ -37,17 +38,6 @@ _DEVICE_SUFFIX = re.compile(
     r"(?P<name>.+)\.data\.(?:\d+\.dev\.profiler_default_tag\.)?\d+|(?P<plain>.+)\.data"
 )
 _APP_SUFFIX = re.compile(r"(?P<name>.+\.app)\.\d+")
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """One file of a stream of records."""
-
-    path: Path
-    size: int
-    index: int = 0
-    said: int = 0
-    """The size that its `.done` companion tells; more than `size` if the end was lost."""
 
 
 @dataclass(frozen=True, slots=True)
