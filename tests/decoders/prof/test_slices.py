@@ -145,12 +145,11 @@ def test_records_that_are_whole_survive_any_loss_that_is_told(
 ) -> None:
     """Slices may lose their end, and the oldest may be dropped; no record is read askew."""
     folder = tmp_path_factory.mktemp("data")
+    sizes[-1] += -sum(sizes) % 4  # the last slice ends with a record
     count = sum(sizes) // 4
-    sizes[-1] -= sum(sizes) % 4  # the last slice ends with a record
     raw = np.arange(1, count + 1, dtype="<u4").tobytes()
     expected, at = set(range(1, count + 1)), 0
     for number, size in enumerate(sizes):
-        size = max(size, 0)
         keep = 0 if number < dropped else max(size - lost[number], 0)
         expected -= {position // 4 + 1 for position in range(at + keep, at + size)}
         if number >= dropped:
