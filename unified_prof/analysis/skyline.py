@@ -97,7 +97,9 @@ class SkylineAnalysis(Analysis):
             return None
         ids = [row[0] for row in self._run_time.rows("SELECT id FROM run_time_entries ORDER BY id")]
         columns = self._run_time.columns(
-            "SELECT entry_id, iteration, forward_ms, backward_ms FROM UPROF_RUN_TIME_SAMPLES"
+            f"SELECT entry_id, iteration, {_number('forward_ms')}, {_number('backward_ms')}"
+            " FROM UPROF_RUN_TIME_SAMPLES"
+            " WHERE typeof(entry_id) = 'integer' AND typeof(iteration) = 'integer'"
         )
         iterations, column = np.unique(columns["iteration"], return_inverse=True)
         row = np.searchsorted(ids, columns["entry_id"])
@@ -117,15 +119,19 @@ class SkylineAnalysis(Analysis):
         """Rows of UPROF_ITERATIONS: the two reports of one run have the same; times come first."""
         for source in self._sources:
             if "UPROF_ITERATIONS" in source.tables:
-                return source.rows(
+                rows = source.rows(
                     "SELECT iteration, total_ms, forward_ms, backward_ms, peak_usage_bytes, matched"
                     " FROM UPROF_ITERATIONS ORDER BY iteration"
                 )
+                return [
+                    (row[0], *map(_possible_ms, row[1:4]), _possible_bytes(row[4]), row[5])
+                    for row in rows
+                ]
         return []
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        matched = [row[1] for row in self._iterations if row[5]]
+        matched = [row[1] for row in self._iterations if row[5] and row[1] is not None]
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -250,7 +256,12 @@ def _peak(source: Source, findings: Findings) -> int | None:
 
 
 def _step(
-    iteration: int, total: float, forward: float, backward: float, peak: int, matched: int
+    iteration: int,
+    total: float | None,
+    forward: float | None,
+    backward: float | None,
+    peak: int | None,
+    matched: int,
 ) -> Row:
     def ns(value: float | None) -> int | None:
         return None if value is None else ms_to_ns(value)
@@ -265,6 +276,22 @@ def _step(
         detail=None if matched else "another sequence of operations: not averaged",
         extra={"peak_bytes": peak},
     )
+
+
+def _number(column: str) -> str:
+    """Return SQL for a column as a number, NULL where it holds something else."""
+    return f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN {column} END AS {column}"
+
+
+def _possible_ms(value: Any) -> float | None:
+    """Return a time as it is, None where it cannot be one."""
+    possible = isinstance(value, int | float) and 0 <= value <= _MAX_MS
+    return value if possible else None
+
+
+def _possible_bytes(value: Any) -> int | None:
+    """Return a size as it is, None where it cannot be one."""
+    return value if isinstance(value, int) and 0 <= value <= _MAX_BYTES else None
 
 
 def _text(value: object) -> str:
