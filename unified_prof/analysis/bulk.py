@@ -114,11 +114,14 @@ def _read(
     chunk: tuple[int, int],
 ) -> Columns:
     where = f'FROM main."{table}" WHERE rowid BETWEEN ? AND ?'
-    printed = ", ".join(f"CAST(group_concat({one}) AS BLOB)" for one in expressions)
-    ((count, *texts),) = source.rows(f"SELECT count(*), {printed} {where}", chunk)
+    printed = ", ".join(f"CAST(group_concat({one}) AS BLOB), count({one})" for one in expressions)
+    ((count, *found),) = source.rows(f"SELECT count(*), {printed} {where}", chunk)
     result = []
-    for text, expression, may_be_small in zip(texts, expressions, small, strict=True):
-        values = _parse(text, count)
+    for text, known, expression, may_be_small in zip(
+        found[::2], found[1::2], expressions, small, strict=True
+    ):
+        # Beside a NULL the text `1,2` would pass for two numbers.
+        values = _parse(text, count) if known == count else None
         if values is None:
             # Something else than integers is among them.
             rows = source.rows(f"SELECT {_integer_or_missing(expression)} {where}", chunk)
