@@ -253,6 +253,13 @@ def test_a_baseline_is_saved_listed_shown_and_gated_by(
     assert [entry["version"] for entry in shown] == [1, 2]
 
 
+def test_a_store_in_the_environment_does_not_keep_from_comparing_two_reports(
+    base: Path, same: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPROF_GATE_STORE", "postgresql+psycopg://nobody@localhost:1/none")
+    assert uprof("gate", base, same).exit_code == 0
+
+
 def test_a_baseline_gives_the_verdict_that_its_report_gives(base: Path, slower: Path) -> None:
     uprof("baseline", "save", "main", base)
     by_file = json.loads(uprof("gate", base, slower, "--json").stdout)
