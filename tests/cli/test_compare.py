@@ -267,3 +267,63 @@ def test_what_is_no_report_is_told(
     problem = error(uprof(command, base, path))
     assert problem.exit_code == 7
     assert "bad.sqlite" in str(problem)
+
+
+IMPOSSIBLE = (-1.0, float("inf"), 1e300, -5.0, "text", 0.0)
+
+
+def spoil(folder: Path) -> None:
+    """Put values into every time of a run that no clock gives."""
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(folder / "run_time.sqlite")) as db, db:
+        for number in range(ITERATIONS):
+            values = [IMPOSSIBLE[(number + shift) % len(IMPOSSIBLE)] for shift in range(3)]
+            db.execute(
+                "UPDATE UPROF_ITERATIONS SET total_ms = ?, forward_ms = ?, backward_ms = ?"
+                " WHERE iteration = ?",
+                (*values, number),
+            )
+        db.execute("UPDATE UPROF_RUN_TIME_SAMPLES SET forward_ms = 1e300 WHERE iteration < 6")
+        db.execute("UPDATE UPROF_RUN_TIME_SAMPLES SET forward_ms = 'text' WHERE iteration = 7")
+        db.execute("UPDATE run_time_entries SET forward_ms = 1e300 WHERE id = 2")
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown"])
+def test_impossible_times_are_no_samples(base: Path, slower: Path, form: str) -> None:
+    spoil(slower)
+    for sides in ((base, slower), (slower, base), (slower, slower)):
+        assert uprof("diff", *sides, "--format", form).exit_code == 0
+        assert uprof("gate", *sides, "--format", form).exit_code == 3
+
+
+def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> None:
+    zero = write_run(tmp_path / "zero", slow_line=0)
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(zero / "run_time.sqlite")) as db, db:
+        db.execute("UPDATE UPROF_ITERATIONS SET total_ms = 0")
+    document = json.loads(uprof("gate", zero, base, "--json").stdout)
+    assert document["outcome"] == "regression"
+    assert document["checks"][0]["shift"]["ratio"] is None
+    assert uprof("diff", zero, base, "--json").exit_code == 0
+
+
+def test_runs_without_a_common_operation_are_warned_of(base: Path, tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    other = write_run(tmp_path / "other")
+    with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
+        db.execute("UPDATE run_time_entries SET operation_name = 'other ' || id")
+    assert "no operation of" in uprof("diff", base, other).stdout
+
+
+def test_the_gate_pools_several_runs_a_side(base: Path, slower: Path, same: Path) -> None:
+    document = json.loads(uprof("gate", base, same, "--new", slower, "--json").stdout)
+    comparison = document["checks"][0]["comparison"]
+    assert (comparison["base_count"], comparison["new_count"]) == (ITERATIONS, 2 * ITERATIONS)
+    uprof("baseline", "save", "main", base)
+    assert error(uprof("gate", "--baseline", "main", same, "--base", base)).exit_code == 2

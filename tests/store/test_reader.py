@@ -157,6 +157,15 @@ def test_before_the_hccl_enums_types_were_texts_and_read_as_enum_ids(path: Path)
         assert session.get(HcclDataType, 4) is not None
 
 
+def test_a_type_of_before_the_hccl_enums_that_has_no_number_is_invalid(path: Path) -> None:
+    with ReportWriter(path, revision="1.0.0_20240516") as writer:
+        odd = writer.strings.intern("no such type")
+        writer.write("COMMUNICATION_OP", {"opId": [1, 2]})
+    execute(path, f"UPDATE COMMUNICATION_OP SET dataType = iif(opId = 1, {odd}, 999)")
+    with open_report(path) as report:
+        assert report.rows("SELECT dataType FROM COMMUNICATION_OP") == [(65535,), (None,)]
+
+
 def test_a_host_id_that_was_a_number_reads_as_text(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240711") as writer:
         writer.write("HOST_INFO", {"hostUid": "6458368880732993735"})

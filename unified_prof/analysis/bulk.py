@@ -25,7 +25,9 @@ MISSING = np.iinfo(np.int64).min
 _CHUNK_ROWS = 65_536
 _TWO_READERS_FROM_ROWS = 1_000_000
 _INT32 = 1 << 31
-_SEPARATOR = "\x1f"  # which no text among the values will have
+# A character that no text among the values has: `1,2` beside a NULL would pass for two numbers.
+# Counting the values instead costs three times as much.
+_SEPARATOR = "\x1f"
 _DIGITS = b"0123456789-" + _SEPARATOR.encode()
 
 Columns = list[NDArray[Any]]

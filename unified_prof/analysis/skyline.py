@@ -97,7 +97,9 @@ class SkylineAnalysis(Analysis):
             return None
         ids = [row[0] for row in self._run_time.rows("SELECT id FROM run_time_entries ORDER BY id")]
         columns = self._run_time.columns(
-            "SELECT entry_id, iteration, forward_ms, backward_ms FROM UPROF_RUN_TIME_SAMPLES"
+            f"SELECT entry_id, iteration, {_number('forward_ms')}, {_number('backward_ms')}"
+            " FROM UPROF_RUN_TIME_SAMPLES"
+            " WHERE typeof(entry_id) = 'integer' AND typeof(iteration) = 'integer'"
         )
         iterations, column = np.unique(columns["iteration"], return_inverse=True)
         row = np.searchsorted(ids, columns["entry_id"])
@@ -276,6 +278,11 @@ def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
 
 def _known(value: int) -> int | None:
     return None if value == UNKNOWN else value
+
+
+def _number(column: str) -> str:
+    """Return SQL for a column as a number, NULL where it holds something else."""
+    return f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN {column} END AS {column}"
 
 
 def _text(value: object) -> str:

@@ -6,11 +6,27 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec, check_options
+from unified_prof.backends.base import (
+    MEMORY,
+    RUN_TIME,
+    TIMELINE,
+    Capture,
+    Recording,
+    RunSpec,
+    check_options,
+)
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.models.catalogue import MSPROF, resolve
+from unified_prof.tracking.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
+
+TRACE_NAME = "timeline.json.gz"
+TIMELINE_DETAIL = "timeline_detail"
+_TIMELINE_OPTIONS = (TIMELINE_DETAIL, "schema")
 
 
 def torch_missing_reason() -> str | None:
@@ -27,13 +43,21 @@ def torch_missing_reason() -> str | None:
 
 
 @contextmanager
-def _told_to_workload(device: str) -> Iterator[None]:
-    """Let the workload know by UPROF_DEVICE which type of device is being profiled."""
+def _world_of_workload(device: str) -> Iterator[None]:
+    """Tell the workload by UPROF_DEVICE what is profiled; undo afterwards what it changed.
+
+    It may leave another working folder and other output streams behind, and ours are needed for
+    writing and telling the result.
+    """
+    folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
     before = os.environ.get(DEVICE_VARIABLE)
     os.environ[DEVICE_VARIABLE] = device
     try:
         yield
     finally:
+        sys.stdout, sys.stderr = stdout, stderr
+        with suppress(OSError):  # the folder is gone
+            os.chdir(folder)
         if before is None:
             os.environ.pop(DEVICE_VARIABLE, None)
         else:
@@ -44,7 +68,8 @@ class TorchBackend(ABC):
     """Track a workload in this process on one type of torch device."""
 
     name: str
-    reports: tuple[str, ...] = (RUN_TIME, MEMORY)
+    reports: tuple[str, ...] = (RUN_TIME, MEMORY, TIMELINE)
+    default_reports: tuple[str, ...] = (RUN_TIME, MEMORY)
 
     def unavailable_reason(self) -> str | None:
         """Return why this backend cannot run here, or None when it can; asks the device."""
@@ -56,27 +81,62 @@ class TorchBackend(ABC):
 
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload and measure it; see `tracking.workload.run_workload`."""
-        check_options(self.name, spec)
+        check_options(self.name, spec, _TIMELINE_OPTIONS if TIMELINE in spec.reports else ())
+        timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
 
         process = os.getpid()
-        with _told_to_workload(self.name):
-            outcome = run_workload(
-                self.name,
-                target=spec.target,
-                is_module=spec.is_module,
-                arguments=spec.arguments,
-                reports=spec.reports,
-                project_root=spec.project_root,
-                warmup=spec.warmup,
-                iterations=spec.iterations,
-                scope=spec.scope,
-                stop_after=spec.stop_after,
-                progress=spec.progress,
-            )
+        try:
+            with _world_of_workload(self.name):
+                outcome = run_workload(
+                    self.name,
+                    target=spec.target,
+                    is_module=spec.is_module,
+                    arguments=spec.arguments,
+                    reports=spec.reports,
+                    project_root=spec.project_root,
+                    warmup=spec.warmup,
+                    iterations=spec.iterations,
+                    scope=spec.scope,
+                    stop_after=spec.stop_after,
+                    progress=spec.progress,
+                    instruments=[timeline] if timeline else [],
+                )
+        except CaptureError as err:
+            if timeline is None or not timeline.written:
+                raise
+            # Complete iterations are in the trace, whatever else could not be measured.
+            return Capture(0, recordings=_recordings(timeline), failure=str(err))
         if os.getpid() != process:
             # The workload forked, and this is the child at its end: the report is its parent's.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(outcome.exit_code)
-        return Capture(outcome.exit_code, outcome.tracked, failure=outcome.failure)
+        failures = [outcome.failure, timeline.failure if timeline else None]
+        return Capture(
+            outcome.exit_code,
+            outcome.tracked,
+            _recordings(timeline),
+            failure="; ".join(filter(None, failures)) or None,
+        )
+
+    def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:
+        """Return what records the timeline, None if it is not asked for.
+
+        Raises:
+            UsageError: a detail that cannot be recorded, or a schema that is not known.
+        """
+        if TIMELINE not in spec.reports:
+            return None
+        resolve(MSPROF, str(spec.options.get("schema") or "documented"))
+        details = spec.options.get(TIMELINE_DETAIL, DETAILS)
+        names = details if isinstance(details, tuple) else (str(details),)
+        if unknown := [name for name in names if name not in DETAILS]:
+            raise UsageError(
+                f"no timeline detail {unknown[0]!r}", hint=f"known: {', '.join(DETAILS)}"
+            )
+        return TimelineInstrument(spec.output_dir / TRACE_NAME, self.name, names)
+
+
+def _recordings(timeline: TimelineInstrument | None) -> tuple[Recording, ...]:
+    return (Recording("kineto", timeline.path),) if timeline and timeline.written else ()

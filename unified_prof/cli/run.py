@@ -79,6 +79,15 @@ def run(
             show_default="the backend's usual",
         ),
     ] = None,
+    timeline_detail: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="What a timeline on cpu or cuda holds besides times, of shapes, stacks and "
+            "memory, separated by commas; or none. Less is faster.",
+            show_default="all",
+        ),
+    ] = None,
     warmup: Annotated[
         int, typer.Option(min=0, help="Iterations to let pass before measuring.")
     ] = 2,
@@ -144,7 +153,7 @@ def run(
             iterations=iterations,
             scope=scope.value,
             stop_after=stop_after,
-            options=npu_options,
+            options={**npu_options, **_timeline_options(timeline_detail)},
             progress=progress,
             relay=_say_all_but_info if quiet else _say,
         )
@@ -207,6 +216,13 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
     if not asked:
         raise UsageError("--report names no report", hint=f"known: {', '.join(known)}")
     return tuple(name for name in known if name in asked)
+
+
+def _timeline_options(detail: str | None) -> dict[str, object]:
+    if detail is None:
+        return {}
+    names = tuple(name.strip() for name in detail.split(",") if name.strip())
+    return {"timeline_detail": () if names == ("none",) else names}
 
 
 def _project_root(given: Path | None, target: str, *, is_module: bool) -> Path:

@@ -6,7 +6,6 @@ with an `analysis.db` beside it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from unified_prof.errors import OutputError
@@ -49,7 +48,7 @@ def complete(database: Path, rank: int | None, replaced: list[Path]) -> Path:
         write_analysis(report, database.parent, overwrite=True)
     final = database.with_name(database_name(rank))
     try:
-        os.replace(database, final)
+        database.replace(final)
         for old in replaced:
             if old not in (database, final):
                 old.unlink(missing_ok=True)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unified_prof import __version__
 from unified_prof.decoders import kineto
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.pipeline import ascend_layout
 from unified_prof.pipeline.tally import Tally
 from unified_prof.store.writer import ReportWriter
+from unified_prof.version import VERSION
 
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
@@ -55,6 +55,7 @@ def import_trace(
     schema: str = "documented",
     force: bool = False,
     facts: Mapping[str, str | None] | None = None,
+    of_own_run: bool = False,
     progress: Progress = lambda _: None,
 ) -> Imported:
     """Make an msprof database of a torch.profiler trace.
@@ -65,6 +66,7 @@ def import_trace(
         schema: Revision or alias of the msprof schema.
         force: Whether an existing report may be replaced.
         facts: More provenance to record.
+        of_own_run: Whether uprof ran the program: its own frames are left out of call chains.
         progress: Told in a few words what is going on.
 
     Raises:
@@ -86,10 +88,11 @@ def import_trace(
             tally,
             has_column=lambda table, column: column in columns.get(table, ()),
             data_types=data_types,
+            is_outside=_is_own_frame if of_own_run else lambda _: False,
             progress=progress,
         )
         own_facts = {
-            "tool": f"uprof {__version__}",
+            "tool": f"uprof {VERSION}",
             "command": "import",
             "trace": trace.name,
             "trace_bytes": trace.stat().st_size,
@@ -98,14 +101,6 @@ def import_trace(
             writer.fact(name, value)
         progress("finishing the report")
     return Imported(trace, report, decoded, tally.rows, tally.anomalies)
-
-
-def import_recording(
-    recording: Path, output: Path | None = None, *, schema: str = "documented", force: bool = False
-) -> Path:
-    """Make the database of a trace that uprof itself recorded, beside it by default."""
-    report = output or recording.parent / f"{_stem(recording)}.db"
-    return import_trace(recording, report, schema=schema, force=force).report
 
 
 def import_all(
@@ -159,6 +154,12 @@ def import_all(
             yield Outcome(trace, made)
         except UprofError as err:
             yield Outcome(trace, error=err)
+
+
+def _is_own_frame(frame: str) -> bool:
+    """Tell frames of this package, as the profiler writes them: it strips site-packages."""
+    package = Path(__file__).resolve().parents[1]
+    return frame.startswith((f"{package.name}/", f"{package}/"))
 
 
 def worst_exit_code(outcomes: Iterable[Outcome]) -> int:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
+from unified_prof.pipeline.outputs import Rank, timeline_file
 
 
 def build_databases(
     recordings: Iterable[Recording],
     options: Mapping[str, object],
     *,
+    rank: Rank,
     facts: Mapping[str, str | None],
     force: bool,
 ) -> tuple[tuple[Path, ...], list[str]]:
@@ -25,6 +27,7 @@ def build_databases(
     Args:
         recordings: What a backend brought back.
         options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
+        rank: Which process of a distributed run this is; part of the names that are ours.
         facts: Rows of UPROF_RUN.
         force: Whether a database of the same name may be overwritten.
 
@@ -36,7 +39,13 @@ def build_databases(
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
-        path, note = _kept(recording) if native else _built(recording, options, facts, force=force)
+        if recording.kind == "kineto":
+            target = timeline_file(recording.path.parent, rank)
+            path, note = _imported(recording, target, options, facts, force=force)
+        elif native:
+            path, note = _kept(recording)
+        else:
+            path, note = _built(recording, options, facts, force=force)
         if path:
             paths.append(path)
         if note:
@@ -44,6 +53,28 @@ def build_databases(
     if notes and not paths:
         raise CaptureError("; ".join(notes))
     return tuple(paths), notes
+
+
+def _imported(
+    recording: Recording,
+    target: Path,
+    options: Mapping[str, object],
+    facts: Mapping[str, str | None],
+    *,
+    force: bool,
+) -> tuple[Path | None, str | None]:
+    from unified_prof.pipeline.import_trace import import_trace
+
+    schema = str(options.get("schema") or "documented")
+    try:
+        import_trace(
+            recording.path, target, schema=schema, force=force, facts=facts, of_own_run=True
+        )
+    except OutputError:
+        raise
+    except UprofError as err:
+        return None, str(err)
+    return target, None
 
 
 def _kept(recording: Recording) -> tuple[Path | None, str | None]:

@@ -401,3 +401,17 @@ def test_threads_keep_their_names(tmp_path: Path) -> None:
         (MAIN_THREAD, str(TID), "python3", None),
         (PID << 32 | (2**32 - 5), "-5", "python3", "pt_autograd_0"),
     ]
+
+
+def test_what_was_under_way_at_the_end_is_kept_but_is_no_step(tmp_path: Path) -> None:
+    unfinished = {"finished": False}
+    sink = decode_events(
+        tmp_path,
+        complete("user_annotation", "ProfilerStep#1", 0, 10),
+        complete("user_annotation", "ProfilerStep#2", 10, 5, args=unfinished),
+        operation("aten::mm", 12, 3, args=unfinished),
+    )
+    assert sink.rows("STEP_TIME", "id") == [(1,)]
+    assert len(sink.tables["MSTX_EVENTS"]) == 2
+    assert len(sink.tables["PYTORCH_API"]) == 1
+    assert sink.anomalies == {"unfinished_event": 2}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ _BATCH_ROWS = 100_000
 class Frames(dict[Any, int]):
     """Names of Python functions -> dense numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.texts: list[str] = []
+        self.outside: set[int] = set()
+        """Frames of whoever ran the program: what called them is none of its business."""
+        self._is_outside = is_outside
         self._numbers: dict[str, int] = {}
 
     def __missing__(self, name: Any) -> int:
@@ -30,6 +34,8 @@ class Frames(dict[Any, int]):
         if number is None:
             number = self._numbers[text] = len(self.texts)
             self.texts.append(text)
+            if self._is_outside(text):
+                self.outside.add(number)
         if len(text) == len(str(name)):
             self[name] = number  # names with addresses come once; they would pile up here
         return number
@@ -38,8 +44,8 @@ class Frames(dict[Any, int]):
 class CallChains:
     """All distinct call chains of a trace, as a tree of frames."""
 
-    def __init__(self) -> None:
-        self.frames = Frames()
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
+        self.frames = Frames(is_outside)
         self._numbers: dict[int, int] = {}  # parent << 32 | frame -> number
         self._parents: list[int] = []
         self._frames: list[int] = []
@@ -59,8 +65,9 @@ class CallChains:
         """
         chains: list[int] = []
         numbers, all_parents, all_frames = self._numbers, self._parents, self._frames
+        outside = self.frames.outside
         for parent, chain, frame in zip(parents, known, frames, strict=True):
-            if chain == NONE:
+            if chain == NONE and frame not in outside:
                 above = chains[parent] if parent != NONE else NONE
                 key = (above + 1) << 32 | frame
                 found = numbers.get(key)

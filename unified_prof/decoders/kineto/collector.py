@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,7 @@ from unified_prof.decoders.kineto.chains import CallChains
 from unified_prof.decoders.kineto.collectives import Collectives, from_annotation
 from unified_prof.decoders.kineto.fields import Bools, Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, to_float64
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_float64
 from unified_prof.decoders.kineto.pools import PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto.spool import Rows, Spool, TextSpool
 
@@ -31,10 +31,10 @@ _CPU_DEVICE_TYPE = 0
 class Collector(Fields):
     """The parts of one trace, decoded but not yet joined. A context manager."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
         super().__init__(sink)
         self.collectives = Collectives()
-        self.chains = CallChains()
+        self.chains = CallChains(is_outside)
 
         def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
             return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))
@@ -114,14 +114,17 @@ class Collector(Fields):
         if self.names.steps:
             is_operation &= ~np.isin(names, list(self.names.steps))
         rows["is_operation"] = is_operation
+        rows["finished"] = ints([a.finished is not False for a in args])
         rows["external"] = self.external_ids(args)
         rows["sequence"] = self.ids([a.sequence_number for a in args])
         rows["forward_thread"] = self.ids([a.forward_thread for a in args])
         rows["signature"] = self.signature_numbers(args)
         rows["inputs"] = self.raw_texts([a.concrete_inputs for a in args])
         rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
-        rows["stack"] = [self.chains.of_stack(a.call_stack) if a.call_stack else -1 for a in args]
+        of_stack = self.chains.of_stack
+        rows["stack"] = ints([of_stack(a.call_stack) if a.call_stack else MISSING for a in args])
         rows["collective"] = self._host_collectives(events, names, rows["signature"])
+        self.count_odd("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
         self.host.append(_valid(rows, valid))
 
     def _host_collectives(
@@ -149,7 +152,7 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.FRAME)
         rows["thread"] = self.thread_numbers(events)
         frames = self.chains.frames
-        rows["frame"] = [frames[event.name] for event in events]
+        rows["frame"] = ints([frames[event.name] for event in events])
         self.frames.append(_valid(rows, valid))
 
     def _calls(self, _: Kind, events: list[ev.Event]) -> None:
@@ -190,10 +193,12 @@ class Collector(Fields):
         rows["bandwidth"] = to_float64([a.bandwidth for a in args])
         rows["graph"] = self.ids([a.graph_id for a in args])
         rows["graph_node"] = self.ids([a.graph_node_id for a in args])
-        rows["collective"] = [
-            MISSING if a.collective is None else self.collectives[bytes(event.args)]
-            for a, event in zip(args, events, strict=True)
-        ]
+        rows["collective"] = ints(
+            [
+                MISSING if a.collective is None else self.collectives[bytes(event.args)]
+                for a, event in zip(args, events, strict=True)
+            ]
+        )
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)
@@ -248,7 +253,7 @@ class Collector(Fields):
         rows["size"] = size
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])
         rows["total_reserved"] = self.ids([a.total_reserved for a in args])
-        self.count_invalid("memory_event_without_size", size == 0, events)
+        self.count_odd("memory_event_without_size", size == 0, events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])
 

@@ -43,6 +43,7 @@ class OperationArgs(msgspec.Struct, gc=False):
     input_types: msgspec.Raw = msgspec.field(default=ABSENT, name="Input type")
     input_strides: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Strides")
     input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
+    finished: Any = True
     event_index: Any = msgspec.field(default=None, name="Ev Idx")
     call_stack: Any = msgspec.field(default="", name="Call stack")
     module_hierarchy: Any = msgspec.field(default="", name="Module Hierarchy")

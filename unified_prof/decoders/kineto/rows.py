@@ -14,6 +14,7 @@ HOST = np.dtype(
         ("end", "i8"),
         ("thread", "i4"),
         ("is_operation", "i1"),  # 0: a user annotation
+        ("finished", "i1"),  # 0: it was under way when the recording ended
         ("name", "i4"),
         ("external", "i8"),
         ("sequence", "i8"),

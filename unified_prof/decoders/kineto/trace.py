@@ -48,6 +48,7 @@ def decode(
     *,
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
+    is_outside: Callable[[str], bool] = lambda frame: False,
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> DecodedTrace:
@@ -59,6 +60,8 @@ def decode(
         has_column: Whether the revision being written has (table, column); what it lacks and
             uprof keeps in tables of its own is not written twice.
         data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
+        is_outside: Whether a Python frame, `file.py(line): function`, belongs to what ran the
+            program: it and what called it are left out of call chains.
         slice_bytes: How much JSON is decoded at a time.
         progress: Told in a few words what is going on.
 
@@ -66,7 +69,7 @@ def decode(
         RawFormatError: not a trace, or damaged beyond reading.
     """
     reader = TraceReader(path, sink.anomaly, slice_bytes)
-    with _no_garbage_collection(), Collector(sink) as parts:
+    with _no_garbage_collection(), Collector(sink, is_outside) as parts:
         progress("reading events")
         for events in reader.slices():
             parts.take(events)

@@ -1,0 +1,78 @@
+"""The declared mapping is what the decoder does, and the document is what it declares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import ROOT
+from tests.decoders.kineto.made import (
+    PID,
+    TID,
+    KeepingSink,
+    call,
+    complete,
+    copy,
+    decode_events,
+    kernel,
+    operation,
+)
+from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
+from unified_prof.decoders.kineto.mapping import MAPPINGS, as_markdown
+from unified_prof.models import catalogue
+from unified_prof.store import layouts
+
+
+def everything(tmp_path: Path) -> KeepingSink:
+    """Decode a trace that has at least one event of every kind."""
+    memory = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1}
+    instant = {"ph": "i", "s": "t", "pid": PID, "tid": TID}
+    group = {"pg_name": "0", "ranks": [0]}
+    return decode_events(
+        tmp_path,
+        operation("aten::mm", 0, 50, args={"External id": 1, "Concrete Inputs": ["1"]}),
+        complete("python_function", "a.py(1): f", 0, 90),
+        complete("user_annotation", "ProfilerStep#1", 0, 90),
+        complete("gpu_user_annotation", "x", 0, 90, pid=0, tid=7),
+        complete("cuda_sync", "Context Sync", 60, 1, pid=0, tid=7, args={"stream": -1}),
+        complete("python_gc", "collect", 62, 1),
+        complete("overhead", "x", 63, 1),
+        complete("gpu_memset", "Memset (Device)", 90, 1, pid=0, tid=7, args={"bytes": 1}),
+        call(10, 1, 1),
+        kernel(70, 1, 1),
+        kernel(72, 1, 1, name="ncclDevKernel_AllReduce(x)"),
+        copy(74, 1, 1, "Memcpy HtoD (Pinned -> Device)", 8),
+        instant | {"name": "[memory]", "ts": 20, "args": memory},
+        deviceProperties=[{"id": 0, "name": "GPU", "numSms": 1}],
+        distributedInfo={"rank": 0, "pg_config": [group]},
+    )
+
+
+def test_tables_and_columns_are_those_declared(tmp_path: Path) -> None:
+    sink = everything(tmp_path)
+    written = {table: set(rows[0]) for table, rows in sink.tables.items()}
+    assert written == {mapping.table: set(mapping.columns) for mapping in MAPPINGS}
+    assert sink.anomalies == {"task_without_launch": 1}
+
+
+def test_every_declared_column_exists(tmp_path: Path) -> None:
+    known = layouts.known_tables()
+    for mapping in MAPPINGS:
+        assert set(mapping.columns) <= set(known[mapping.table].column_names), mapping.table
+
+
+def test_every_kind_of_event_has_a_place() -> None:
+    placed = {kind for mapping in MAPPINGS for kind in mapping.kinds}
+    assert set(CATEGORIES.values()) <= placed
+    assert set(Kind) - placed == {Kind.FLOW}
+
+
+def test_own_tables_are_declared_as_extensions() -> None:
+    own = {m.table for m in MAPPINGS if m.table.startswith("UPROF_")}
+    assert own <= set(catalogue.extension_tables())
+
+
+def test_the_document_is_up_to_date() -> None:
+    document = ROOT / "docs" / "schema" / "kineto-mapping.md"
+    assert document.read_text(encoding="utf-8") == as_markdown(), (
+        "run: python scripts/make_kineto_mapping.py"
+    )
