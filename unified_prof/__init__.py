@@ -9,7 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from unified_prof.version import VERSION
+
+__version__ = VERSION
 
 _EXPORTS: dict[str, str] = {
     "open_report": "unified_prof.store.reader",

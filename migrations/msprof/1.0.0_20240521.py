@@ -16,6 +16,7 @@ revision = "1.0.0_20240521"
 down_revision = "1.0.0_20240516"
 
 TEXT = "SELECT value FROM STRING_IDS WHERE id = :id LIMIT 1"
+LOOK_UP = """(SELECT number FROM temp.numbers WHERE name = '{column}' AND id = "{column}")"""
 NOT_APPLICABLE = 65534
 INVALID = 65535
 ENUMS = {
@@ -89,22 +90,33 @@ def upgrade() -> None:
     for enum, rows in ENUMS.items():
         steps.create_enum(enum, rows)
     for table, columns in REFERENCES.items():
-        for column, enum in columns.items():
-            _texts_to_enum(table, column, enum)
+        present = {c: enum for c, enum in columns.items() if steps.has(table, c)}
+        _texts_to_enums(table, present)
 
 
-def _texts_to_enum(table: str, column: str, enum: str) -> None:
-    if not steps.has(table, column):
-        return
+def _texts_to_enums(table: str, columns: dict[str, str]) -> None:
+    """Convert all columns of a table in one pass, for it may have millions of rows."""
+    bind = op.get_bind()
+    bind.exec_driver_sql("CREATE TEMP TABLE numbers (name TEXT, id INTEGER, number INTEGER)")
+    bind.exec_driver_sql("CREATE UNIQUE INDEX temp.numbers_index ON numbers (name, id)")
+    converted = [column for column, enum in columns.items() if _look_up(table, column, enum)]
+    if converted:
+        changes = (f'"{c}" = coalesce({LOOK_UP.format(column=c)}, "{c}")' for c in converted)
+        op.execute(f'UPDATE "{table}" SET {", ".join(changes)}')
+    bind.exec_driver_sql("DROP TABLE temp.numbers")
+
+
+def _look_up(table: str, column: str, enum: str) -> bool:
+    """Note the number of every text in a column; say whether there is anything to convert."""
     bind = op.get_bind()
     query = f'SELECT DISTINCT "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL'
     ids = bind.exec_driver_sql(query).scalars().all()
     if not ids:
-        return
+        return False
     if not steps.has("STRING_IDS", "id", "value"):
         words = f"{table}.{column} still holds ids of the STRING_IDS that the file does not have"
         steps.anomaly("hccl_type_unresolved", len(ids), words)
-        return
+        return False
     texts = {i: bind.execute(sa.text(TEXT), {"id": i}).scalar() for i in ids}
     numbers = {i: _number(text, ENUMS[enum]) for i, text in texts.items()}
     if NOT_APPLICABLE in numbers.values():
@@ -114,16 +126,14 @@ def _texts_to_enum(table: str, column: str, enum: str) -> None:
             rows = steps.count(f'"{table}" WHERE "{column}" = {int(i)}')
             words = f"{table}.{column}: {texts[i]!r} is not in {enum}, stored as {INVALID}"
             steps.anomaly("hccl_type_unknown", rows, words)
-    bind.exec_driver_sql("CREATE TEMP TABLE numbers (id INTEGER PRIMARY KEY, number INTEGER)")
     bind.execute(
-        sa.text("INSERT INTO numbers VALUES (:id, :number)"),
-        [{"id": i, "number": INVALID if n is None else n} for i, n in numbers.items()],
+        sa.text("INSERT INTO numbers VALUES (:name, :id, :number)"),
+        [
+            {"name": column, "id": i, "number": INVALID if n is None else n}
+            for i, n in numbers.items()
+        ],
     )
-    op.execute(
-        f'UPDATE "{table}" SET "{column}" ='
-        f' (SELECT number FROM temp.numbers WHERE id = "{column}") WHERE "{column}" IS NOT NULL'
-    )
-    bind.exec_driver_sql("DROP TABLE temp.numbers")
+    return True
 
 
 def _number(text: str | None, rows: dict[int, str]) -> int | None:

@@ -30,12 +30,12 @@ BY_START = """
         LIMIT 1
     )
 """
-BY_SCAN = (
-    """
+STEPS_OF_OTHERS = """
     CREATE TEMP TABLE open_step AS
         SELECT globalTaskId, opId FROM COMMUNICATION_TASK_INFO
         WHERE opId IN (SELECT opId FROM COMMUNICATION_OP WHERE deviceId IS NULL)
-    """,
+"""
+BY_SCAN = (
     "CREATE INDEX temp.open_step_index ON open_step (globalTaskId)",
     """
     CREATE TEMP TABLE found AS
@@ -50,7 +50,6 @@ BY_SCAN = (
     )
     WHERE deviceId IS NULL
     """,
-    "DROP TABLE temp.open_step",
     "DROP TABLE temp.found",
 )
 
@@ -72,16 +71,20 @@ def upgrade() -> None:
 
 
 def _derive_devices() -> None:
+    unknown = "COMMUNICATION_OP WHERE deviceId IS NULL"
     if steps.has("COMMUNICATION_TASK_INFO", "opId", "globalTaskId") and steps.has(
         "TASK", "startNs", "globalTaskId", "deviceId"
     ):
-        query = sa.text(INDEXES)
-        if op.get_bind().execute(query).scalar_one() == 2:
+        if op.get_bind().execute(sa.text(INDEXES)).scalar_one() == 2:
             op.execute(BY_START)
-        for statement in BY_SCAN:
-            op.execute(statement)
+        if steps.count(unknown):
+            op.execute(STEPS_OF_OTHERS)
+            if steps.count("temp.open_step"):
+                for statement in BY_SCAN:
+                    op.execute(statement)
+            op.execute("DROP TABLE temp.open_step")
     steps.anomaly(
         "communication_op_device_unknown",
-        steps.count("COMMUNICATION_OP WHERE deviceId IS NULL"),
+        steps.count(unknown),
         "COMMUNICATION_OP.deviceId is NULL: no step of the collective is in TASK, or they differ",
     )

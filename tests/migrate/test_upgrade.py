@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.migrate.databases import make, opened, rows_of, tables_of
+from tests.migrate.databases import make, make_msmonitor, opened, rows_of, tables_of
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
@@ -132,6 +132,33 @@ def test_an_incomplete_file_is_upgraded_and_stays_incomplete(old: Path) -> None:
         db.execute("DROP TABLE STRING_IDS")
     upgrade(old)
     assert not detect(old).complete
+
+
+def test_a_file_of_msmonitor_is_upgraded_keyless_as_it_is(tmp_path: Path) -> None:
+    path = make_msmonitor(tmp_path / "msmonitor_4242_20260301120000000_0.db")
+    before = {t: rows_of(path, f"SELECT * FROM {t}") for t in tables_of(path) if t != "META_DATA"}
+    found = detect(path)
+    assert (found.revision, found.producer) == ("1.2.0_20260128", "msMonitor")
+    assert any("version parts say 0.2.1, its SCHEMA_VERSION 1.2.0" in n for n in found.notes)
+    assert check(path).sound
+    upgrade(path)
+    assert check(path).sound
+    for table, rows in before.items():
+        old_columns = len(rows[0]) if rows else 0
+        now = [row[:old_columns] for row in rows_of(path, f"SELECT * FROM {table}")]
+        assert set(rows) <= set(now) if table.startswith("ENUM_") else rows == now, table
+    query = "SELECT name, value FROM META_DATA WHERE name LIKE 'SCHEMA_VERSION_M%' ORDER BY name"
+    assert [value for _, value in rows_of(path, query)] == ["1", "0", "2"]
+    assert detect(path).notes == ()
+
+
+def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> None:
+    path = make_msmonitor(tmp_path / "msmonitor_1_2_0.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("INSERT INTO CANN_API SELECT * FROM CANN_API")
+        db.commit()
+    problems = [finding for finding in check(path).findings if finding.is_problem]
+    assert [(p.kind, p.count) for p in problems] == [("duplicate", 1)]
 
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])

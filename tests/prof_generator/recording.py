@@ -28,8 +28,13 @@ class Recording:
 
 
 def generate(folder: Path, recipe: Recipe) -> Recording:
-    """Write a recording into `folder` and say what a database of it must have."""
+    """Write a recording into `folder` and say what a database of it must have.
+
+    Raises:
+        FileExistsError: it is there already.
+    """
     path = folder / prof_name(recipe)
+    path.mkdir(parents=True)
     timing, tables = Timing(recipe), Tables()
     host = HostSide(recipe, timing, tables)
     placed = host.run()

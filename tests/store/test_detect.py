@@ -212,3 +212,28 @@ def test_recordings_of_real_devices(shared: Path) -> None:
     other = seen("level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/analysis.db")
     assert other.family is None
     assert "analysis.db" in other.description
+
+
+def test_a_file_of_torch_npu_alone_is_of_no_particular_revision(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "ascend_pytorch_profiler.db")) as db:
+        db.executescript(
+            "CREATE TABLE STRING_IDS (id INTEGER, value TEXT);"
+            "CREATE TABLE ENUM_API_TYPE (id INTEGER, name TEXT);"
+            "INSERT INTO ENUM_API_TYPE VALUES (50001, 'op');"
+            "CREATE TABLE HOST_INFO (hostUid TEXT, hostName TEXT);"
+            "CREATE TABLE STEP_TIME (id INTEGER, startNs INTEGER, endNs INTEGER);"
+        )
+    found = detect(tmp_path / "ascend_pytorch_profiler.db")
+    assert found.producer == "msprof + torch_npu"
+    assert found.revision == "pre_20240328"
+
+
+def test_tables_of_modules_that_are_not_here_do_not_disturb(tmp_path: Path) -> None:
+    path = make(
+        tmp_path / "a.db",
+        "1.2.0_20251226",
+        "PRAGMA writable_schema = ON",
+        "INSERT INTO sqlite_master VALUES ('table', 'odd', 'odd', 0,"
+        " 'CREATE VIRTUAL TABLE odd USING nowhere(a)')",
+    )
+    assert detect(path).revision == "1.2.0_20251226"

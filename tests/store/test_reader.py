@@ -157,6 +157,15 @@ def test_before_the_hccl_enums_types_were_texts_and_read_as_enum_ids(path: Path)
         assert session.get(HcclDataType, 4) is not None
 
 
+def test_a_type_of_before_the_hccl_enums_that_has_no_number_is_invalid(path: Path) -> None:
+    with ReportWriter(path, revision="1.0.0_20240516") as writer:
+        odd = writer.strings.intern("no such type")
+        writer.write("COMMUNICATION_OP", {"opId": [1, 2]})
+    execute(path, f"UPDATE COMMUNICATION_OP SET dataType = iif(opId = 1, {odd}, 999)")
+    with open_report(path) as report:
+        assert report.rows("SELECT dataType FROM COMMUNICATION_OP") == [(65535,), (None,)]
+
+
 def test_a_host_id_that_was_a_number_reads_as_text(path: Path) -> None:
     with ReportWriter(path, revision="1.0.0_20240711") as writer:
         writer.write("HOST_INFO", {"hostUid": "6458368880732993735"})
@@ -260,7 +269,12 @@ def test_a_wrong_query_is_said_with_the_files_name(path: Path) -> None:
     with ReportWriter(path):
         pass
     with open_report(path) as report:
-        for query in ("SELECT nonsense FROM TASK", "SELEC", "SELECT * FROM NO_SUCH"):
+        for query in (
+            "SELECT nonsense FROM TASK",
+            "SELEC",
+            "SELECT * FROM NO_SUCH",
+            "SELECT 1; SELECT 2",
+        ):
             with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: "):
                 report.rows(query)
             with pytest.raises(StoreError, match=r"cannot read .*msprof\.db: "):
@@ -274,6 +288,11 @@ def test_parameters_are_bound(path: Path) -> None:
         assert report.rows("SELECT startNs FROM TASK WHERE startNs > ?", (3,)) == [(4,)]
         assert report.rows("SELECT startNs FROM TASK WHERE startNs > :t", {"t": 3}) == [(4,)]
         assert report.columns("SELECT startNs FROM TASK WHERE startNs > ?", [3])["startNs"] == [4]
+        for three in (np.int64(3), np.uint8(3), np.float32(3)):
+            assert report.rows("SELECT startNs FROM TASK WHERE startNs = ?", [three]) == [(3,)]
+            assert report.rows("SELECT startNs FROM TASK WHERE startNs = :t", {"t": three}) == [
+                (3,)
+            ]
 
 
 def test_a_report_can_be_closed_twice_and_then_says_so(path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
-from unified_prof.store import layouts
+from unified_prof.store import layouts, table_writer
 from unified_prof.store.writer import ReportWriter
 
 DOCUMENTED = catalogue.load(MSPROF, "documented")
@@ -115,7 +115,11 @@ def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) ->
     }
 
 
-def test_columns_that_happen_to_be_constant_are_stored_in_their_places(path: Path) -> None:
+@pytest.mark.parametrize("numbered", [True, False])
+def test_columns_that_happen_to_be_constant_are_stored_in_their_places(
+    path: Path, numbered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_writer, "_NUMBERED_PARAMETERS", numbered)
     count = 4100  # more than it takes to look for constant columns
     columns = {
         "startNs": np.arange(count),
@@ -255,6 +259,8 @@ def test_writing_belongs_inside_the_block(path: Path) -> None:
         pass
     with pytest.raises(UsageError, match="is not open"):
         report.write("TASK", {"startNs": [1]})
+    with pytest.raises(UsageError, match="has been written"), report:
+        pass
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError, SystemExit])

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import typer
 
-from unified_prof import __version__
+from unified_prof.cli import config
 from unified_prof.errors import UprofError
+from unified_prof.version import VERSION
 
 app = typer.Typer(
     name="uprof",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"auto_envvar_prefix": "UPROF"},
     rich_markup_mode=None,  # its tables cut long option names off in a terminal of 80 columns
     help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = ("run", "build", "import_", "db", "doctor")
+COMMANDS: tuple[str, ...] = (
+    "run",
+    "build",
+    "import_",
+    "report",
+    "diff",
+    "gate",
+    "baseline",
+    "db",
+    "doctor",
+)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"uprof {__version__}")
+        typer.echo(f"uprof {VERSION}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
+    context: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    pass
+    if (path := config.find(Path.cwd())) is not None:
+        context.default_map = {**config.defaults(path, context.command)}
 
 
 for _command in COMMANDS:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unified_prof import __version__
+from unified_prof.version import VERSION
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +23,7 @@ def doctor(
     from unified_prof.cli.text import table
 
     backends = list(registry.survey())
-    versions = {"uprof": __version__, **environment.versions()}
+    versions = {"uprof": VERSION, **environment.versions()}
     if json_:
         findings = {
             "backends": {

@@ -36,6 +36,7 @@ def contents(db: sqlite3.Connection, detection: Detection, facts: Facts) -> Iter
         if facts.has(reference.table, reference.column):
             yield from _reference(db, reference, facts, schema)
     yield from _rows(db, facts)
+    yield from _keys(db, schema, facts)
 
 
 def _version(detection: Detection, schema: SchemaSpec) -> Iterator[Finding]:
@@ -163,6 +164,17 @@ def _rows(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
         twice = "SELECT 1 FROM TASK WHERE globalTaskId >= 0 GROUP BY globalTaskId"
         if count := _count(db, f"({twice} HAVING count(*) > 1)"):
             yield problem("duplicate", "TASK: globalTaskId that more than one row has", count)
+
+
+def _keys(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterator[Finding]:
+    """Find keys that are there twice, in files whose tables do not declare them."""
+    for table in schema.tables.values():
+        for column in table.columns:
+            if column.primary_key and facts.has(table.name) and table.name not in facts.keys:
+                twice = f"SELECT 1 FROM {table.name} GROUP BY {column.name} HAVING count(*) > 1"
+                if count := _count(db, f"({twice})"):
+                    words = f"{table.name}.{column.name} that more than one row has"
+                    yield problem("duplicate", words, count)
 
 
 def _count(db: sqlite3.Connection, rows: str) -> int:

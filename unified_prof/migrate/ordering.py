@@ -64,6 +64,10 @@ def _rewrite(db: sqlite3.Connection, table: TableSpec, columns: list[_Column]) -
     ).fetchall()
     db.execute(f"CREATE TABLE {_NEW} ({declarations})")
     db.execute(f'INSERT INTO {_NEW} ({names}) SELECT {names} FROM "{table.name}" ORDER BY rowid')
+    (old,) = db.execute(f'SELECT count(*) FROM "{table.name}"').fetchone()
+    (new,) = db.execute(f"SELECT count(*) FROM {_NEW}").fetchone()
+    if old != new:
+        raise sqlite3.DatabaseError(f"{table.name}: {new} of {old} rows could be read")
     db.execute(f'DROP TABLE "{table.name}"')
     db.execute(f'ALTER TABLE {_NEW} RENAME TO "{table.name}"')
     for (statement,) in indexes:

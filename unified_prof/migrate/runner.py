@@ -53,7 +53,7 @@ def migrate(
         state: what it is like at `start`.
     """
     with _connection(db) as connection, _version_table(connection, start):
-        config = _config(family)
+        config = config_of(family)
         config.attributes["connection"] = connection
         config.attributes["configure"] = {
             "version_table_schema": _SCRATCH,
@@ -66,11 +66,12 @@ def migrate(
 
 def history(family: str) -> list[tuple[str, str]]:
     """Return the revisions of a family, oldest first, each with the text that explains it."""
-    scripts = ScriptDirectory.from_config(_config(family)).walk_revisions()
+    scripts = ScriptDirectory.from_config(config_of(family)).walk_revisions()
     return [(script.revision, script.module.__doc__ or "") for script in scripts][::-1]
 
 
-def _config(family: str) -> Config:
+def config_of(family: str) -> Config:
+    """Return Alembic's configuration for a schema family."""
     folder = resources.folder("migrations")
     config = Config()
     config.set_main_option("script_location", _literal(folder))

@@ -11,22 +11,25 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-
-from sqlalchemy.exc import DBAPIError
+from typing import BinaryIO
 
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
-from unified_prof.migrate import ordering, runner
+from unified_prof.migrate import ordering
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.atomic import AtomicFile, output_error
 from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognise
+from unified_prof.store.fingerprint import Facts
 from unified_prof.store.opening import open_read_only, read_error
 
 _LOCK_TIMEOUT_S = 30.0
 _COPY_BYTES = 1 << 26
+_RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
 # The copy is thrown away when anything fails: no journal, no waiting for the disk.
 _FAST = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", "PRAGMA locking_mode = EXCLUSIVE")
 
@@ -191,10 +194,11 @@ def _copy(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitSta
     """Copy what `source` sees, which is `path` with any log or journal beside it."""
     if any(_size(Path(f"{path}{suffix}")) for suffix in ("-wal", "-journal")):
         with ExitStack() as own:
-            # A connection in a transaction that may write cannot be the source of a backup.
-            reader = open_read_only(path, own) if source.in_transaction else source
-            with closing(sqlite3.connect(copy)) as destination:
-                reader.backup(destination)
+            if source.in_transaction:
+                # A connection that may write cannot be the source of a backup.
+                uri = f"{path.absolute().as_uri()}?mode=ro"
+                source = own.enter_context(closing(sqlite3.connect(uri, uri=True)))
+            source.backup(own.enter_context(closing(sqlite3.connect(copy))))
         return
     if not source.in_transaction:
         source.execute("BEGIN")
@@ -202,20 +206,28 @@ def _copy(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitSta
     # Closing any descriptor of a file drops the locks that the process has on it, SQLite's
     # included. So this one stays open as long as the connection.
     file = resources.enter_context(path.open("rb"))
-    with copy.open("wb") as destination_file:
-        if hasattr(os, "copy_file_range"):
-            with suppress(OSError):  # not every pair of file systems can
-                while os.copy_file_range(file.fileno(), destination_file.fileno(), _COPY_BYTES):
-                    pass
-                return
-            file.seek(0)
-            destination_file.truncate(0)
-            destination_file.seek(0)
-        shutil.copyfileobj(file, destination_file, _COPY_BYTES >> 6)
+    with copy.open("wb") as destination_file, ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(_copy_bytes, file, destination_file)
+        import_module("unified_prof.migrate.runner")  # takes as long as copying 1 GB
+        copying.result()
+
+
+def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
+    if hasattr(os, "copy_file_range"):
+        with suppress(OSError):  # not every pair of file systems can
+            while os.copy_file_range(source.fileno(), destination.fileno(), _COPY_BYTES):
+                pass
+            return
+        source.seek(0)
+        destination.seek(0)
+        destination.truncate()
+    shutil.copyfileobj(source, destination, _COPY_BYTES >> 6)
 
 
 def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
     """Migrate the database `copy` of `path` and verify it; return the new anomalies."""
+    from unified_prof.migrate import runner
+
     with closing(sqlite3.connect(copy, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode = DELETE")  # out of WAL mode, which is kept in the file
         for setting in _FAST:
@@ -223,7 +235,6 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
         if plan.start == plan.target:
             return ()
         facts = fingerprint.read_facts(db)
-        rows = _row_counts(db, facts)
         known = _anomalies(db)
         if plan.family == catalogue.MSPROF:
             state = runner.file_state(db, facts, plan.start)
@@ -231,7 +242,7 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
             ordering.order_columns(db, catalogue.load(plan.family, plan.target))
             if state.holds_records:
                 _note_origin(db, plan.start)
-        _verify(db, path, plan, rows)
+        _verify(db, path, plan, facts)
         return tuple(
             Anomaly(name, count - known.get(name, (0, None))[0], detail)
             for name, (count, detail) in _anomalies(db).items()
@@ -246,33 +257,23 @@ def _note_origin(db: sqlite3.Connection, revision: str) -> None:
     db.execute("INSERT OR IGNORE INTO UPROF_RUN VALUES (?, ?)", (MIGRATED_FROM, revision))
 
 
-def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, rows: dict[str, int]) -> None:
-    """Refuse a migrated copy that is not at its revision, or has lost a table or a row."""
+def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> None:
+    """Refuse a migrated copy that is not at its revision, lost a table, or cannot be read."""
     found = recognise(db, path)
-    after = fingerprint.read_facts(db)
-    lost = {t: n for t, n in rows.items() if t in after.tables and _rows(db, t) < n}
-    gone = rows.keys() - after.tables.keys() - _SET_ASIDE.keys()
-    gone = {t for t in gone if f"UPROF_FOUND_{t}" not in after.tables}
-    if plan.target not in (found.revision, *found.equivalent) or lost or gone:
+    after = fingerprint.read_facts(db).tables
+    for table in after:
+        db.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()
+    gone = {
+        table
+        for table in before.tables.keys() - after.keys() - _RENAMED
+        if f"UPROF_FOUND_{table}" not in after
+    }
+    if plan.target not in (found.revision, *found.equivalent) or gone:
+        lost = f"; tables gone: {sorted(gone)}" if gone else ""
         raise StoreError(
-            f"{path} did not become {plan.target}: it is {found.description};"
-            f" tables gone: {sorted(gone)}, rows lost: {lost}",
+            f"{path} did not become {plan.target}: {found.description}{lost}",
             hint="this is a fault of uprof; the file is as it was",
         )
-
-
-_SET_ASIDE = {"ENUM_OVERLAY_ANALYSIS_TYPE": "renamed by 1.2.0_20260716"}
-
-
-def _row_counts(db: sqlite3.Connection, facts: fingerprint.Facts) -> dict[str, int]:
-    # Duplicate version rows are merged; constants may be replaced where nothing was recorded.
-    countable = (t for t in facts.tables if t != "META_DATA" and not t.startswith("ENUM_"))
-    return {table: _rows(db, table) for table in countable}
-
-
-def _rows(db: sqlite3.Connection, table: str) -> int:
-    quoted = table.replace('"', '""')
-    return int(db.execute(f'SELECT count(*) FROM "{quoted}"').fetchone()[0])
 
 
 def _anomalies(db: sqlite3.Connection) -> dict[str, tuple[int, str | None]]:
@@ -327,6 +328,11 @@ def _keep(path: Path) -> Path:
         return backup
 
 
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
 def _size(path: Path) -> int:
     with suppress(OSError):
         return path.stat().st_size
@@ -338,17 +344,21 @@ def _translated(path: Path, output: Path, plan: _Plan) -> Iterator[None]:
     """Turn what SQLite and the system say during an upgrade into errors of ours."""
     try:
         yield
-    except (DBAPIError, sqlite3.Error, OSError) as err:
-        cause = err.orig if isinstance(err, DBAPIError) and err.orig is not None else err
+    except (sqlite3.Error, OSError) as err:
+        raise _error(path, output, plan, err) from err
+    except Exception as err:
+        cause = getattr(err, "orig", None)  # SQLAlchemy's DBAPIError, which is not imported here
+        if not isinstance(cause, sqlite3.Error):
+            raise
         raise _error(path, output, plan, cause) from err
 
 
-def _error(path: Path, output: Path, plan: _Plan, err: BaseException) -> UprofError:
+def _error(path: Path, output: Path, plan: _Plan, err: sqlite3.Error | OSError) -> UprofError:
     text = str(err)
     unwritable = any(words in text for words in ("is full", "readonly", "disk I/O"))
-    if isinstance(err, OSError) or (unwritable and isinstance(err, sqlite3.Error)):
+    if isinstance(err, OSError) or unwritable:
         return output_error(output, err)
-    if "malformed" in text or "not a database" in text:
+    if isinstance(err, sqlite3.Error) and ("malformed" in text or "not a database" in text):
         return read_error(path, err)
     return StoreError(
         f"{path} could not be taken from {plan.start} to {plan.target}: {text}",

@@ -5,11 +5,18 @@ The same tables serve both families; each exists only where it has rows.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
+from sqlalchemy import DOUBLE
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
 
 
 class UprofBase(DeclarativeBase):
     """Registry of the UPROF_ tables."""
+
+    # SQLAlchemy 2.0 would write FLOAT, 2.1 writes DOUBLE.
+    type_annotation_map: ClassVar[dict[type, TypeEngine[Any]]] = {float: DOUBLE()}
 
 
 class Run(UprofBase):

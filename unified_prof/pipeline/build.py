@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from unified_prof import __version__
 from unified_prof.columns import Column, Sink, Strings
 from unified_prof.decoders.prof.coverage import undecoded
 from unified_prof.decoders.prof.directory import ProfDirectory, find_recordings
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.store.writer import ReportWriter
+from unified_prof.version import VERSION
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
 _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
@@ -102,7 +102,7 @@ def build_database(
     stages = _Stages(progress)
     with ReportWriter(output, revision=schema, overwrite=force) as writer:
         tally = _Tally(writer)
-        writer.fact("tool", f"uprof {__version__}")
+        writer.fact("tool", f"uprof {VERSION}")
         writer.fact("command", "build")
         writer.fact("recording", recording.resolve().name)
         for name, value in facts.items():

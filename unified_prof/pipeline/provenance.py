@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
-from unified_prof import __version__
 from unified_prof.backends.base import RunSpec
 from unified_prof.pipeline.outputs import Rank
+from unified_prof.version import VERSION
 
 _GIT_TIMEOUT_S = 5
 
@@ -27,7 +27,7 @@ def of_run(
     local_rank and world_size where there are several processes.
     """
     facts: dict[str, str | None] = {
-        "uprof": __version__,
+        "uprof": VERSION,
         "target": f"-m {spec.target}" if spec.is_module else spec.target,
         "command": json.dumps(sys.argv),
         "working_directory": str(Path.cwd()),

@@ -30,6 +30,10 @@ class Constant:
 
     value: Plain
 
+    def part(self, start: int, stop: int) -> list[Any]:
+        """Return the value for the rows from `start` to `stop`."""
+        return [self.value] * (stop - start)
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -125,9 +129,9 @@ def storable(text: str) -> str:
 
 def _source(column: Column) -> Source:
     if column is None or isinstance(column, str | int | float | np.generic):
-        return Constant(_plain(column))
+        return Constant(plain(column))
     if isinstance(column, np.ndarray):
-        return _from_array(column) if column.ndim else Constant(_plain(column[()]))
+        return _from_array(column) if column.ndim else Constant(plain(column[()]))
     if isinstance(column, Sequence) and not isinstance(column, bytes | bytearray):
         return from_sequence(column)
     raise TypeError(f"expected an array, a sequence or one value, found {type(column).__name__}")
@@ -173,11 +177,16 @@ def from_sequence(values: Sequence[Any]) -> Source:
             return Numbers(np.array([_integer(value) for value in values], np.int64))
     if types == {float}:
         return Numbers(np.fromiter(values, np.float64, len(values)))
-    return Objects([_plain(v) for v in values], any(issubclass(kind, str) for kind in types))
+    return Objects([plain(v) for v in values], any(issubclass(kind, str) for kind in types))
 
 
-def _plain(value: Any) -> Plain:
-    """Return `value` as the driver binds it, whatever it is a subclass of."""
+def plain(value: Any) -> Plain:
+    """Return `value` as what the driver binds as it is meant, whatever it is a subclass of.
+
+    Raises:
+        TypeError: it is neither a number nor text.
+        OverflowError: it is an integer that does not fit into 64 bits.
+    """
     if convert := _CONVERSIONS.get(type(value)):
         return convert(value)
     if value is np.ma.masked:

@@ -52,18 +52,16 @@ class Facts:
 
 def read_facts(db: sqlite3.Connection) -> Facts:
     """Collect the facts; the cost does not grow with the number of recorded rows."""
-    names = [
-        name
-        for (name,) in db.execute(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite^_%'"
-            " ESCAPE '^' ORDER BY rowid"
-        )
-    ]
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
     tables: dict[str, dict[str, str]] = {}
     keys: set[str] = set()
-    for name in names:
-        quoted = name.replace('"', '""')
-        columns = db.execute(f'PRAGMA table_info("{quoted}")').fetchall()
+    for (name,) in db.execute(query).fetchall():
+        if name.startswith("sqlite_"):
+            continue
+        try:
+            columns = db.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+        except sqlite3.OperationalError:
+            columns = []  # a virtual table whose module is not here
         tables[name] = {column[1]: str(column[2]).upper() for column in columns}
         if any(column[5] for column in columns):
             keys.add(name)
@@ -83,7 +81,7 @@ def _is_enum(table: str, columns: dict[str, str]) -> bool:
 
 def _enum(db: sqlite3.Connection, table: str) -> dict[int, str]:
     # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
-    rows = db.execute(f'SELECT id, name FROM "{table}" LIMIT 1000')
+    rows = db.execute(f"SELECT id, name FROM {_quoted(table)} LIMIT 1000")
     return {number: str(name) for number, name in rows if isinstance(number, int)}
 
 
@@ -178,7 +176,6 @@ _SIGNS = (
     _enum_sign("1.2.0_20260716", "ENUM_HCCL_TRANSPORT_TYPE", 4, "ROCE"),
     _enum_sign("1.2.0_20260716", "ENUM_HCCL_LINK_TYPE", 7, "UB"),
     _table_sign("1.2.0_20260716", "ENUM_OVERLAP_ANALYSIS_TYPE"),
-    _table_sign("1.2.0_20260716", "COMPUTE_TASK_INFO", "blockNum", "gridDim", "blockDim"),
 )
 
 
@@ -248,18 +245,32 @@ def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
 def _equivalent(facts: Facts, revision: str) -> tuple[str, ...]:
     """Return the revisions after `revision` that differ only in tables the file does not have."""
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
+    # A file that has all that every file has would also have what a newer revision adds to that.
+    # Other producers leave tables out, then nothing follows from their absence.
+    whole = _always(revision) <= facts.tables.keys()
     found = []
-    here = _shape(facts, revision)
+    here = _shape(facts, revision, whole=whole)
     for other in revisions[revisions.index(revision) + 1 :]:
-        if _shape(facts, other) != here:
+        if _shape(facts, other, whole=whole) != here:
             break
         found.append(other)
     return tuple(found)
 
 
-def _shape(facts: Facts, revision: str) -> tuple[object, ...]:
+def _always(revision: str) -> set[str]:
     spec = catalogue.load(catalogue.MSPROF, revision)
-    always = catalogue.ALWAYS_PRESENT | set(spec.enum_tables)
-    tables = {n: t.columns for n, t in spec.tables.items() if n in facts.tables or n in always}
-    rows = {n: spec.rows[n] for n in spec.enum_tables}
-    return spec.schema_version, tables, rows
+    return {*(catalogue.ALWAYS_PRESENT & spec.tables.keys()), *spec.enum_tables}
+
+
+def _shape(facts: Facts, revision: str, *, whole: bool) -> tuple[object, ...]:
+    """Return what a revision says about the tables that the file has."""
+    spec = catalogue.load(catalogue.MSPROF, revision)
+    counted = facts.tables.keys() | (_always(revision) if whole else set())
+    tables = {name: t.columns for name, t in spec.tables.items() if name in counted}
+    rows = {name: spec.rows[name] for name in spec.enum_tables if name in counted}
+    return spec.schema_version if "META_DATA" in counted else None, tables, rows
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

@@ -56,8 +56,9 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         raise read_error(path, err) from err
 
 
-# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text.
-READ_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text,
+# and until Python 3.12 a Warning for two statements in one.
+READ_ERRORS = (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def reading(path: Path) -> Iterator[None]:
         raise read_error(path, err) from err
 
 
-def read_error(path: Path, err: sqlite3.Error | UnicodeDecodeError) -> StoreError:
+def read_error(path: Path, err: Exception) -> StoreError:
     """Say in words why `path` cannot be read."""
     if _is_locked(err):
         return StoreError(
@@ -78,6 +79,7 @@ def read_error(path: Path, err: sqlite3.Error | UnicodeDecodeError) -> StoreErro
     text = str(err)
     if isinstance(err, UnicodeDecodeError):
         text = err.object.decode("utf-8", "backslashreplace")
+    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
     if "not a database" in text or "malformed" in text or "disk I/O" in text:
         return StoreError(f"{path} is damaged: {text}", hint="recover it with the sqlite3 shell")
     return StoreError(f"cannot read {path}: {text}")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
 from unified_prof.store import detect, fetch, views
+from unified_prof.store.batches import plain
 from unified_prof.store.opening import READ_ERRORS, open_read_only, read_error, reading
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class Report:
 
     Queries see every table in its newest shape: missing tables are empty, columns that the file
     does not have are NULL, renamed ones have their newest name. What a file has beyond that is
-    there too, and `main.<table>` is the table as it lies in the file.
+    there too, and `main.<table>` is the table as it lies in the file. Tables that had to be given
+    their shape, and have no key, end with a column `rowid`.
 
     Attributes:
         path: The file.
@@ -81,7 +83,7 @@ class Report:
             StoreError: the query is wrong, or the file is damaged.
         """
         with reading(self.path):
-            return self._db.execute(sql, params).fetchall()
+            return self._execute(sql, params).fetchall()
 
     def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
         """Return the result of a query as one NumPy array a column.
@@ -96,7 +98,13 @@ class Report:
             UsageError: two columns of the result have the same name.
         """
         with reading(self.path):
-            return fetch.columns(self._db.execute(sql, params))
+            return fetch.columns(self._execute(sql, params))
+
+    def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
+        # A NumPy number would be bound as a BLOB, which equals nothing.
+        if isinstance(params, Mapping):
+            return self._db.execute(sql, {name: plain(value) for name, value in params.items()})
+        return self._db.execute(sql, [plain(value) for value in params])
 
     def session(self) -> Session:
         """Return a SQLAlchemy session for the models; close it, or use it in a `with` block."""

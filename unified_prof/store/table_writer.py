@@ -8,20 +8,22 @@ that are the same in every row of a batch are bound once a statement.
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Callable, Mapping
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.errors import UsageError
-from unified_prof.store.batches import Constant, Numbers, Objects, Source, is_text, non_null
+from unified_prof.store.batches import Constant, Numbers, Source, is_text, non_null
 from unified_prof.store.layouts import Layout
 
 _ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
 _ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
 _TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
+# Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
+_NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 
 
@@ -95,9 +97,11 @@ class TableWriter:
 
     def _insert_by_many(self, ordered: list[Source], start: int, stop: int, size: int) -> None:
         """Insert the rows from `start` to `stop`, `size` of them a statement."""
-        constant = tuple(j for j, source in enumerate(ordered) if isinstance(source, Constant))
-        head = [source.value for source in ordered if isinstance(source, Constant)]
-        varying = [source for source in ordered if not isinstance(source, Constant)]
+        constant: tuple[int, ...] = ()
+        if _NUMBERED_PARAMETERS:
+            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
+        head = [ordered[j].part(0, 1)[0] for j in constant]
+        varying = [source for j, source in enumerate(ordered) if j not in constant]
         statement = self._statement(constant, size)
         row_by_row = _row_by_row(varying, size)
         texts = [source for source in varying if is_text(source)]
@@ -108,12 +112,7 @@ class TableWriter:
                 self._db.execute(statement, head + row_by_row(first))
 
     def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
-        columns = [
-            repeat(source.value, stop - start)
-            if isinstance(source, Constant)
-            else source.part(start, stop)
-            for source in ordered
-        ]
+        columns = [source.part(start, stop) for source in ordered]
         self._db.executemany(self._one_row, zip(*columns, strict=True))
 
     def _statement(self, constant: tuple[int, ...], size: int) -> str:
@@ -137,7 +136,7 @@ class TableWriter:
         return text
 
 
-def _row_by_row(sources: list[Numbers | Objects], rows: int) -> Callable[[int], list[Any]]:
+def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
     """Return what makes one list of the values of `rows` rows, one row after the other."""
     width = len(sources)
     arrays = [source.array for source in sources if isinstance(source, Numbers)]
@@ -239,7 +238,7 @@ def _reduced(source: Source, rows: int) -> Source:
     return source
 
 
-def _text_size(sources: list[Numbers | Objects], start: int, stop: int) -> int:
+def _text_size(sources: list[Source], start: int, stop: int) -> int:
     """Return the number of characters of text from row `start` to `stop`."""
     return sum(
         len(value)

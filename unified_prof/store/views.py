@@ -11,7 +11,7 @@ import sqlite3
 
 from unified_prof.models.catalogue import ColumnSpec, TableSpec
 from unified_prof.store.layouts import RENAMES
-from unified_prof.store.meanings import HCCL_TYPES, enum_names
+from unified_prof.store.meanings import HCCL_TYPES, INVALID_TYPE, enum_names
 
 
 def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
@@ -98,14 +98,16 @@ def _selection(
 
 
 def _enum_id(enum: str, string_id: str) -> str:
-    """Return SQL for the enum id of the text that `string_id` stands for; NULL: it has none.
+    """Return SQL for the enum id of the text that `string_id` stands for.
 
-    What msprof had no name for it wrote as its number.
+    What msprof had no name for it wrote as its number; any other text is invalid, as migrating
+    has it, and an id without a text NULL.
     """
     is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
     number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"
     named = f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 = value)"
-    return f"(SELECT coalesce({named}, {number}) FROM main.STRING_IDS WHERE id = {string_id})"
+    known = f"coalesce({named}, {number}, {INVALID_TYPE})"
+    return f"(SELECT {known} FROM main.STRING_IDS WHERE id = {string_id} LIMIT 1)"
 
 
 def _enum_values(enum: str) -> str:

@@ -130,10 +130,12 @@ class ReportWriter:
         Lists and mappings are stored as JSON, None as NULL, everything else as its text.
         """
         if isinstance(value, list | tuple | dict):
-            value = json.dumps(value, ensure_ascii=False)
+            value = json.dumps(value, ensure_ascii=False, default=str)
         self._facts[name] = None if value is None else str(value)
 
     def __enter__(self) -> ReportWriter:
+        if self._file is not None:
+            raise UsageError(f"{self.path} has been written, a second report needs a second writer")
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with engine.translated(self.path):

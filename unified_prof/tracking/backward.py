@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from unified_prof.tracking.calls import Iteration, Recorder
@@ -56,7 +57,7 @@ class _HostTimers:
     def finish(self, iteration: Iteration, end: Mark, create_graph: bool) -> None:
         starts = self._starts
         starts.append((_ACCUMULATES, end, self._counter(), end))
-        for (call, _, first, start), (_, stop, last, _) in zip(starts, starts[1:], strict=False):
+        for (call, _, first, start), (_, stop, last, _) in pairwise(starts):
             if call != _ACCUMULATES:
                 iteration.nodes.append((call, start, stop))
                 # What the node's backward made belongs to its call, for a backward through it.

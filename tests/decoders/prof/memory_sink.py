@@ -16,6 +16,7 @@ Tables = dict[str, dict[str, NDArray[Any]]]
 TEXT_COLUMNS = {
     "CANN_API": ("name",),
     "COMMUNICATION_OP": ("opName", "groupName", "algType", "opType"),
+    "COMMUNICATION_TASK_INFO": ("name", "taskType", "groupName"),
     "COMPUTE_TASK_INFO": (
         "name",
         "taskType",

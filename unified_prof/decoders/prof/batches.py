@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.decoders.prof.runs import Runs
+
 _PLAIN_FLIP = (0, 65535)
 
 
@@ -70,8 +72,8 @@ class Flips:
 def _at_stream_start(stream: NDArray[np.uint32], is_flip: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return, for every row, the number of flips in the streams before its own."""
     before: NDArray[np.int64] = np.cumsum(is_flip) - is_flip
-    starts = np.flatnonzero(np.r_[True, stream[1:] != stream[:-1]])
-    return np.repeat(before[starts], np.diff(np.r_[starts, len(stream)]))
+    streams = Runs(stream)
+    return streams.spread(before[streams.starts])
 
 
 def _pulled_back(

@@ -14,6 +14,7 @@ from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import join
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
@@ -147,13 +148,9 @@ def _pair_events(events: Records, sink: Sink) -> Records:
     fields = ("item_id", "request_id", "thread_id", "type", "level")
     order = np.lexsort([events[field] for field in fields])
     events = events[order]
-    same = np.ones(len(events) - 1, bool)
-    for field in fields:
-        same &= events[field][1:] == events[field][:-1]
-    starts = np.flatnonzero(np.r_[True, ~same])
-    sizes = np.diff(np.r_[starts, len(events)])
-    rank = np.arange(len(events)) - np.repeat(starts, sizes)
-    first = np.flatnonzero((rank % 2 == 0) & np.r_[same, False])
+    equal = Runs(*(events[field] for field in fields))
+    rank = equal.rank()
+    first = np.flatnonzero((rank % 2 == 0) & (rank + 1 < equal.spread(equal.sizes)))
     paired = events[first]
     paired["end"] = events["begin"][first + 1]
     if lost := len(events) - 2 * len(first):

@@ -13,6 +13,7 @@ from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
 from unified_prof.decoders.prof.host_tasks import NO_MODEL
 from unified_prof.decoders.prof.pools import Timeline
+from unified_prof.decoders.prof.runs import Runs
 
 _BEGUN = 0
 
@@ -50,12 +51,8 @@ def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captur
     device, stream = records["device_id"], records["model_stream_id"]
     order = np.lexsort((records["timestamp"], stream, device))
     records, device, stream = records[order], device[order], stream[order]
-    starts = np.flatnonzero(
-        np.r_[True, (device[1:] != device[:-1]) | (stream[1:] != stream[:-1])][: len(device)]
-    )
-    batch = np.arange(len(device)) - np.repeat(starts, np.diff(np.r_[starts, len(device)]))
     return Captures(
-        _pack(device, stream, batch),
+        _pack(device, stream, Runs(device, stream).rank()),
         records["timestamp"].copy(),
         records["model_id"].astype(np.uint32),
     )

@@ -12,56 +12,24 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.calls import COMMUNICATION
 from unified_prof.decoders.prof.clocks import LinearClock
+from unified_prof.decoders.prof.communication_records import CommunicationRecords
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import collect
 from unified_prof.decoders.prof.launches import MISSING, Launches
 from unified_prof.decoders.prof.pools import Timeline
-from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.runs import Runs, find
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
+from unified_prof.decoders.prof.transfers import FINE_PARTS, bandwidth, closing_tasks
 
 _NA_ENUM, _INVALID_ENUM = 65534, 65535
 _MAX_ENUM = 65535
 _NO_RANK = 0xFFFFFFFF
 _MASTER = "master"
 _SCHEDULE_SUFFIX = "AicpuKernel"
-_FINE_PARTS = 1024
-"""Bandwidths come from times with this resolution below a nanosecond, as the exporter's do."""
 _FINE_ORIGIN_NS = 10**15
 _ITERATION = 1
 """Nothing in a recording with several iterations changes what the exporter writes here."""
 _RDMA, _PAYLOAD = 1, 1
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicationRecords:
-    """What the host recorded about collectives, placed in calls."""
-
-    tasks: Records
-    """hccl_info records that count, sorted by (communication call, context)."""
-    task_key: NDArray[np.uint64]
-    """Communication call << 32 | context."""
-    operators: Records
-    """hccl_op_info records that count, sorted by NODE call."""
-    operator_node: NDArray[np.int64]
-
-
-def read_communication(
-    host: HostDirectory, knowledge: HostKnowledge, timeline: Timeline, sink: Sink
-) -> CommunicationRecords:
-    """Read the descriptions of collectives; of several for one call the last counts."""
-    tasks, key = collect(host, "additional", "hccl_info", timeline, sink)
-    row = knowledge.tree.communication.find(key)
-    tasks, row = _placed(tasks, row, "hccl_info", sink)
-    task_key = row.astype(np.uint64) << np.uint64(32) | tasks["context_id"]
-    order = np.argsort(task_key, kind="stable")
-    last = order[_last_of_run(task_key[order])]
-    operators, key = collect(host, "compact", "hccl_op_info", timeline, sink)
-    node = knowledge.tree.node.find(key)
-    operators, node = _placed(operators, node, "hccl_op_info", sink)
-    order = np.argsort(node, kind="stable")
-    newest = order[_last_of_run(node[order])]
-    return CommunicationRecords(tasks[last], task_key[last], operators[newest], node[newest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +91,7 @@ class CommunicationWriter:
 
     def _tasks(self, launches: Launches, rows: DeviceRows) -> _Tasks:
         origin_ns = self._host.session.start_ns - _FINE_ORIGIN_NS
-        clock = rows.clock.finer(_FINE_PARTS, origin_ns)
+        clock = rows.clock.finer(FINE_PARTS, origin_ns)
         known = np.flatnonzero(rows.launch != MISSING)
         launch = rows.launch[known]
         host_task = launches.task[launch]
@@ -133,8 +101,8 @@ class CommunicationWriter:
         known, launch, host_task = known[inside], launch[inside], host_task[inside]
         small, node = small[inside].astype(np.int64), node[inside].astype(np.int64)
         key = small.astype(np.uint64) << np.uint64(32) | launches.context_id[launch]
-        info = _find(self._records.task_key, key)
-        operator = _find(self._records.operator_node, node)
+        info = find(self._records.task_key, key)
+        operator = find(self._records.operator_node, node)
         launched = launches.tasks.key[host_task]
         return _Tasks(
             node,
@@ -158,15 +126,10 @@ class CommunicationWriter:
         group[has_info] = self._records.tasks["group_name"][tasks.info[has_info]]
         grouped = has_info | has_operator
         order = np.lexsort((group, grouped, tasks.node))
-        changes = np.r_[
-            True,
-            (tasks.node[order][1:] != tasks.node[order][:-1])
-            | (group[order][1:] != group[order][:-1])
-            | (grouped[order][1:] != grouped[order][:-1]),
-        ]
+        runs = Runs(tasks.node[order], group[order], grouped[order])
         of_task = np.empty(len(order), np.int64)
-        of_task[order] = np.cumsum(changes) - 1
-        first = order[changes]
+        of_task[order] = runs.number()
+        first = order[runs.starts]
         return self._named(_Operators(of_task, tasks.node[first], group[first], grouped[first]))
 
     def _named(self, operators: _Operators) -> _Operators:
@@ -184,17 +147,10 @@ class CommunicationWriter:
         begin = self._timeline.ticks(nodes.begin[operators.node])
         early = self._host.clocks.host.to_ns(begin) < self._host.session.start_ns
         order = np.lexsort((begin, operators.group, operators.grouped, scheduled))
-        group = np.flatnonzero(
-            np.r_[
-                True,
-                (scheduled[order][1:] != scheduled[order][:-1])
-                | (operators.group[order][1:] != operators.group[order][:-1])
-                | (operators.grouped[order][1:] != operators.grouped[order][:-1]),
-            ]
-        )
+        counters = Runs(scheduled[order], operators.group[order], operators.grouped[order])
         counted: NDArray[np.int64] = np.cumsum(~early[order]) - ~early[order]
         number = np.empty(len(order), np.int64)
-        number[order] = counted - np.repeat(counted[group], np.diff(np.r_[group, len(order)]))
+        number[order] = counted - counters.spread(counted[counters.starts])
         operators.names = [
             f"{text}_{suffix}_{index}_{_ITERATION}"
             for text, suffix, index in zip(texts, suffixes, number.tolist(), strict=True)
@@ -241,11 +197,14 @@ class CommunicationWriter:
             "isMaster": self._is_master(tasks).astype(np.int64),
         }
         payload = (columns["transportType"] == _RDMA) & (columns["rdmaType"] == _PAYLOAD)
-        closing = np.array(
-            [2 if "send" in name or "receive" in name else 4 for name in operators.names], np.int64
-        )
-        columns["bandwidth"] = _bandwidth(
-            operators.of_task, plane, tasks, size, payload, closing[operators.of_task]
+        columns["bandwidth"] = bandwidth(
+            operators.of_task,
+            plane,
+            tasks.start,
+            tasks.end,
+            size,
+            payload,
+            closing_tasks(operators.names)[operators.of_task],
         )
         sink.write("COMMUNICATION_TASK_INFO", columns)
 
@@ -272,7 +231,7 @@ class CommunicationWriter:
         end = np.full(count, np.iinfo(np.int64).min)
         np.minimum.at(start, operators.of_task[master], tasks.start_ns[master])
         np.maximum.at(end, operators.of_task[master], tasks.end_ns[master])
-        record = _find(self._records.operator_node, operators.node)
+        record = find(self._records.operator_node, operators.node)
         has_record = record != MISSING
         found = self._records.operators[record[has_record]]
         none = sink.strings.intern(NOT_KNOWN)
@@ -323,7 +282,7 @@ class CommunicationWriter:
         has_info = tasks.info != MISSING
         sizes[has_info] = self._records.tasks["rank_size"][tasks.info[has_info]]
         order = np.lexsort((tasks.launched, tasks.node))
-        last = order[_last_of_run(tasks.node[order])]
+        last = order[Runs(tasks.node[order]).last]
         return sizes[last][np.searchsorted(tasks.node[last], operators.node)]
 
 
@@ -359,72 +318,3 @@ class _Operators:
     names: list[str] = field(default_factory=list)
     name_id: Any = None
     id: Any = None
-
-
-def _bandwidth(
-    operator: NDArray[np.int64],
-    plane: NDArray[np.int64],
-    tasks: _Tasks,
-    size: NDArray[np.int64],
-    payload: NDArray[np.bool_],
-    closing_tasks: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Return bytes per second of every task; the payloads of one RDMA transfer share theirs.
-
-    A transfer is a run of payloads and the tasks that close it: a notify and its acknowledgement,
-    twice but for a send or receive. One that is not closed is as many transfers as payloads.
-    """
-    start, end = tasks.start, tasks.end
-    duration = (end - start).astype(np.float64) / _FINE_PARTS
-    with np.errstate(divide="ignore", invalid="ignore"):
-        result = np.where(duration > 0, size / duration * 1e9, 0.0)
-    if not payload.any():
-        return result
-    order = np.lexsort((start, plane, operator))
-    together = np.r_[
-        (operator[order][1:] == operator[order][:-1]) & (plane[order][1:] == plane[order][:-1]),
-        False,
-    ]
-    rows = np.arange(len(order))
-    group_end = np.flatnonzero(~together)[np.searchsorted(np.flatnonzero(~together), rows)]
-    is_payload = payload[order]
-    continued = np.r_[False, is_payload[:-1] & together[:-1]]
-    first = np.flatnonzero(is_payload & ~continued)
-    run_end = np.flatnonzero(is_payload & ~np.r_[is_payload[1:] & together[:-1], False])
-    closing = run_end + closing_tasks[order][first]
-    whole = closing <= group_end[first]
-    first, run_end, closing = first[whole], run_end[whole], closing[whole]
-    sent = np.cumsum(size[order])
-    sent_in_run = sent[run_end] - sent[first] + size[order][first]
-    time = (end[order[closing]] - start[order[first]]).astype(np.float64) / _FINE_PARTS
-    length = run_end - first + 1
-    members = np.repeat(first, length) + _rank_in_runs(length)
-    shared = np.where(time > 0, sent_in_run / np.maximum(time, 1) * 1e9, 0.0)
-    result[order[members]] = np.repeat(shared, length)
-    return result
-
-
-def _rank_in_runs(length: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-
-
-def _find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the row of every wanted value in sorted keys, or MISSING."""
-    row = np.searchsorted(keys, wanted).astype(np.int64)
-    known = row < len(keys)
-    known[known] = keys[row[known]] == wanted[known]
-    row[~known] = MISSING
-    return row
-
-
-def _last_of_run(values: NDArray[Any]) -> NDArray[np.int64]:
-    return np.flatnonzero(np.r_[values[1:] != values[:-1], True][: len(values)])
-
-
-def _placed(
-    records: Records, row: NDArray[np.int64], kind: str, sink: Sink
-) -> tuple[Records, NDArray[np.int64]]:
-    inside = row != NOWHERE
-    if not inside.all():
-        sink.anomaly(f"unplaced_{kind}", int((~inside).sum()), f"{kind} records outside calls")
-    return records[inside], row[inside]

@@ -19,6 +19,7 @@ import msgspec
 from unified_prof.errors import RawFormatError
 
 _MAX_BYTES = 16 << 20  # no genuine control file comes near
+_MAX_COUNTER = 1 << 62
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
@@ -131,11 +132,17 @@ class StartLog:
         """Return a counter that must be there.
 
         Raises:
-            RawFormatError: it is not.
+            RawFormatError: it is not, or is no time that a counter can show.
         """
-        if key not in self.values:
-            raise RawFormatError(f"{self.path} has no {key}:<number> line")
-        return self.values[key]
+        number = self.counter(key)
+        if number is None:
+            raise RawFormatError(f"{self.path} has no line {key}:<counter>")
+        return number
+
+    def counter(self, key: str) -> int | None:
+        """Return a counter, None when it is missing or cannot be one."""
+        number = self.values.get(key, -1)
+        return number if 0 <= number <= _MAX_COUNTER else None
 
 
 def read_start_log(path: Path) -> StartLog:

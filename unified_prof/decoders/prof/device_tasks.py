@@ -12,6 +12,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
 from unified_prof.decoders.prof.layouts import STARS_MAGIC, record_type
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.stream_words import decode_words
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT
@@ -136,29 +137,23 @@ def _first_to_first(
     same = np.r_[identity[1:] == identity[:-1], False]
     if count % 2 == 0 and not is_end[::2].any() and is_end[1::2].all() and same[::2].all():
         return rows[::2], rows[1::2]
-    group = np.cumsum(np.r_[True, ~same[:-1]])[:count] if count else np.zeros(0, np.int64)
-    balance = np.cumsum(np.where(is_end, -1, 1))
-    first = np.flatnonzero(np.r_[True, ~same[:-1]][:count])
-    balance -= np.repeat((balance - np.where(is_end, -1, 1))[first], np.diff(np.r_[first, count]))
-    # An end that takes the balance of its identity to a new low below 0 has no start.
-    lowered = balance - group * (2 * count + 2)
+    tasks = Runs(identity)
+    group, step = tasks.number(), np.where(is_end, -1, 1)
+    balance = np.cumsum(step)
+    balance -= tasks.spread((balance - step)[tasks.starts])
+    # An end that takes the balance of its identity to a new low below 0 has no start. Each
+    # identity is put below all before it, so that one running minimum serves them all.
+    depth = group * (2 * count + 2)
+    lowered = balance - depth
     lowest = np.minimum.accumulate(np.r_[2 * count + 2, lowered])[:-1]
-    floor = np.minimum(lowest, -group * (2 * count + 2))
-    good_end = is_end & (lowered >= floor)
+    good_end = is_end & (lowered >= np.minimum(lowest, -depth))
     starts, ends = np.flatnonzero(~is_end), np.flatnonzero(good_end)
-    rank_start, rank_end = _rank(group[starts]), _rank(group[ends])
-    key_start = group[starts] * np.int64(count + 1) + rank_start
-    key_end = group[ends] * np.int64(count + 1) + rank_end
+    key_start = group[starts] * (count + 1) + Runs(group[starts]).rank()
+    key_end = group[ends] * (count + 1) + Runs(group[ends]).rank()
     _, of_start, of_end = np.intersect1d(
         key_start, key_end, assume_unique=True, return_indices=True
     )
     return starts[of_start], ends[of_end]
-
-
-def _rank(group: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of every row in its group; groups are contiguous."""
-    first = np.flatnonzero(np.r_[True, group[1:] != group[:-1]][: len(group)])
-    return np.arange(len(group)) - np.repeat(first, np.diff(np.r_[first, len(group)]))
 
 
 def _read_stars(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:

@@ -20,6 +20,9 @@ from unified_prof.errors import RawFormatError
 DEFAULT_SESSION_NS = 30 * 60 * 1_000_000_000
 """Length of a session whose end was not recorded, as the exporter assumes."""
 
+_LATEST_US = 8 * 10**15
+"""Latest possible time, in the year 2223: nanoseconds until then fit into 64 bits."""
+
 _DEVICE = re.compile(r"device_(\d{1,4})")
 _PROF = re.compile(r"PROF_.+")
 
@@ -54,9 +57,9 @@ class _Part:
     @cached_property
     def session(self) -> Session:
         """When the session began and ended by this part's own files."""
-        begin_us = _needed(self.start, "collectionTimeBegin")
+        begin_us = _needed(self.start, "collectionTimeBegin", _LATEST_US)
         end_us = None if self.end is None else self.end.integer("collectionTimeEnd")
-        if end_us is None or end_us <= 0:
+        if end_us is None or not 0 < end_us <= _LATEST_US:
             return Session(begin_us * 1000, begin_us * 1000 + DEFAULT_SESSION_NS, False)
         return Session(begin_us * 1000, end_us * 1000, True)
 
@@ -86,14 +89,12 @@ class _Part:
             host_mhz=_host_mhz(self.info),
             host_monotonic_ns=log.value("clock_monotonic_raw"),
             host_counter=log.value("cntvct"),
-            host_counter_diff=log.values.get("cntvct_diff", 0),
-            begin_us=_needed(self.start, "collectionTimeBegin"),
-            begin_monotonic_ns=_needed(self.start, "clockMonotonicRaw"),
+            host_counter_diff=log.counter("cntvct_diff") or 0,
+            begin_us=_needed(self.start, "collectionTimeBegin", _LATEST_US),
+            begin_monotonic_ns=_needed(self.start, "clockMonotonicRaw", _LATEST_US * 1000),
             device_mhz=_device_mhz(self.info),
-            device_counter=None if device is None else device.values.get("cntvct"),
-            device_monotonic_ns=None
-            if device is None
-            else device.values.get("clock_monotonic_raw"),
+            device_counter=None if device is None else device.counter("cntvct"),
+            device_monotonic_ns=None if device is None else device.counter("clock_monotonic_raw"),
         )
 
     def _device_origin(self) -> control.StartLog | None:
@@ -245,10 +246,11 @@ def _folders(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
     return folders
 
 
-def _needed(values: Control, key: str) -> int:
+def _needed(values: Control, key: str, most: int) -> int:
     number = values.integer(key)
-    if number is None or number < 0:
-        raise RawFormatError(f"{values.path} has no number {key}")
+    if number is None or not 0 <= number <= most:
+        found = values.values.get(key)
+        raise RawFormatError(f"{values.path}: {key} is {found!r}, expected a number up to {most}")
     return number
 
 

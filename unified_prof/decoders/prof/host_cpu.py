@@ -34,9 +34,6 @@ def decode(host: HostDirectory, sink: Sink) -> None:
     What a thread used counts for the CPU it ran on last, at most the whole interval; CPUs that
     several threads put over 100 percent are left out, as in the exporter's databases.
     """
-    file = host.data.get("host_cpu")
-    if file is None:
-        return
     clock_hz = host.info.integer("sysClockFreq") or 0
     if clock_hz <= 0:
         sink.anomaly("host_clock_unknown", 1, f"{host.info.path} has no positive sysClockFreq")
@@ -81,28 +78,17 @@ def _usage(earlier: _Moment, later: _Moment, clock_hz: int) -> dict[int, Fractio
 
 
 def _moments(host: HostDirectory, sink: Sink) -> Iterator[_Moment]:
-    file = host.data.get("host_cpu")
-    assert file is not None
-    current: _Moment | None = None
     damaged = 0
-    for lines in samples.text_lines(file):
+    for time_ns, lines in samples.timed_blocks(host, sink, "host_cpu"):
+        moment = _Moment(time_ns)
         for line in lines:
-            if line.startswith("time "):
-                if current is not None:
-                    yield current
-                time_ns = samples.integer(line[5:].strip())
-                current = None if time_ns is None or time_ns < 0 else _Moment(time_ns)
-                damaged += current is None
-            elif current is None:
-                damaged += 1
-            elif _UPTIME.fullmatch(line):
+            if _UPTIME.fullmatch(line):
                 uptime = positive_decimal(line.split()[0])
                 damaged += uptime is None
-                current.uptime_s = None if uptime is None else Fraction(uptime)
+                moment.uptime_s = None if uptime is None else Fraction(uptime)
             else:
-                damaged += not _add_thread(current, line)
-    if current is not None:
-        yield current
+                damaged += not _add_thread(moment, line)
+        yield moment
     samples.count_damaged(sink, host, "host_cpu.data", damaged)
 
 

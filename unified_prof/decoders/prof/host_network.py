@@ -30,9 +30,6 @@ def decode(host: HostDirectory, sink: Sink) -> None:
     A row has the time of the earlier sample. `speed` is that of all cards together, `usage` the
     mean of the cards that were active in relation to the speed of the last one of these.
     """
-    file = host.data.get("host_network")
-    if file is None:
-        return
     speeds = _card_speeds(host)
     times: list[int] = []
     usage: list[float] = []
@@ -66,29 +63,19 @@ def _card_speeds(host: HostDirectory) -> dict[str, int]:
 
 
 def _moments(host: HostDirectory, sink: Sink, speeds: Mapping[str, int]) -> Iterator[_Moment]:
-    file = host.data.get("host_network")
-    assert file is not None
-    current: _Moment | None = None
     damaged = 0
-    for lines in samples.text_lines(file):
+    for time_ns, lines in samples.timed_blocks(host, sink, "host_network"):
+        moment = _Moment(time_ns)
         for line in lines:
-            if line.startswith("time "):
-                if current is not None:
-                    yield current
-                time_ns = samples.integer(line[5:].strip())
-                current = None if time_ns is None or time_ns < 0 else _Moment(time_ns)
-                damaged += current is None
-                continue
             name, colon, counters = line.partition(":")
             if not colon:
                 continue  # the two heading lines of /proc/net/dev
             values = samples.integers(counters)
-            if current is None or values is None or len(values) < _FIELDS:
+            if values is None or len(values) < _FIELDS:
                 damaged += 1
             elif name.strip() in speeds:
-                current.bytes_of[name.strip()] = values[_RECEIVED] + values[_SENT]
-    if current is not None:
-        yield current
+                moment.bytes_of[name.strip()] = values[_RECEIVED] + values[_SENT]
+        yield moment
     samples.count_damaged(sink, host, "host_network.data", damaged)
 
 

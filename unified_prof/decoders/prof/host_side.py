@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.calls import read_calls, write_calls
 from unified_prof.decoders.prof.captures import read_captures
-from unified_prof.decoders.prof.communication import CommunicationWriter, read_communication
+from unified_prof.decoders.prof.communication import CommunicationWriter
+from unified_prof.decoders.prof.communication_records import read_communication
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records

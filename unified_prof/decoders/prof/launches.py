@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.host_tasks import HostTasks, TaskTypes
 from unified_prof.decoders.prof.operators import Contexts
+from unified_prof.decoders.prof.runs import Runs, find
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT, pack_keys, streams_of
 
 MISSING = -1
@@ -56,19 +57,13 @@ class Launches:
 
         Identities that occur several times on both sides are matched in their order.
         """
-        row = np.searchsorted(self.key, key).astype(np.int64)
-        known = row < len(self.key)
-        known[known] = self.key[row[known]] == key[known]
-        row[~known] = MISSING
+        row = find(self.key, key)
+        known = row != MISSING
         if (self.key[1:] == self.key[:-1]).any():
             last = np.searchsorted(self.key, key[known], side="right") - 1
             order = np.argsort(key[known], kind="stable")
-            ordered = key[known][order]
-            first = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
             rank = np.empty(len(order), np.int64)
-            rank[order] = np.arange(len(order)) - np.repeat(
-                first, np.diff(np.r_[first, len(order)])
-            )
+            rank[order] = Runs(key[known][order]).rank()
             row[known] = np.minimum(row[known] + rank, last)
         return row
 

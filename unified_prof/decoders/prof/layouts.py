@@ -113,6 +113,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, read_bandwidth u8@32,"
         " write_bandwidth u8@40, read_ost u8@48, write_ost u8@56",
     ),
+    "stars_qos": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bandwidth 10u4@24"),
     "stars_inter_soc": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bw_level u2@32"),
     "stars_acsq_v6": (
         32,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import host_records, join
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT, TaskIds
 
@@ -29,12 +30,10 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     extended = records["info_type"] == _EXTENDED
     parts = np.flatnonzero(extended)
     parts = parts[np.lexsort((records["segment"][parts], records["mark_id"][parts]))]
-    mark = records["mark_id"][parts]
-    first = np.flatnonzero(np.r_[True, mark[1:] != mark[:-1]][: len(mark)])
-    rows = np.concatenate([parts[first], np.flatnonzero(~extended)])
-    count = len(first)
-    segments = np.diff(np.r_[first, len(parts)])
-    messages = _messages(records["message"][parts], segments)
+    whole = Runs(records["mark_id"][parts])
+    rows = np.concatenate([parts[whole.starts], np.flatnonzero(~extended)])
+    count = len(whole)
+    messages = _messages(records["message"][parts], whole.sizes)
     messages += _messages(records["message"][rows[count:]], np.ones(len(rows) - count, np.int64))
     order = np.argsort(records["start"][rows], kind="stable")
     rows = rows[order]
@@ -60,18 +59,18 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
     sink.write("MSTX_EVENTS", {name: values[keep] for name, values in columns.items()})
 
 
-def device_marks(device: DeviceDirectory, marks: Records, ids: TaskIds, sink: Sink) -> None:
+def device_marks(
+    device: DeviceDirectory, marks: Records, process_id: int, ids: TaskIds, sink: Sink
+) -> None:
     """Write the device halves of marks as TASK rows, from the first to the last note of each."""
     order = np.lexsort((marks["timestamp"], marks["index_id"]))
     marks = marks[order]
-    mark = marks["index_id"]
-    first = np.flatnonzero(np.r_[True, mark[1:] != mark[:-1]][: len(mark)])
-    last = np.r_[first[1:], len(mark)] - 1
-    if not len(first) or device.clocks.device is None:
+    notes = Runs(marks["index_id"])
+    if not len(notes) or device.clocks.device is None:
         return
-    start_ns = device.clocks.device.to_ns(marks["timestamp"][first])
-    end_ns = device.clocks.device.to_ns(marks["timestamp"][last])
-    rows = marks[first]
+    start_ns = device.clocks.device.to_ns(marks["timestamp"][notes.starts])
+    end_ns = device.clocks.device.to_ns(marks["timestamp"][notes.last])
+    rows = marks[notes.starts]
     count = len(rows)
     columns: dict[str, Any] = {
         "startNs": start_ns,
@@ -79,7 +78,7 @@ def device_marks(device: DeviceDirectory, marks: Records, ids: TaskIds, sink: Si
         "deviceId": np.full(count, device.device_id),
         "connectionId": rows["index_id"].astype(np.int64) + _FIRST_MARK,
         "globalTaskId": ids.fresh(count),
-        "globalPid": np.full(count, device.info.integer("pid") or 0),
+        "globalPid": np.full(count, process_id),
         "taskType": np.full(count, sink.strings.intern("MsTx")),
         "contextId": np.full(count, NO_CONTEXT),
         "streamId": (rows["stream_id"] & _STREAM_MASK).astype(np.int64),

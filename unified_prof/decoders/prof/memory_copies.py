@@ -11,6 +11,7 @@ from unified_prof.decoders.prof.host_records import collect
 from unified_prof.decoders.prof.host_tasks import TaskTypes
 from unified_prof.decoders.prof.launches import Launches
 from unified_prof.decoders.prof.pools import Keys, Timeline
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT
 
@@ -50,8 +51,7 @@ def write_copies(
     key = tasks.key[task]
     order = np.lexsort((tasks.task_id[task], tasks.batch_id[task], key))
     launch, key = launch[order], key[order]
-    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    rank = np.arange(len(key)) - np.repeat(starts, np.diff(np.r_[starts, len(key)]))
+    rank = Runs(key).rank()
     size = np.zeros(len(key), np.uint64)
     operation = np.full(len(key), _OTHER, np.int64)
     row = np.searchsorted(record_key, key, side="right") - 1

@@ -13,6 +13,7 @@ from unified_prof.decoders.prof.call_tree import NOWHERE, Intervals
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect, host_records, timed
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
+from unified_prof.decoders.prof.runs import Runs, positions
 from unified_prof.decoders.prof.tensors import TensorTexts
 
 _RANGE_LEVEL = 5500
@@ -56,8 +57,7 @@ class Contexts:
         have = np.flatnonzero(self.row[place] == rows)
         start = self.start[place[have]]
         count = self.stop[place[have]] - start
-        within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-        return np.repeat(have, count), self.ids[np.repeat(start, count) + within]
+        return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]
 
 
 def read_descriptions(
@@ -140,7 +140,8 @@ def _contexts(
     row = calls.find(key)
     order = np.argsort(row, kind="stable")
     row, number, ids = row[order], number[order], ids[order]
-    last = np.r_[row[1:] != row[:-1], True][: len(row)] & (row != NOWHERE)
+    last = Runs(row).last
+    last = last[row[last] != NOWHERE]
     row, number, ids = row[last], number[last], ids[last]
     used = np.arange(ids.shape[1]) < number[:, None]
     stop = np.cumsum(number)
@@ -158,7 +159,7 @@ def _newest(
     node = node[pick]
     order = np.lexsort((key[pick], node))
     node, pick = node[order], pick[order]
-    last = np.r_[node[1:] != node[:-1], True][: len(node)]
+    last = Runs(node).last
     node, pick = node[last], pick[last]
     newer = key[pick] >= latest[node]
     node, pick = node[newer], pick[newer]
@@ -195,18 +196,16 @@ def _read_tensors(
     node, key, name, signature = node[order], key[order], name[order], signature[order]
     if not len(node):
         return result
-    ends = np.flatnonzero(np.r_[node[1:] != node[:-1], True])
     # Every record of a call that has the name and the time of its last one belongs to it.
-    last = np.repeat(ends, np.diff(np.r_[-1, ends]))
+    of_call = Runs(node)
+    last = of_call.spread(of_call.last)
     same = (key == key[last]) & (name == name[last])
     node, signature = node[same], signature[same]
-    starts = np.flatnonzero(np.r_[True, node[1:] != node[:-1]])
-    sizes = np.diff(np.r_[starts, len(node)])
-    rank = np.arange(len(node)) - np.repeat(starts, sizes)
-    lists = signature[starts].astype(np.uint32)
-    for position in range(1, int(sizes.max())):
+    of_call = Runs(node)
+    rank, number = of_call.rank(), of_call.number()
+    lists = signature[of_call.starts].astype(np.uint32)
+    for position in range(1, int(of_call.sizes.max())):  # records of one operator: a handful
         more = np.flatnonzero(rank == position)
-        owner = np.searchsorted(starts, more, side="right") - 1
-        lists[owner] = texts.joined(lists[owner], signature[more])
-    result[node[starts]] = lists
+        lists[number[more]] = texts.joined(lists[number[more]], signature[more])
+    result[node[of_call.starts]] = lists
     return result

@@ -18,14 +18,15 @@ from unified_prof.decoders.prof.slices import RawFile
 # perf trace: `<ms> (<ms> ms): command/tid name(args...`
 _SYSTEM_CALL = re.compile(
     r"\s*(\d{1,12}(?:\.\d{1,9})?)\s+\(\s*(\d{1,12}(?:\.\d{1,9})?)\s*ms\s*\):"
-    r"\s+.*?/(\d{1,10})\s+(\w+)\("
+    r"\s.*?/(\d{1,10})\s+(\w+)\("
 )
 # ltrace: `[pid T] <s> program->name(args) = result <s>`
-_THREAD_CALL = re.compile(
-    r"\s*\[pid\s+(\d{1,10})\]\s+(\d{1,12}(?:\.\d{1,9})?)\s+\S*?->(\w+)\(.*<(\d{1,9}\.\d{1,9})>\s*"
-)
-# Calls in the middle of which another thread's line came have no duration.
-_NO_CALL = re.compile(r".*(?:<unfinished \.\.\.>|<\.\.\. \w+ resumed>|\+\+\+|---)|\s*\?\s*\(")
+_THREAD_CALL = re.compile(r"\s*\[pid\s+(\d{1,10})\]\s+(\d{1,12}(?:\.\d{1,9})?)\s+\S*?->(\w+)\(")
+_THREAD_CALL_DURATION = re.compile(r"(\d{1,9}\.\d{1,9})>\s*")
+# A call that another thread's line interrupted has no start or no end; signals and the exits of
+# threads are no calls.
+_NO_START = re.compile(r"\s*\??\s*\(")
+_NO_CALL = ("<unfinished ...>", " resumed>", "+++", "---")
 _NOT_LISTED = frozenset({"pthread_once"})
 _US_PER_MS = 1_000
 _US_PER_S = 1_000_000
@@ -97,7 +98,7 @@ def _calls(
             call = parse(line)
             if call is not None:
                 calls.append(call)
-            elif _NO_CALL.match(line):
+            elif _NO_START.match(line) or any(mark in line for mark in _NO_CALL):
                 unfinished += 1
             else:
                 damaged += 1
@@ -120,10 +121,11 @@ def _system_call(line: str) -> _Call | None:
 
 def _thread_call(line: str) -> _Call | None:
     match = _THREAD_CALL.match(line)
-    if match is None:
+    duration = _THREAD_CALL_DURATION.fullmatch(line[line.rfind("<") + 1 :])
+    if match is None or duration is None:
         return None
-    thread_id, start_s, name, duration_s = match.groups()
-    return _Call(name, int(thread_id), float(start_s) * _US_PER_S, float(duration_s) * _US_PER_S)
+    thread_id, start_s, name = match.groups()
+    return _Call(name, int(thread_id), float(start_s) * _US_PER_S, float(duration[1]) * _US_PER_S)
 
 
 def _is_listed(name: str) -> bool:

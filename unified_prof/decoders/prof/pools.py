@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.errors import RawFormatError
+
 Keys = NDArray[np.uint64]
 
 _TIME_BITS = 48
@@ -65,10 +67,14 @@ class Timeline:
         return (ticks >= np.uint64(self.base)) & (relative <= _TIME_MASK)
 
     def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
-        """Return the keys of times that fit; others are cut to the nearest time that does."""
+        """Return the keys of times that fit; others are cut to the nearest time that does.
+
+        Raises:
+            RawFormatError: more threads than a process can have.
+        """
         rank = self.threads.index_of(thread_id).astype(np.uint64)
         if len(self.threads) > _MAX_THREADS:
-            rank = np.minimum(rank, np.uint64(_MAX_THREADS - 1))
+            raise RawFormatError(f"records of more than {_MAX_THREADS} threads, which cannot be")
         base = np.uint64(self.base)
         return rank << np.uint64(_TIME_BITS) | np.minimum(
             np.maximum(ticks, base) - base, _TIME_MASK

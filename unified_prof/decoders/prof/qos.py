@@ -1,13 +1,20 @@
-"""QOS: bandwidth of up to ten masters of the memory system, qos.data."""
+"""QOS: bandwidth of up to ten masters of the memory system, qos.data or the stars logs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.stars_samples import sample_records
 
+_FILE = "qos"
+_STARS_QOS = 24
 _EVENTS = 10
 _BYTES_PER_MB = 1 << 20
 _NO_DIE = -1
@@ -19,8 +26,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
     The exporter multiplies in 32 bits, so that it shows 4096 MB/s as 0; that is not reproduced.
     """
     names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()][:_EVENTS]
-    clock = None
-    for records in samples.pieces(device, "qos", "qos"):
+    for records, times_ns in _records(device):
         if not names:
             sink.anomaly(
                 "qos_without_event_names",
@@ -28,9 +34,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
                 f"{device.sample.path} has no qosEvents, so nothing says what was measured",
             )
             continue
-        clock = clock or samples.device_clock(device, "qos.data")
         name_ids = np.asarray(sink.strings.intern_all(f"QoS {name}" for name in names))
-        times_ns = np.repeat(clock.to_ns(records["timestamp"]), len(names))
         values = records["bandwidth"][:, : len(names)].astype(np.int64) * _BYTES_PER_MB
         samples.write_samples(
             sink,
@@ -40,7 +44,17 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
                 "deviceId": device.device_id,
                 "eventName": np.tile(name_ids, len(records)),
                 "bandwidth": values.ravel(),
-                "timestampNs": times_ns,
+                "timestampNs": np.repeat(times_ns, len(names)),
                 "dieId": _NO_DIE,
             },
         )
+
+
+def _records(device: DeviceDirectory) -> Iterator[tuple[Records, NDArray[np.int64]]]:
+    """Yield samples and their times: of qos.data, or without it those among the task logs'."""
+    if device.data.get(_FILE) is None:
+        yield from sample_records(device, _STARS_QOS, "stars_qos")
+        return
+    clock = samples.device_clock(device, "qos.data")
+    for records in samples.pieces(device, _FILE, "qos"):
+        yield records, clock.to_ns(records["timestamp"])

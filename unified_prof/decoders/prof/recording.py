@@ -30,7 +30,7 @@ def decode_recording(
     prof.report_problems(sink)
     with stage("session"):
         write_session(prof, sink)
-    file = File(sink, stage, IdCounter(), OverlapWriter(sink))
+    file = File(sink, stage, prof.process_id, IdCounter(), OverlapWriter(sink))
     host_side = None if prof.host is None else _decode_host(prof.host, file)
     by_id = {device.device_id: device for device in prof.devices}
     launched = set() if host_side is None else host_side.device_ids()

@@ -196,7 +196,9 @@ class Neighbours:
         """
         order = np.argsort(group, kind="stable")
         ordered = np.asarray(group)[order]
-        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)])
+        if not len(ordered):
+            return np.zeros(0, np.bool_), columns
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
         before = np.r_[order[:1], order[:-1]]
         before[starts] = order[starts]
         found = np.ones(len(order), np.bool_)
@@ -230,6 +232,35 @@ def text_lines(file: RawFile) -> Iterator[list[str]]:
         rest = rest_of_piece
     if rest:
         yield _decoded(rest)
+
+
+def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines that follow each `time <ns>` line of a text file, and that time.
+
+    Lines without a time before them are counted as damaged.
+    """
+    file = part.data.get(kind)
+    time_ns: int | None = None
+    block: list[str] = []
+    lost = 0
+    for lines in text_lines(file) if file is not None else ():
+        for line in lines:
+            if not line.startswith("time "):
+                block.append(line)
+                continue
+            if time_ns is not None:
+                yield time_ns, block
+            else:
+                lost += len(block)
+            block = []
+            time_ns = integer(line[len("time ") :].strip())
+            if time_ns is None or time_ns < 0:
+                time_ns, lost = None, lost + 1
+    if time_ns is not None:
+        yield time_ns, block
+    else:
+        lost += len(block)
+    count_damaged(sink, part, f"{kind}.data", lost)
 
 
 def _decoded(raw: bytes) -> list[str]:

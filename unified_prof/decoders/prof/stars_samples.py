@@ -37,7 +37,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
 def _write_acc_pmu(device: DeviceDirectory, sink: Sink) -> None:
     # Genuine databases of platforms other than 5 have reads and writes exchanged.
     read, write = ("read", "write") if device.platform == 5 else ("write", "read")
-    for records, times_ns in _records(device, _ACC_PMU, "stars_acc_pmu"):
+    for records, times_ns in sample_records(device, _ACC_PMU, "stars_acc_pmu"):
         columns: dict[str, Column] = {
             "accId": records["acc_id"],
             "readBwLevel": records[f"{read}_bandwidth"],
@@ -52,7 +52,7 @@ def _write_acc_pmu(device: DeviceDirectory, sink: Sink) -> None:
 
 def _write_bandwidth_levels(device: DeviceDirectory, sink: Sink) -> None:
     """The record has the mata level in bits 2..0, but genuine databases have it exchanged."""
-    for records, times_ns in _records(device, _INTER_SOC, "stars_inter_soc"):
+    for records, times_ns in sample_records(device, _INTER_SOC, "stars_inter_soc"):
         level = records["bw_level"]
         columns: dict[str, Column] = {
             "l2BufferBwLevel": level & 0x7,
@@ -67,7 +67,7 @@ def _write_sio(device: DeviceDirectory, sink: Sink) -> None:
     """Counters are those since the previous sample of the die, whose first one is left out."""
     v6 = device.platform in _NO_SAMPLES_IN_TASK_LOG
     neighbours = samples.Neighbours()
-    for records, times_ns in _records(device, _SIO, "stars_sio_v6" if v6 else "stars_sio"):
+    for records, times_ns in sample_records(device, _SIO, "stars_sio_v6" if v6 else "stars_sio"):
         # On platforms 15 and 16 no field tells dies apart.
         die = np.zeros(len(records), np.int64) if v6 else records["acc_id"].astype(np.int64)
         known, (before_ns,) = neighbours.previous(die, times_ns)
@@ -89,10 +89,16 @@ def _write_sio(device: DeviceDirectory, sink: Sink) -> None:
         samples.write_samples(sink, "SIO", device, columns)
 
 
-def _records(
+def sample_records(
     device: DeviceDirectory, function: int, layout: str
 ) -> Iterator[tuple[Records, NDArray[np.int64]]]:
-    """Yield the records of one kind from both logs, and their times."""
+    """Yield the records of one kind from both logs, and their times.
+
+    Args:
+        device: whose logs.
+        function: the function code of the kind.
+        layout: how its records look.
+    """
     files = [_SAMPLE_LOG]
     if device.platform not in _NO_SAMPLES_IN_TASK_LOG and (
         function == _ACC_PMU or device.platform not in _ONLY_ACC_PMU_IN_TASK_LOG

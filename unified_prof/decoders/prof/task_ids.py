@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.decoders.prof.runs import find
+
 NO_CONTEXT = 0xFFFFFFFF
 """contextId of everything that is not one context of an FFTS+ task."""
 
@@ -81,7 +83,5 @@ def streams_of(
 ) -> NDArray[np.int64]:
     """Look 32-bit task ids up in (ascending task ids, streams); -1 where one is not there."""
     known, streams = stream_by_task
-    if not len(known):
-        return np.full(len(task_id), -1, np.int64)
-    row = np.minimum(np.searchsorted(known, task_id), len(known) - 1)
-    return np.where(known[row] == task_id, streams[row].astype(np.int64), -1)
+    row = find(known, task_id)
+    return np.where(row < 0, -1, np.r_[streams, 0][row].astype(np.int64))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.decoders.prof.batches import Flips
+from unified_prof.decoders.prof.runs import find
 from unified_prof.decoders.prof.task_ids import TaskIds, pack_keys, streams_of
 
 
@@ -51,11 +52,7 @@ class DeviceTasks:
 
     def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the row of every key, -1 where there is none."""
-        row = np.searchsorted(self.key, key)
-        row[row == len(self.key)] = 0
-        if not len(self.key):
-            return np.full(len(key), -1, np.int64)
-        return np.where(self.key[row] == key, row, -1)
+        return find(self.key, key)
 
     def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
         """Return the stream of every 32-bit task id, -1 where the host launched none such."""

@@ -28,7 +28,7 @@ def _written(when: str) -> dict[str, Any]:
     return {"info": {"written": when}}
 
 
-class CannApi(Interval, RowIdentity, MsprofBase):
+class CannApi(Interval, MsprofBase):
     """One call of an interface of CANN, at any level of its stack."""
 
     __tablename__ = "CANN_API"

@@ -1,0 +1,261 @@
+"""Small reports for the tests of analysis and report: a training step, written out by hand."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
+from unified_prof.store.writer import ReportWriter
+
+Frame = tuple[str, int]
+
+UPROF_TABLES = """
+    CREATE TABLE UPROF_RUN (name VARCHAR PRIMARY KEY, value VARCHAR);
+    CREATE TABLE UPROF_ANOMALIES (name VARCHAR PRIMARY KEY, count INTEGER, detail VARCHAR);
+    CREATE TABLE UPROF_MODULES (kind VARCHAR, entry_id INTEGER, module_path VARCHAR,
+        module_class VARCHAR, PRIMARY KEY (kind, entry_id));
+    CREATE TABLE UPROF_ITERATIONS (iteration INTEGER PRIMARY KEY, total_ms DOUBLE,
+        forward_ms DOUBLE, backward_ms DOUBLE, peak_usage_bytes INTEGER, matched INTEGER);
+"""
+
+
+def run_time_report(
+    path: Path,
+    operations: Sequence[tuple[str, Any, Any, Sequence[Frame]]] = (
+        ("linear", 1.5, 3.0, [("model.py", 12), ("model.py", 30)]),
+        ("relu", 0.25, None, [("model.py", 13), ("model.py", 30)]),
+        ("linear", 0.5, 1.0, [("model.py", 14), ("model.py", 30)]),
+    ),
+    *,
+    modules: Sequence[tuple[str, str] | None] = (),
+    iterations: Sequence[tuple[Any, ...]] = (),
+    facts: Mapping[str, str] | None = None,
+    anomalies: Sequence[tuple[str, int, str]] = (),
+) -> Path:
+    """Write a run time report: (name, forward_ms, backward_ms, frames innermost first) each."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(frozen_text(SKYLINE_RUN_TIME, "1"))
+        for entry, (name, forward, backward, frames) in enumerate(operations, start=1):
+            row = (entry, name, forward, backward)
+            db.execute("INSERT INTO run_time_entries VALUES (?, ?, ?, ?)", row)
+            db.executemany(
+                "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
+                [(order, *frame, entry) for order, frame in enumerate(frames)],
+            )
+        _add_uprof_tables(db, {"operation": modules}, iterations, facts, anomalies)
+    return path
+
+
+def memory_report(
+    path: Path,
+    weights: Sequence[tuple[str, Any, Any, Sequence[Frame]]] = (
+        ("weight", 4000, 4000, [("model.py", 5)]),
+        ("bias", 40, 0, [("model.py", 5)]),
+    ),
+    activations: Sequence[tuple[str, Any, Sequence[Frame]]] = (
+        ("linear", 800, [("model.py", 12), ("model.py", 30)]),
+    ),
+    *,
+    peak: int | None = 100_000,
+    modules: Mapping[str, Sequence[tuple[str, str] | None]] | None = None,
+) -> Path:
+    """Write a memory report; frames are innermost first."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(frozen_text(SKYLINE_MEMORY, "1"))
+        correlation = 0
+        for entry_type, entries in ((1, weights), (2, activations)):
+            table = "weight_entries" if entry_type == 1 else "activation_entries"
+            for entry, (*values, frames) in enumerate(entries, start=1):
+                marks = ", ".join("?" * (len(values) + 1))
+                db.execute(f"INSERT INTO {table} VALUES ({marks})", (entry, *values))
+                correlation += 1
+                row = (correlation, entry, entry_type)
+                db.execute("INSERT INTO stack_correlation VALUES (?, ?, ?)", row)
+                db.executemany(
+                    "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
+                    [(correlation, order, *frame) for order, frame in enumerate(frames)],
+                )
+        if peak is not None:
+            db.execute("INSERT INTO misc_sizes VALUES ('peak_usage_bytes', ?)", (peak,))
+        _add_uprof_tables(db, modules or {}, (), None, ())
+    return path
+
+
+def _add_uprof_tables(
+    db: sqlite3.Connection,
+    modules: Mapping[str, Sequence[tuple[str, str] | None]],
+    iterations: Sequence[tuple[Any, ...]],
+    facts: Mapping[str, str] | None,
+    anomalies: Sequence[tuple[str, int, str]],
+) -> None:
+    """Add the tables of uprof's own, if there is anything for one of them."""
+    if not (any(modules.values()) or iterations or facts or anomalies):
+        return
+    db.executescript(UPROF_TABLES)
+    for kind, paths in modules.items():
+        db.executemany(
+            "INSERT INTO UPROF_MODULES VALUES (?, ?, ?, ?)",
+            [(kind, entry, *path) for entry, path in enumerate(paths, start=1) if path],
+        )
+    db.executemany("INSERT INTO UPROF_ITERATIONS VALUES (?, ?, ?, ?, ?, ?)", iterations)
+    db.executemany("INSERT INTO UPROF_RUN VALUES (?, ?)", list((facts or {}).items()))
+    db.executemany("INSERT INTO UPROF_ANOMALIES VALUES (?, ?, ?)", anomalies)
+
+
+class Device:
+    """An msprof database in the making; times in ns after an arbitrary moment."""
+
+    T0 = 1_700_000_000_000_000_000
+
+    def __init__(self, path: Path, revision: str = "documented") -> None:
+        self.path = path
+        self.writer = ReportWriter(path, revision=revision)
+        self._tasks = 0
+        self._connections = 0
+        self._calls = 0
+
+    def __enter__(self) -> Device:
+        self.writer.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.writer.__exit__(*exc)
+
+    def text(self, value: str) -> int:
+        """Return the id of a text."""
+        return self.writer.strings.intern(value)
+
+    def task(
+        self,
+        start: int,
+        end: int,
+        task_type: str = "KERNEL_AICORE",
+        *,
+        device: int = 0,
+        stream: int = 2,
+        connection: int = -1,
+        kernel: tuple[str, str] | None = None,
+        copy: int | None = None,
+    ) -> int:
+        """Add a task; `kernel` is (name, operator type), `copy` a number of bytes."""
+        row: dict[str, Any]
+        identity = self._tasks
+        self._tasks += 1
+        self.writer.write(
+            "TASK",
+            {
+                "startNs": [self.T0 + start],
+                "endNs": [self.T0 + end],
+                "deviceId": device,
+                "connectionId": connection,
+                "globalTaskId": identity,
+                "taskType": self.text(task_type),
+                "streamId": stream,
+            },
+        )
+        if kernel is not None:
+            name, op_type = map(self.text, kernel)
+            row = {"name": [name], "globalTaskId": identity, "opType": op_type}
+            self.writer.write("COMPUTE_TASK_INFO", row)
+        if copy is not None:
+            row = {"globalTaskId": [identity], "size": copy, "memcpyOperation": 1}
+            self.writer.write("MEMCPY_INFO", row)
+        return identity
+
+    def collective(self, start: int, end: int, name: str, op_type: str, *, device: int = 0) -> None:
+        """Add a communication operator."""
+        self._connections += 1
+        self.writer.write(
+            "COMMUNICATION_OP",
+            {
+                "opName": [self.text(name)],
+                "opType": self.text(op_type),
+                "startNs": self.T0 + start,
+                "endNs": self.T0 + end,
+                "connectionId": 4294967295,
+                "opId": self._connections,
+                "deviceId": device,
+            },
+        )
+
+    def call(
+        self,
+        start: int,
+        end: int,
+        name: str,
+        *,
+        thread: int = 1,
+        sequence: int = -1,
+        forward_thread: int = 0,
+        launches: int | None = None,
+        chain: int = -1,
+        kind: int = 50001,
+    ) -> None:
+        """Add a host range; `launches` is the connection id of the work it launched."""
+        self._calls += 1
+        self.writer.write(
+            "PYTORCH_API",
+            {
+                "startNs": [str(self.T0 + start)],
+                "endNs": [str(self.T0 + end)],
+                "globalTid": thread,
+                "connectionId": self._calls,
+                "name": self.text(name),
+                "sequenceNumber": sequence,
+                "fwdThreadId": forward_thread,
+                "callchainId": chain,
+                "type": kind,
+            },
+        )
+        if launches is not None:
+            row: dict[str, Any] = {"id": [self._calls], "connectionId": launches}
+            self.writer.write("CONNECTION_IDS", row)
+
+    def chain(self, number: int, *frames: str) -> None:
+        """Add a call chain, innermost frame first, such as `/home/me/train.py(12): step`."""
+        for depth, frame in enumerate(frames):
+            row: dict[str, Any] = {"id": [number], "stack": self.text(frame), "stackDepth": depth}
+            self.writer.write("PYTORCH_CALLCHAINS", row)
+
+
+def training_step(path: Path) -> Path:
+    """Write an msprof database with the PyTorch tables: one step of a one-layer model.
+
+    Forward 100 ns of matmul and 50 ns of relu; backward 150 ns and 70 ns; optimizer 30 ns; an
+    all-reduce of 200 ns that overlaps 60 ns of compute; a copy of 40 ns; waiting on stream 3.
+    """
+    with Device(path) as device:
+        device.chain(7, "/site-packages/torch/x.py(1): f", "/w/net.py(9): f", "/w/train.py(3): run")
+        device.chain(8, "/w/net.py(10): f", "/w/train.py(3): run")
+        device.call(0, 5000, "ProfilerStep#4")
+        device.call(10, 2000, "nn.Module: Net_0", kind=50003)
+        device.call(20, 1000, "nn.Module: Linear_0", kind=50003)
+        device.call(30, 900, "aten::linear", sequence=5, chain=7)
+        device.call(40, 800, "aten::addmm", sequence=5, launches=100)
+        device.call(1100, 1300, "aten::relu", sequence=6, launches=101, chain=8)
+        engine = "autograd::engine::evaluate_function: "
+        device.call(2000, 2400, engine + "ReluBackward0", thread=2)
+        device.call(2010, 2390, "ReluBackward0", thread=2, sequence=6, forward_thread=1)
+        device.call(2020, 2380, "aten::threshold_backward", thread=2, launches=102)
+        device.call(2500, 3000, engine + "AddmmBackward0", thread=2)
+        device.call(2510, 2990, "AddmmBackward0", thread=2, sequence=5, forward_thread=1)
+        device.call(2520, 2980, "aten::mm", thread=2, launches=103)
+        device.call(3500, 4500, "Optimizer.step#SGD.step")
+        device.call(3600, 4000, "aten::_foreach_add_", launches=104)
+        device.task(1000, 1100, connection=100, kernel=("mm_kernel", "MatMul"))
+        device.task(1200, 1250, connection=101, kernel=("relu_kernel", "Relu"))
+        device.task(2100, 2170, connection=102, kernel=("relu_grad", "ReluGrad"))
+        device.task(2600, 2750, connection=103, kernel=("mm_kernel", "MatMul"))
+        device.task(3900, 3930, connection=104, kernel=("add", "Add"))
+        device.task(4000, 4040, "MEMCPY_ASYNC", copy=4096)
+        device.task(2100, 2700, "EVENT_WAIT", stream=3)
+        device.collective(2690, 2890, "hcom_allReduce__1", "hcom_allReduce_")
+        device.writer.write(
+            "STEP_TIME", {"id": [4], "startNs": device.T0, "endNs": device.T0 + 5000}
+        )
+        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
+    return path

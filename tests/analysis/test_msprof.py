@@ -1,0 +1,225 @@
+"""What the device did, attributed to the framework's operations where they were recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, training_step
+from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
+from unified_prof.analysis.load import open_analyses
+from unified_prof.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def step(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training_step(tmp_path_factory.mktemp("msprof") / "msprof_1.db")
+
+
+def test_a_backward_kernel_belongs_to_the_forward_operation(step: Path) -> None:
+    rows = by_name(breakdown_of(step, "operation"))
+    linear, relu = rows["aten::linear"], rows["aten::relu"]
+    assert (linear.count, linear.forward_ns, linear.backward_ns) == (1, 100, 150)
+    assert (relu.total_ns, relu.forward_ns, relu.backward_ns) == (120, 50, 70)
+
+
+def test_the_optimizer_is_in_neither_pass(step: Path) -> None:
+    row = by_name(breakdown_of(step, "operation"))["aten::_foreach_add_"]
+    assert (row.total_ns, row.forward_ns, row.backward_ns) == (30, None, None)
+    totals = summary_of(step).totals
+    assert (totals.total_ns, totals.forward_ns, totals.backward_ns) == (640, 150, 220)
+    assert totals.other_ns == 30
+
+
+def test_collectives_and_copies_are_rows_of_their_own(step: Path) -> None:
+    rows = by_name(breakdown_of(step, "operation"))
+    assert (rows["hcom_allReduce_"].kind, rows["hcom_allReduce_"].total_ns) == (
+        "communication",
+        200,
+    )
+    assert (rows["memcpy host to device"].kind, rows["memcpy host to device"].total_ns) == (
+        "copy",
+        40,
+    )
+
+
+def test_backward_work_counts_for_the_forward_operations_module_and_line(step: Path) -> None:
+    modules = by_name(breakdown_of(step, "module"))
+    assert modules["Net_0.Linear_0"].total_ns == 250
+    assert modules["Net_0.Linear_0"].detail == "Linear"
+    assert modules["Net_0"].total_ns == 120
+    lines = by_name(breakdown_of(step, "line"))
+    assert (lines["net.py:9"].total_ns, lines["net.py:10"].total_ns) == (250, 120)
+
+
+def test_kernels_are_grouped_by_name(step: Path) -> None:
+    row = by_name(breakdown_of(step, "kernel"))["mm_kernel"]
+    assert (row.count, row.total_ns, row.detail) == (2, 250, "MatMul")
+    assert (row.forward_ns, row.backward_ns) == (100, 150)
+
+
+def test_kernels_are_listed_under_their_operation(step: Path) -> None:
+    with open_analyses(step) as (analysis,):
+        under = {(op, row.name): row.total_ns for op, row in analysis.kernels_of_operations()}
+    assert under["aten::linear", "mm_kernel"] == 250
+    assert under["aten::relu", "relu_grad"] == 70
+    assert sum(time or 0 for time in under.values()) == 640
+
+
+def test_device_time_is_a_union_of_intervals(step: Path) -> None:
+    (device,) = summary_of(step).devices
+    assert device.device == "device 0 (Ascend910B)"
+    assert (device.compute_ns, device.communication_ns, device.copy_ns) == (400, 200, 40)
+    assert device.overlap_ns == 60
+    assert device.busy_ns == 400 + 200 - 60 + 40
+    assert (device.window_ns, device.idle_ns) == (3040, 3040 - 580)
+
+
+def test_waiting_is_not_work(step: Path) -> None:
+    rows = by_name(breakdown_of(step, "stream"))
+    assert rows["stream 3"].total_ns == 0
+    assert rows["stream 3"].extra["wait_ns"] == 600
+    assert rows["stream 2"].extra["compute_ns"] == 400
+    assert rows["stream 2"].extra["copy_ns"] == 40
+
+
+def test_steps_hold_what_ran_between_their_ends(step: Path) -> None:
+    (row,) = breakdown_of(step, "step").rows
+    assert (row.name, row.total_ns) == ("4", 5000)
+    assert row.extra["compute_ns"] == 400
+    assert row.extra["idle_ns"] == 5000 - 580
+
+
+@pytest.mark.parametrize("revision", ["1.0.0_20240516", "1.1.1_20250620", "latest"])
+def test_without_framework_tables_operators_are_the_operations(
+    tmp_path: Path, revision: str
+) -> None:
+    with Device(tmp_path / "msprof_1.db", revision) as device:
+        device.task(0, 10, kernel=("a", "MatMul"))
+        device.task(10, 30, kernel=("b", "MatMul"), device=1)
+        device.task(30, 35, kernel=("c", "N/A"))
+        device.task(5, 9, "EVENT_RECORD")
+    breakdown = breakdown_of(tmp_path / "msprof_1.db", "operation")
+    assert [(row.name, row.kind, row.count, row.total_ns) for row in breakdown.rows] == [
+        ("MatMul", "kernel", 2, 30),
+        ("c", "kernel", 1, 5),
+    ]
+    assert all(row.forward_ns is None for row in breakdown.rows)
+    found = summary_of(tmp_path / "msprof_1.db")
+    assert [device.compute_ns for device in found.devices] == [15, 20]
+    assert [device.communication_ns for device in found.devices] == [None, None]
+
+
+def test_task_types_decide_where_no_operator_was_recorded(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for index, kind in enumerate(
+            ["AI_CORE", "KERNEL_AIVEC", "MEMCPY_ASYNC", "Notify Wait", "PROFILING_ENABLE"]
+        ):
+            device.task(index * 10, index * 10 + 10, kind)
+    rows = breakdown_of(tmp_path / "msprof_1.db", "operation").rows
+    assert {(row.name, row.kind) for row in rows} == {
+        ("AI_CORE", "kernel"),
+        ("KERNEL_AIVEC", "kernel"),
+        ("MEMCPY_ASYNC", "copy"),
+    }
+
+
+def test_impossible_times_are_counted_not_added(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 10, kernel=("a", "A"))
+        device.task(20, 5, kernel=("a", "A"))
+        device.writer.write("TASK", {"startNs": [None, 0, -5], "endNs": [7, 2**63 - 1, 6]})
+    (breakdown, found) = (
+        breakdown_of(tmp_path / "msprof_1.db", "operation"),
+        summary_of(tmp_path / "msprof_1.db"),
+    )
+    assert [(row.name, row.total_ns) for row in breakdown.rows] == [("A", 10)]
+    assert [(one.name, one.count) for one in found.anomalies] == [("impossible_task_time", 4)]
+
+
+def test_a_database_without_device_work_reports_host_ranges(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::linear")
+        device.call(10, 50, "aten::addmm")
+        device.call(200, 230, "aten::relu")
+    found = summary_of(tmp_path / "msprof_1.db")
+    assert found.clock == "host"
+    assert found.totals.total_ns == 130
+    assert found.devices == ()
+    with pytest.raises(UsageError, match="no device work"):
+        breakdown_of(tmp_path / "msprof_1.db", "kernel")
+
+
+def test_an_empty_database_has_no_zero(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db"):
+        pass
+    found = summary_of(tmp_path / "msprof_1.db")
+    assert found.clock == "none"
+    assert found.totals.total_ns is None
+    assert found.available == ()
+
+
+def test_launch_delay_counts_from_the_launching_call(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(150, 160, connection=9, kernel=("a", "A"))
+        device.task(160, 170, connection=9, kernel=("a", "A"))
+        device.task(400, 410, connection=10, kernel=("a", "A"))
+        device.task(400, 410, connection=-1, kernel=("a", "A"))
+        start = [device.T0 + 100, device.T0 + 380, device.T0]
+        row: dict[str, Any] = {
+            "connectionId": [9, 10, 4294967295],
+            "startNs": start,
+            "endNs": start,
+        }
+        device.writer.write("CANN_API", row)
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        delay = analysis.launch_delay()
+    assert delay is not None
+    assert (delay.count, delay.max_ns, delay.total_ns) == (2, 50, 70)
+
+
+def test_counters_over_time_and_by_operator(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        task = device.task(0, 10, kernel=("a", "MatMul"))
+        for name, value in (("aic_mac_ratio", 0.5), ("aic_total_cycles", 900)):
+            row: dict[str, Any] = {
+                "globalTaskId": [task],
+                "name": device.text(name),
+                "value": value,
+            }
+            device.writer.write("TASK_PMU_INFO", row)
+        times = [device.T0 + 20, device.T0 + 10]
+        row = {
+            "type": device.text("device"),
+            "hbm": [7, 5],
+            "timestampNs": times,
+            "deviceId": 0,
+        }
+        device.writer.write("NPU_MEM", row)
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        (hbm,) = analysis.memory_series()
+        ratio, cycles = analysis.pmu()
+        peak = analysis.summary.totals.peak_bytes
+    assert (hbm.name, hbm.unit, hbm.value.tolist()) == ("HBM device", "B", [5.0, 7.0])
+    assert (ratio.counter, ratio.mean, ratio.total) == ("aic_mac_ratio", 0.5, None)
+    assert (cycles.op_type, cycles.total) == ("MatMul", 900.0)
+    assert peak == 7
+
+
+def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::linear")
+        device.call(10, 50, "aten::addmm", launches=3)
+        device.call(200, 230, "aten::relu")
+        device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
+        names = [device.text(name) for name in ("aten::addmm", "aten::relu", "aten::relu")]
+        times = [device.T0 + 20, device.T0 + 210, None]
+        row: dict[str, Any] = {"name": names, "size": [512, 1024, 77], "allocationTime": times}
+        device.writer.write("OP_MEMORY", row)
+    rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
+    linear, relu = rows["aten::linear"], rows["aten::relu"]
+    assert (linear.count, linear.total_ns, linear.allocated_bytes) == (1, 10, 512)
+    # It allocated, but no device work of its own was recorded: its time is not zero but unknown.
+    assert (relu.total_ns, relu.allocated_bytes) == (None, 1024)

@@ -1,0 +1,164 @@
+"""Skyline reports of any maker become the same breakdowns; what is not there is not zero."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import memory_report, run_time_report
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Breakdown, Row, Summary
+from unified_prof.errors import UsageError
+
+
+def summary_of(path: Path) -> Summary:
+    with open_analyses(path) as (analysis,):
+        return analysis.summary
+
+
+def breakdown_of(path: Path, by: str) -> Breakdown:
+    with open_analyses(path) as (analysis,):
+        return analysis.breakdown(by)  # type: ignore[arg-type]
+
+
+def by_name(breakdown: Breakdown) -> dict[str, Row]:
+    return {row.name: row for row in breakdown.rows}
+
+
+def test_times_add_up_per_operation(tmp_path: Path) -> None:
+    breakdown = breakdown_of(run_time_report(tmp_path / "r.sqlite"), "operation")
+    assert [row.name for row in breakdown.rows] == ["linear", "relu"]
+    linear, relu = breakdown.rows
+    assert (linear.count, linear.total_ns) == (2, 6_000_000)
+    assert (linear.forward_ns, linear.backward_ns) == (2_000_000, 4_000_000)
+    assert breakdown.total_ns == 6_250_000
+    assert breakdown.percent(linear) == pytest.approx(96.0)
+    # It took no part in the backward pass: that is not a backward pass of no time.
+    assert (relu.forward_ns, relu.backward_ns) == (250_000, None)
+
+
+def test_lines_are_the_frames_closest_to_the_operations(tmp_path: Path) -> None:
+    rows = by_name(breakdown_of(run_time_report(tmp_path / "r.sqlite"), "line"))
+    assert {name: row.total_ns for name, row in rows.items()} == {
+        "model.py:12": 4_500_000,
+        "model.py:13": 250_000,
+        "model.py:14": 1_500_000,
+    }
+
+
+def test_an_operation_without_frames_keeps_its_time(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "r.sqlite", [("a", 1.0, None, [("f.py", 1)]), ("b", 2.0, None, [])]
+    )
+    rows = by_name(breakdown_of(path, "line"))
+    assert rows["(no source line)"].total_ns == 2_000_000
+
+
+def test_modules_come_from_uprofs_own_table(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "r.sqlite",
+        modules=[("layers.0", "Linear"), None, ("", "Net")],
+    )
+    rows = by_name(breakdown_of(path, "module"))
+    assert rows["layers.0"].detail == "Linear"
+    assert rows["(root)"].total_ns == 1_500_000
+    assert rows["(outside any module)"].total_ns == 250_000
+
+
+def test_iterations_are_steps(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "r.sqlite",
+        iterations=[
+            (0, 5.0, 2.0, 3.0, 700, 1),
+            (1, 9.0, None, None, None, 0),
+            (2, 7.0, 3, 4, 9, 1),
+        ],
+    )
+    steps = breakdown_of(path, "step").rows
+    assert [(step.name, step.total_ns, step.forward_ns) for step in steps] == [
+        ("0", 5_000_000, 2_000_000),
+        ("1", 9_000_000, None),
+        ("2", 7_000_000, 3_000_000),
+    ]
+    assert steps[1].detail is not None
+    totals = summary_of(path).totals
+    # The iteration with another sequence of operations does not count.
+    assert (totals.iteration_ns, totals.iterations) == (6_000_000, 3)
+
+
+def test_memory_is_told_apart_by_what_it_is_for(tmp_path: Path) -> None:
+    path = memory_report(tmp_path / "m.sqlite")
+    totals = summary_of(path).totals
+    assert (totals.weight_bytes, totals.gradient_bytes) == (4040, 4000)
+    assert (totals.activation_bytes, totals.peak_bytes) == (800, 100_000)
+    assert totals.total_ns is None
+    breakdown = breakdown_of(path, "operation")
+    rows = by_name(breakdown)
+    assert (rows["weight"].kind, rows["weight"].size_bytes) == ("weight", 8000)
+    assert (rows["linear"].kind, rows["linear"].activation_bytes) == ("operation", 800)
+    assert rows["linear"].weight_bytes is None
+    assert breakdown.percent(rows["weight"]) == pytest.approx(100 * 8000 / 8840)
+
+
+def test_the_two_reports_of_a_run_are_one(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run_time.sqlite")
+    memory_report(tmp_path / "memory.sqlite")
+    with open_analyses(tmp_path) as (analysis,):
+        assert analysis.summary.family == "skyline-run-time + skyline-memory"
+        linear = by_name(analysis.breakdown("operation"))["linear"]
+        assert (linear.count, linear.total_ns, linear.activation_bytes) == (2, 6_000_000, 800)
+        line = by_name(analysis.breakdown("line"))["model.py:12"]
+        assert (line.total_ns, line.size_bytes) == (4_500_000, 800)
+
+
+def test_reports_of_several_ranks_stay_apart(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        run_time_report(tmp_path / f"run_time_rank{rank}.sqlite")
+        memory_report(tmp_path / f"memory_rank{rank}.sqlite")
+    with open_analyses(tmp_path) as analyses:
+        files = [analysis.summary.path.replace(f"{tmp_path}/", "") for analysis in analyses]
+    assert files == [
+        "run_time_rank0.sqlite, memory_rank0.sqlite",
+        "run_time_rank1.sqlite, memory_rank1.sqlite",
+    ]
+
+
+@pytest.mark.parametrize("by", ["module", "kernel", "stream", "step"])
+def test_what_is_not_there_is_refused_with_a_reason(tmp_path: Path, by: str) -> None:
+    path = run_time_report(tmp_path / "r.sqlite")
+    with pytest.raises(UsageError, match=f"cannot be broken down by {by}: "):
+        breakdown_of(path, by)
+
+
+def test_an_empty_report_says_so(tmp_path: Path) -> None:
+    found = summary_of(run_time_report(tmp_path / "r.sqlite", []))
+    assert found.totals.total_ns is None
+    assert found.available == ()
+    assert "the report has no operation" in [missing.why for missing in found.not_measured]
+
+
+def test_impossible_values_are_counted_not_added(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "r.sqlite",
+        [("a", 1.0, float("inf"), []), ("a", -3.0, None, []), ("b", "soon", 2.0, [])],
+    )
+    with open_analyses(path) as (analysis,):
+        rows = by_name(analysis.breakdown("operation"))
+        (anomaly,) = analysis.summary.anomalies
+    assert (rows["a"].total_ns, rows["b"].total_ns) == (1_000_000, 2_000_000)
+    assert rows["b"].forward_ns is None
+    assert (anomaly.name, anomaly.count, anomaly.source) == ("impossible_time", 3, "found")
+
+
+def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
+    path = run_time_report(
+        tmp_path / "r.sqlite",
+        facts={"device": "cpu: X", "torch": "2.13"},
+        anomalies=[("unmatched_iterations", 2, "number 3")],
+    )
+    found = summary_of(path)
+    assert found.facts == (("device", "cpu: X"), ("torch", "2.13"))
+    assert [(one.name, one.count, one.source) for one in found.anomalies] == [
+        ("unmatched_iterations", 2, "recorded")
+    ]

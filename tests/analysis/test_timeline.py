@@ -1,0 +1,41 @@
+"""The timeline: every task where they are few, faithful blocks where they are many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.analysis.builders import Device, training_step
+from unified_prof.analysis.load import open_analyses
+
+
+def test_every_task_of_a_small_report_is_there(tmp_path: Path) -> None:
+    with open_analyses(training_step(tmp_path / "msprof_1.db")) as (analysis,):
+        timeline = analysis.timeline(limit=100)
+    assert timeline is not None
+    assert timeline.merged_below_ns == 0
+    lanes = {lane.name: lane for lane in timeline.lanes}
+    assert list(lanes) == ["collectives", "stream 2", "stream 3"]
+    first = lanes["stream 2"]
+    assert first.start_ns.tolist()[:2] == [0, 200]
+    assert first.duration_ns.tolist()[:2] == [100, 50]
+    assert [timeline.labels[number] for number in first.label[:2]] == ["mm_kernel", "relu_kernel"]
+
+
+def test_merged_blocks_keep_counts_times_and_the_longest_name(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for index in range(400):
+            name = "long" if index % 5 == 3 else "short"
+            start = index * 10
+            device.task(start, start + (6 if name == "long" else 2), kernel=(name, name))
+        device.task(4000, 9000, kernel=("huge", "huge"))
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        timeline = analysis.timeline(limit=50)
+    assert timeline is not None
+    (lane,) = timeline.lanes
+    assert len(lane) <= 50
+    assert timeline.merged_below_ns > 0
+    assert (int(lane.count.sum()), timeline.tasks) == (401, 401)
+    assert int(lane.busy_ns.sum()) == 320 * 2 + 80 * 6 + 5000
+    labels = [timeline.labels[number] for number in lane.label]
+    assert set(labels[:-1]) == {"long"}
+    assert (labels[-1], int(lane.count[-1])) == ("huge", 1)

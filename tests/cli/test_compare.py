@@ -1,0 +1,269 @@
+"""`uprof diff`, `gate` and `baseline` on report files, in one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from unified_prof.cli.app import app
+from unified_prof.errors import UprofError
+from unified_prof.store import skyline
+from unified_prof.tracking.records import (
+    ActivationRecord,
+    Frame,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+)
+
+ITERATIONS = 12
+
+
+def write_run(folder: Path, *, slow_line: float = 1.0, seed: int = 0, device: str = "cpu") -> Path:
+    """Write both Skyline reports of a model whose second operation can be made slower."""
+    generator = np.random.default_rng(seed)
+    folder.mkdir()
+
+    def times(ms: float) -> tuple[float, ...]:
+        return tuple((ms * generator.uniform(1, 1.02, ITERATIONS)).tolist())
+
+    def operation(name: str, line: int, ms: float) -> OperationRecord:
+        frames = (Frame("model.py", line),)
+        return OperationRecord(name, frames, "net", "Net", times(ms), times(2 * ms))
+
+    operations = (
+        operation("linear", 10, 2.0),
+        operation("<script>", 11, 1.0 * slow_line),
+        operation("relu", 12, 0.1),
+    )
+    totals = np.sum([(*op.forward_ms,) for op in operations], axis=0) * 3
+    run = TrackedRun(
+        device=device,
+        operations=operations,
+        weights=(),
+        activations=(
+            ActivationRecord(
+                "linear", "net", "Net", int(1e6 * slow_line), (Frame("model.py", 10),)
+            ),
+        ),
+        iterations=tuple(
+            IterationRecord(float(total), float(total) / 3, float(total) * 2 / 3, 50_000_000, True)
+            for total in totals
+        ),
+        peak_usage_bytes=int(50e6 * slow_line),
+        complete=True,
+    )
+    skyline.write_run_time(folder / "run_time.sqlite", run, {"device": device}, overwrite=False)
+    skyline.write_memory(folder / "memory.sqlite", run, {"device": device}, overwrite=False)
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "base")
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "slower", slow_line=1.5, seed=1)
+
+
+@pytest.fixture
+def same(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "same", seed=2)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+
+def uprof(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments], catch_exceptions=True)
+
+
+def error(result: Result) -> UprofError:
+    assert isinstance(result.exception, UprofError), result.output
+    return result.exception
+
+
+def test_the_diff_names_the_slower_line_first_and_nothing_else(base: Path, slower: Path) -> None:
+    result = uprof("diff", base, slower)
+    assert result.exit_code == 0
+    table = result.stdout.partition("Time\n")[2].splitlines()
+    assert table[1].split()[0] == "slower"
+    assert table[1].endswith("model.py:11")
+    assert "relu" not in result.stdout
+    assert "activation net.linear" in result.stdout
+
+
+def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> None:
+    document = json.loads(uprof("diff", base, slower, "--json", "--quiet").stdout)
+    assert [change["status"] for change in document["changes"]] == ["slower", "same", "same"]
+    assert document["changes"][0]["delta_ns"] == pytest.approx(1.5e6, rel=0.1)
+    assert document["totals"]["total"]["verdict"] == "slower"
+
+
+def test_markdown_shows_hostile_names_as_they_are(base: Path, slower: Path) -> None:
+    output = uprof("diff", base, slower, "--format", "markdown").stdout
+    assert "&lt;script&gt;" in output
+    assert "<script>" not in output
+
+
+def test_runs_on_different_devices_are_warned_of(base: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "npu", device="npu: Ascend910B", seed=3)
+    assert "differ in device: cpu and npu: Ascend910B" in uprof("diff", base, other).stdout
+
+
+def test_files_of_different_families_are_refused(base: Path) -> None:
+    result = uprof("diff", base / "run_time.sqlite", base / "memory.sqlite")
+    assert error(result).exit_code == 2
+    assert "different families" in str(error(result))
+
+
+def test_several_files_a_side_are_pooled(base: Path, slower: Path, same: Path) -> None:
+    document = json.loads(uprof("diff", base, "--base", same, slower, "--json").stdout)
+    assert document["changes"][0]["comparison"]["base_count"] == 2 * ITERATIONS
+
+
+def test_the_gate_passes_what_did_not_change(base: Path, same: Path) -> None:
+    assert uprof("gate", base, same).exit_code == 0
+
+
+def test_the_gate_refuses_a_regression(base: Path, slower: Path) -> None:
+    result = uprof("gate", base, slower, "--metric", "total", "--metric", "peak-memory")
+    assert result.exit_code == 1
+    assert result.stdout.count("regression") >= 2
+
+
+def test_thresholds_decide(base: Path, slower: Path) -> None:
+    assert uprof("gate", base, slower, "--max-regress", "50%").exit_code == 0
+    assert uprof("gate", base, slower, "--min-abs", "1s").exit_code == 0
+    assert uprof("gate", base, slower, "--max-regress", "0.01", "--min-abs", "1us").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-regress", "much"),
+        ("--max-regress", "-5%"),
+        ("--min-abs", "5"),
+        ("--min-abs", "1ms", "--min-abs", "2ms"),
+        ("--metric", "speed"),
+        ("--store", "x"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_use(
+    base: Path, same: Path, options: tuple[str, ...]
+) -> None:
+    assert error(uprof("gate", base, same, *options)).exit_code == 2
+
+
+def test_unmatched_operations_are_inconclusive(base: Path, same: Path) -> None:
+    assert uprof("gate", base, same, "--metric", "operation:nothing").exit_code == 3
+
+
+def test_the_verdict_as_junit_names_the_failed_check(base: Path, slower: Path) -> None:
+    output = uprof(
+        "gate", base, slower, "--format", "junit", "--metric", "operation:<script>"
+    ).stdout
+    suite = ElementTree.fromstring(output).find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "1", "0")
+    case = suite.find("testcase")
+    assert case is not None
+    assert case.get("name") == "operation:<script>"
+
+
+def test_the_verdict_as_json_says_how_it_was_found(base: Path, slower: Path) -> None:
+    document = json.loads(uprof("gate", base, slower, "--json").stdout)
+    assert (document["outcome"], document["exit_code"]) == ("regression", 1)
+    assert document["checks"][0]["comparison"]["ratio"] > 1.1
+
+
+def test_the_verdict_is_appended_to_the_job_summary(
+    base: Path, same: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    uprof("gate", base, same)
+    assert summary.read_text().startswith("before\n## ")
+    assert "pass" in summary.read_text()
+
+
+def test_an_output_file_is_not_overwritten_unasked(base: Path, same: Path, tmp_path: Path) -> None:
+    out = tmp_path / "gate.xml"
+    out.write_text("mine")
+    result = uprof("gate", base, same, "--format", "junit", "-o", out)
+    assert error(result).exit_code == 9
+    assert out.read_text() == "mine"
+    assert uprof("gate", base, same, "--format", "junit", "-o", out, "--force").exit_code == 0
+    assert "<testsuite" in out.read_text()
+
+
+def test_settings_of_the_project_are_used(base: Path, slower: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.uprof.gate]\nmax-regress = '90%'\n")
+    assert uprof("gate", base, slower).exit_code == 0
+
+
+def test_a_baseline_is_saved_listed_shown_and_gated_by(
+    base: Path, slower: Path, same: Path
+) -> None:
+    assert uprof("baseline", "save", "main", base).exit_code == 0
+    assert uprof("gate", "--baseline", "main", slower).exit_code == 1
+    assert uprof("gate", "--baseline", "main", same).exit_code == 0
+    assert uprof("baseline", "save", "main", slower).exit_code == 0
+    assert uprof("gate", "--baseline", "main", slower).exit_code == 0
+    assert uprof("gate", "--baseline", "main@1", slower).exit_code == 1
+    assert "main@2" in uprof("baseline", "list").stdout
+    shown = json.loads(uprof("baseline", "show", "main", "--json").stdout)
+    assert [entry["version"] for entry in shown] == [1, 2]
+
+
+def test_a_baseline_gives_the_verdict_that_its_report_gives(base: Path, slower: Path) -> None:
+    uprof("baseline", "save", "main", base)
+    by_file = json.loads(uprof("gate", base, slower, "--json").stdout)
+    by_name = json.loads(uprof("gate", "--baseline", "main", slower, "--json").stdout)
+    assert by_file["checks"] == by_name["checks"]
+
+
+def test_an_unknown_baseline_says_what_there_is(base: Path) -> None:
+    uprof("baseline", "save", "main", base)
+    for arguments in (("gate", "--baseline", "other", base), ("baseline", "show", "other")):
+        problem = error(uprof(*arguments))
+        assert problem.exit_code == 2
+        assert "main" in str(problem.hint)
+
+
+def test_a_report_without_samples_is_inconclusive(base: Path, slower: Path) -> None:
+    import sqlite3
+
+    for folder in (base, slower):
+        with sqlite3.connect(folder / "run_time.sqlite") as db:
+            db.execute("DROP TABLE UPROF_RUN_TIME_SAMPLES")
+            db.execute("DROP TABLE UPROF_ITERATIONS")
+        db.close()
+        (folder / "memory.sqlite").unlink()
+    assert uprof("gate", base, slower).exit_code == 3
+    assert "inconclusive" in uprof("diff", base, slower, "--all").stdout
+    assert "faster" not in uprof("diff", slower, base, "--all").stdout.partition("Time")[2]
+
+
+@pytest.mark.parametrize("command", ["diff", "gate"])
+@pytest.mark.parametrize("content", [None, b"", b"no database"])
+def test_what_is_no_report_is_told(
+    base: Path, tmp_path: Path, command: str, content: bytes | None
+) -> None:
+    path = tmp_path / "bad.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    problem = error(uprof(command, base, path))
+    assert problem.exit_code == 7
+    assert "bad.sqlite" in str(problem)

@@ -1,0 +1,122 @@
+"""`uprof report` as its users call it, also in ways that it cannot mean."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import memory_report, run_time_report, training_step
+
+
+def uprof(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unified_prof", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=60,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    for word in words:
+        assert word in done.stderr
+
+
+def test_the_terminal_gets_a_table_and_programs_get_json(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite")
+    done = uprof("report", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "6.25 ms in 3 calls" in done.stdout
+    document = json.loads(uprof("report", path, "--json").stdout)
+    assert document["reports"][0]["totals"]["total_ns"] == 6_250_000
+
+
+def test_the_format_follows_the_ending_of_the_output(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite")
+    for name, begins in (
+        ("o.html", "<!doctype"),
+        ("o.json", "{"),
+        ("o.csv", "report,by"),
+        ("o.md", "## "),
+    ):
+        done = uprof("report", path, "-o", tmp_path / name)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+
+
+def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite")
+    output = tmp_path / "o.md"
+    output.write_text("mine", encoding="utf-8")
+    refused(uprof("report", path, "-o", output), 9, "o.md already exists", "--force")
+    assert output.read_text(encoding="utf-8") == "mine"
+    assert uprof("report", path, "-o", output, "--force").returncode == 0
+    assert output.read_text(encoding="utf-8").startswith("## ")
+
+
+def test_a_folder_is_reported_as_a_whole(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run_time.sqlite")
+    memory_report(tmp_path / "memory.sqlite")
+    training_step(tmp_path / "msprof_20260101000000.db")
+    (tmp_path / "notes.db").write_text("no database", encoding="utf-8")
+    reports = json.loads(uprof("report", tmp_path, "--json").stdout)["reports"]
+    assert [one["family"] for one in reports] == ["skyline-run-time + skyline-memory", "msprof"]
+
+
+def test_what_a_report_cannot_say_is_refused(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite")
+    refused(uprof("report", path, "--by", "kernel"), 2, "r.sqlite", "kernel", "operation, line")
+    refused(uprof("report", path, "--sort", "size"), 2, "cannot sort by size")
+    refused(uprof("report", path, "--by", "colour"), 2, "colour")
+    refused(uprof("report", path, "--top", "0"), 2)
+    refused(uprof("report", path, "--embed-source"), 2, "--format html")
+    refused(uprof("report", path, "--json", "--format", "csv"), 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"SQLite format 3\0" + b"\0" * 200])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.db"
+    path.write_bytes(content)
+    refused(uprof("report", path), 7, "broken.db")
+
+
+def test_a_file_or_folder_without_a_report_is_named(tmp_path: Path) -> None:
+    refused(uprof("report", tmp_path / "absent.db"), 7, "absent.db")
+    refused(uprof("report", tmp_path), 7, "holds no report", "hint")
+
+
+def test_an_empty_report_explains_itself(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", [])
+    for form in ("text", "json", "csv", "markdown", "html"):
+        done = uprof("report", path, "--format", form)
+        assert (done.returncode, done.stderr) == (0, ""), form
+    assert "times not measured: the report has no operation" in uprof("report", path).stdout
+
+
+def test_a_poor_terminal_still_gets_the_report(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", [("µ-op", 0.0015, None, [])])
+    done = uprof("report", path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert r"\xb5-op" in done.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, unified_prof.cli.app; "
+        "print([m for m in ('numpy', 'sqlalchemy', 'torch', 'rich.table') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout.replace("'", '"')) in ([], ["rich.table"])

@@ -1,0 +1,143 @@
+"""Headless Chromium, driven through chromedriver's W3C protocol with nothing but the library."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+_PATIENCE_S = 30
+
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+)
+
+
+def missing() -> str | None:
+    """Return why no browser can be driven here, or None."""
+    for program in ("chromium", "chromedriver"):
+        if shutil.which(program) is None:
+            return f"needs {program} (Debian: apt-get install chromium chromium-driver)"
+    return None
+
+
+class Browser:
+    """One browser with one window and a profile of its own."""
+
+    def __init__(self) -> None:
+        self._resources = ExitStack()
+        profile = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="uprof-page-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._base = f"http://127.0.0.1:{port}"
+        process = subprocess.Popen(
+            ["chromedriver", f"--port={port}", "--silent"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._resources.callback(process.wait, _PATIENCE_S)
+        self._resources.callback(process.terminate)
+        self._wait_for_driver()
+        options = {"args": [*ARGUMENTS, f"--user-data-dir={profile}"]}
+        capabilities = {
+            "alwaysMatch": {
+                "goog:chromeOptions": options,
+                "goog:loggingPrefs": {"browser": "ALL"},
+            }
+        }
+        session = self._call("POST", "/session", {"capabilities": capabilities})
+        self._session = f"/session/{session['sessionId']}"
+        self._resources.callback(self._call, "DELETE", self._session)
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Show a page from disk in a window of that size."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self._devtools("Emulation.setEmulatedMedia", features=scheme)
+        self._devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self._call("POST", f"{self._session}/url", {"url": page.absolute().as_uri()})
+        end = time.monotonic() + _PATIENCE_S
+        while self.run("return document.documentElement.dataset.ready") != "yes":
+            if time.monotonic() > end:
+                raise TimeoutError(f"the page did not get ready: {self.console()}")
+            time.sleep(0.05)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """Return what a script returns."""
+        body = {"script": script, "args": list(arguments)}
+        return self._call("POST", f"{self._session}/execute/sync", body)
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, on what has the focus."""
+        actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        source = {"type": "key", "id": "keyboard", "actions": actions}
+        self._call("POST", f"{self._session}/actions", {"actions": [source]})
+
+    def console(self) -> list[str]:
+        """Return the messages of the console since the last call."""
+        entries = self._call("POST", f"{self._session}/se/log", {"type": "browser"})
+        return [f"{entry['level']}: {entry['message']}" for entry in entries]
+
+    def screenshot(self, path: Path, *, whole: bool = True) -> Path:
+        """Write a picture of the page, or of the window's part of it."""
+        found = self._devtools("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(found["data"]))
+        return path
+
+    def _devtools(self, command: str, **parameters: Any) -> Any:
+        body = {"cmd": command, "params": parameters}
+        return self._call("POST", f"{self._session}/goog/cdp/execute", body)
+
+    def _wait_for_driver(self) -> None:
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                if self._call("GET", "/status")["ready"]:
+                    return
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.05)
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self._base + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=_PATIENCE_S) as response:
+            return json.load(response)["value"]

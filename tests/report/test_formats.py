@@ -1,0 +1,187 @@
+"""The printed formats hold the same figures, and names cannot break out of any of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import memory_report, run_time_report, training_step
+from unified_prof.analysis.load import open_analyses
+from unified_prof.errors import UsageError
+from unified_prof.report import csv_text, html, markdown, text
+from unified_prof.report.encoding import encode
+from unified_prof.report.figures import Figures, as_document, collect
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "=HYPERLINK(0)",
+    "a|b`c`*d*",
+    "\x1b[2Jwiped",
+    "</script><b>",
+    '"quoted", with comma',
+    "[link](http://x)",
+]
+
+
+def figures_of(path: Path, by: str | None = "operation", **options: Any) -> list[Figures]:
+    with open_analyses(path) as analyses:
+        return [collect(one, None if by is None else [by], **options) for one in analyses]  # type: ignore[list-item]
+
+
+@pytest.fixture
+def nasty(tmp_path: Path) -> Path:
+    return run_time_report(
+        tmp_path / "r.sqlite",
+        [(name, 1.0 + n, None, [("f.py", n)]) for n, name in enumerate(NASTY)],
+    )
+
+
+def test_json_holds_every_figure(tmp_path: Path) -> None:
+    document = as_document(figures_of(training_step(tmp_path / "msprof_1.db"), None))
+    document = json.loads(json.dumps(document, allow_nan=False))
+    (report,) = document["reports"]
+    assert list(report["breakdowns"]) == report["available"]
+    assert report["totals"]["total_ns"] == 640
+    first = report["breakdowns"]["operation"]["rows"][0]
+    assert (first["name"], first["total_ns"], first["forward_ns"]) == ("aten::linear", 250, 100)
+    assert first["percent"] == pytest.approx(100 * 250 / 640)
+    assert first["weight_bytes"] is None
+    assert report["devices"][0]["idle_ns"] == 2460
+
+
+def test_rows_are_ordered_and_counted_as_asked(tmp_path: Path) -> None:
+    path = training_step(tmp_path / "msprof_1.db")
+    (by_count,) = figures_of(path, "kernel", sort="count", top=2)
+    (selection,) = by_count.selections
+    assert selection.rows[0].name == "mm_kernel"
+    assert (len(selection.rows), selection.left_out) == (2, 4)
+    (by_name,) = figures_of(path, "kernel", sort="name")
+    names = [row.name for row in by_name.selections[0].rows]
+    assert names == sorted(names)
+
+
+def test_sorting_by_what_nobody_measured_is_refused(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", [("a", 1.0, None, [])])
+    with pytest.raises(UsageError, match="cannot sort by backward"):
+        figures_of(path, sort="backward")
+
+
+def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
+    shown = text.render(
+        figures_of(training_step(tmp_path / "msprof_1.db"), details=False), width=None, color=False
+    )
+    lines = shown.splitlines()
+    assert "640 ns in 5 calls; forward 150 ns (23.4 %), backward 220 ns (34.4 %)" in shown
+    assert re.search(r"device 0 \(Ascend910B\) +3\.04 µs +400 ns \(13\.2 %\)", shown)
+    (row,) = [line for line in lines if line.startswith("aten::linear")]
+    assert re.fullmatch(r"aten::linear +1 +250 ns +39\.1 % +250 ns +100 ns +150 ns +net\.py:9", row)
+    assert "peak memory not measured: the file has no memory records" in shown
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("width", [50, 80, 120])
+def test_a_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
+    run_time_report(
+        tmp_path / "run_time.sqlite",
+        [("a_name_that_goes_on_and_on_" * 4, 1.5, 2.0, [("some/folder/model.py", 1)])],
+    )
+    memory_report(tmp_path / "memory.sqlite")
+    shown = text.render(figures_of(tmp_path, details=False), width=width, color=False)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "1.50 ms" in shown or "3.50 ms" in shown
+
+
+def test_colour_is_only_there_when_asked_for(nasty: Path) -> None:
+    plain = text.render(figures_of(nasty), width=None, color=False)
+    assert "\x1b" not in plain
+    assert r"\x1b[2Jwiped" in plain
+    coloured = text.render(figures_of(nasty), width=100, color=True)
+    assert "\x1b[1m" in coloured
+    assert "\x1b[2J" not in coloured
+
+
+def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text.render(figures_of(nasty)))))
+    names = [row["name"] for row in rows]
+    assert "'=HYPERLINK(0)" in names
+    assert '"quoted", with comma' in names
+    assert {row["backward_ns"] for row in rows} == {""}
+    assert rows[0]["total_ns"] == "7000000"
+
+
+def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
+    shown = markdown.render(figures_of(nasty))
+    table = [line for line in shown.splitlines() if line.startswith("|")]
+    cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
+    assert len(cells) == 1, "every row has the same cells"
+    assert "<" not in shown
+    assert r"\[link\]\(http\:" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
+    with open_analyses(nasty) as analyses:
+        page = html.render(analyses)
+    assert page.count("<script") == 2
+    assert page.count("</script>") == 2
+    assert "alert(1)</script>" not in page
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    assert found is not None
+    data = json.loads(found[1])
+    rows = data["reports"][0]["figures"]["breakdowns"]["operation"]["rows"]
+    assert sorted(row["name"] for row in rows) == sorted(NASTY)
+
+
+def test_the_page_needs_no_network(tmp_path: Path) -> None:
+    with open_analyses(training_step(tmp_path / "msprof_1.db")) as analyses:
+        page = html.render(analyses)
+    references = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(\S+)", page)
+    assert [one for one in references if not one.startswith(("`#", "#"))] == []
+    assert "default-src 'none'" in page
+    # A name space is no address that anything is fetched from.
+    assert set(re.findall(r"https?://[^\"'\s]+", page)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "model.py").write_text("import torch\nsecret = 1\n", encoding="utf-8")
+    (tmp_path / "outside.py").write_text("password = 1\n", encoding="utf-8")
+    path = run_time_report(
+        tmp_path / "r.sqlite",
+        [
+            ("a", 1.0, None, [("model.py", 2)]),
+            ("b", 1.0, None, [("../outside.py", 1)]),
+            ("c", 1.0, None, [("model.py", 99)]),
+        ],
+    )
+    with open_analyses(path) as analyses:
+        assert "secret" not in html.render(analyses)
+        page = html.render(analyses, source_root=project)
+    assert '"source":{"model.py:2":"secret = 1"}' in page
+    assert "password" not in page
+
+
+@pytest.mark.parametrize(
+    "values", [[], [0], [127, 128, 16383, 16384], [2**53, 0, 1], list(range(300))]
+)
+def test_numbers_are_encoded_seven_bits_a_byte(values: list[int]) -> None:
+    import base64
+
+    import numpy as np
+
+    data = base64.b64decode(encode(np.array(values, np.int64)))
+    found, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            found.append(value)
+            value = shift = 0
+    assert found == values

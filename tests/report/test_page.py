@@ -1,0 +1,308 @@
+"""The page in a real browser: it does what it says, and its figures are those of the JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.report import browser as chromium
+from tests.report.browser import Browser
+from unified_prof.analysis.load import open_analyses
+from unified_prof.report import html
+from unified_prof.report.figures import as_document, collect
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or ""),
+]
+
+WIDTHS = {"phone": 390, "laptop": 1280, "wide": 1920}
+SCRIPT = "<script>document.title = 'hacked'</script>"
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's two Skyline reports and an msprof database."""
+    folder = tmp_path_factory.mktemp("page")
+    frames = [("model.py", 12), ("train.py", 3)]
+    run_time_report(
+        folder / "run_time.sqlite",
+        [
+            ("linear", 1.5, 3.0, frames),
+            (SCRIPT, 2.25, None, frames),
+            *((f"op_{n}", 0.01 * n, None, [("model.py", 20 + n)]) for n in range(150)),
+        ],
+        modules=[("encoder.layers.0", "Linear"), ("encoder", "Encoder"), *[None] * 150],
+        anomalies=[("unmatched_iterations", 2, "number 3")],
+    )
+    memory_report(folder / "memory.sqlite")
+    training_step(folder / "msprof_20260101000000.db")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Path:
+    with open_analyses(folder) as analyses:
+        (folder / "page.html").write_text(html.render(analyses), encoding="utf-8")
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> Any:
+    with open_analyses(folder) as analyses:
+        found = as_document([collect(analysis) for analysis in analyses])
+    return json.loads(json.dumps(found))["reports"]
+
+
+def choose_report(window: Browser, number: int) -> None:
+    window.run(
+        "const s = document.querySelector('.bar select'); s.value = arguments[0];"
+        "s.dispatchEvent(new Event('change'))",
+        str(number),
+    )
+    drawn = "return !document.querySelector('canvas:not([data-from])')"
+    while not window.run(drawn):
+        time.sleep(0.02)
+
+
+def names(window: Browser) -> list[str]:
+    return [
+        str(text)
+        for text in window.run(
+            "return [...document.querySelectorAll('#table tbody tr')]"
+            ".map((row) => row.cells[0].dataset.value ?? row.textContent)"
+        )
+    ]
+
+
+def click(window: Browser, selector: str) -> None:
+    window.run("document.querySelector(arguments[0]).click()", selector)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+def test_it_loads_without_complaint_and_fits_the_window(
+    window: Browser, page: Path, width: int, dark: bool
+) -> None:
+    window.open(page, width=width, dark=dark)
+    for number in (0, 1):
+        choose_report(window, number)
+        assert window.run("return document.documentElement.scrollWidth") <= width
+        assert window.run("return document.querySelectorAll('section.card').length") >= 4
+    assert window.run("return document.documentElement.dataset.theme") == (
+        "dark" if dark else "light"
+    )
+    assert window.console() == []
+    picture = window.screenshot(page.with_name(f"page_{width}_{dark}.png"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 20_000
+
+
+def test_an_operation_called_script_is_only_shown(window: Browser, page: Path) -> None:
+    window.open(page)
+    assert SCRIPT in names(window)
+    assert window.run("return document.title") != "hacked"
+    assert window.run("return document.scripts.length") == 2
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_figures_are_those_of_the_json(
+    window: Browser, page: Path, document: Any, number: int
+) -> None:
+    window.open(page)
+    choose_report(window, number)
+    expected = document[number]
+    headline = window.run(
+        "return Object.fromEntries([...document.querySelectorAll('[data-figure]')]"
+        ".map((one) => [one.dataset.figure, one.title]))"
+    )
+    for key, value in expected["totals"].items():
+        if key in headline:
+            assert headline[key].split()[0] == str(value), key
+        else:
+            assert value is None or not key.startswith(("total", "forward", "peak")), key
+    for by, breakdown in expected["breakdowns"].items():
+        click(window, f"#table button[data-value={by}]")
+        if len(breakdown["rows"]) > 100:
+            window.run(
+                "[...document.querySelectorAll('#table button')]"
+                ".find((one) => one.textContent.startsWith('Show all')).click()"
+            )
+        shown = window.run(
+            "const keys = [...document.querySelectorAll('#table th')].map((h) => h.dataset.key);"
+            "return [...document.querySelectorAll('#table tbody tr')].map((row) =>"
+            " Object.fromEntries([...row.cells].map((cell, i) =>"
+            " [keys[i], keys[i] === 'name' ? cell.dataset.value : cell.title])))"
+        )
+        assert len(shown) == len(breakdown["rows"])
+        for cells, row in zip(shown, breakdown["rows"], strict=True):
+            assert cells["name"] == row["name"]
+            for key, text in cells.items():
+                if key in ("name", "detail"):
+                    continue
+                if row[key] is None:
+                    assert text == "not measured"
+                else:
+                    assert float(text.split()[0]) == pytest.approx(row[key])
+
+
+def test_columns_sort_and_what_was_not_measured_stands_last(window: Browser, page: Path) -> None:
+    window.open(page)
+    click(window, "th[data-key=backward_ns] button")
+    assert names(window)[0] == "linear"
+    header = "return document.querySelector('th[data-key=backward_ns]').ariaSort"
+    assert window.run(header) == "descending"
+    click(window, "th[data-key=backward_ns] button")
+    assert window.run(header) == "ascending"
+    assert names(window)[0] == "linear", "the only one that was measured stays first"
+    click(window, "th[data-key=name] button")
+    found = names(window)
+    assert found == sorted(found, key=lambda name: (name.lower(), name)) or found[0] == SCRIPT
+
+
+def test_searching_narrows_the_table(window: Browser, page: Path) -> None:
+    window.open(page)
+    window.run("document.querySelector('#search').focus()")
+    window.press(*"OP_14")
+    assert names(window) == [
+        f"op_{n}" for n in (149, 148, 147, 146, 145, 144, 143, 142, 141, 140, 14)
+    ]
+    assert window.run("return document.querySelector('#matches').textContent").startswith("11 of ")
+    assert window.run("return document.querySelector('mark').textContent") == "op_14"
+    window.press(*"zzz")
+    assert names(window) == ["Nothing matches."]
+
+
+def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: Path) -> None:
+    window.open(page)
+    choose_report(window, 1)
+    view = (
+        "const c = document.querySelector('#timeline canvas');"
+        "return [Number(c.dataset.from), Number(c.dataset.to)]"
+    )
+    assert window.run(view) == [0, 3040]
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("+")
+    assert window.run(view) == [760, 2280]
+    window.press("\ue014")  # right
+    assert window.run(view) == [1064, 2584]
+    window.press("-")
+    assert window.run(view) == [0, 3040]
+    click(window, "#timeline button[aria-label='Zoom in']")
+    window.press("0")
+    assert window.run(view) == [0, 3040]
+    window.press("\ue015", "\ue012", "\ue012", "\ue012", "n")
+    chosen = window.run("return document.querySelector('#chosen').textContent")
+    assert "stream 2" in chosen
+    assert " ns, from " in chosen
+
+
+def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
+    window.open(page)
+
+    def labels() -> list[str]:
+        return [
+            str(one)
+            for one in window.run(
+                "return [...document.querySelectorAll('.node')].map((one) => one.ariaLabel)"
+            )
+        ]
+
+    assert labels()[0].startswith("everything: ")
+    encoder = next(one for one in labels() if one.startswith("encoder: "))
+    assert encoder.startswith("encoder: 6.75 ms, ")
+    window.run("document.querySelector('.node').focus()")
+    window.press("\ue015")  # down: the largest part
+    focused = window.run("return document.activeElement.ariaLabel")
+    assert "(outside any module)" in focused
+    window.press("\ue007")  # enter
+    width = window.run("return document.activeElement.style.width")
+    assert width == "100%"
+    window.press("\ue00c")  # escape
+    assert window.run("return document.activeElement.ariaLabel").startswith("everything")
+    click(window, "#icicle button[data-value=size_bytes]")
+    assert labels()[0] == "everything: 8.63 KiB, 100.0 %"
+    click(window, "#icicle button[data-value=line]")
+    assert any(one.startswith("model.py:30: ") for one in labels())
+
+
+def test_everything_is_named_for_those_who_cannot_see_it(window: Browser, page: Path) -> None:
+    window.open(page)
+    for number in (0, 1):
+        choose_report(window, number)
+        nameless = window.run(
+            "return [...document.querySelectorAll('button, input, select, canvas, [role=img],"
+            " [role=region]')].filter((one) => !(one.ariaLabel || one.textContent.trim()"
+            " || one.getAttribute('aria-labelledby'))).length"
+        )
+        assert nameless == 0
+    assert window.run("return document.documentElement.lang") == "en"
+
+
+def test_figures_are_worded_like_those_of_the_terminal(window: Browser, page: Path) -> None:
+    window.open(page)
+    shown = window.run(
+        "return [...document.querySelectorAll('#table tbody tr')]"
+        ".find((row) => row.cells[0].textContent.startsWith('linear')).innerText.split('\\t')"
+    )
+    assert shown[1:7] == ["1", "4.50 ms", "3.8 %", "4.50 ms", "1.50 ms", "3.00 ms"]
+
+
+def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
+    window: Browser, tmp_path: Path
+) -> None:
+    count = 100_000
+    rng = np.random.default_rng(1)
+    with Device(tmp_path / "msprof_1.db") as device:
+        start = device.T0 + np.cumsum(rng.integers(500, 30_000, count))
+        ids = np.arange(count)
+        kernels = [device.text(f"aclnn_kernel_number_{n}_of_many") for n in range(500)]
+        types = [device.text(f"Type{n}") for n in range(60)]
+        device.writer.write(
+            "TASK",
+            {
+                "startNs": start,
+                "endNs": start + rng.integers(500, 60_000, count),
+                "deviceId": 0,
+                "globalTaskId": ids,
+                "taskType": device.text("KERNEL_AICORE"),
+                "streamId": rng.integers(0, 6, count),
+                "connectionId": -1,
+            },
+        )
+        chosen = rng.integers(0, 500, count)
+        device.writer.write(
+            "COMPUTE_TASK_INFO",
+            {
+                "globalTaskId": ids,
+                "name": np.array(kernels)[chosen],
+                "opType": np.array(types)[chosen % 60],
+            },
+        )
+    with open_analyses(tmp_path / "msprof_1.db") as analyses:
+        text = html.render(analyses)
+    assert len(text.encode()) < 3_000_000
+    large = tmp_path / "page.html"
+    large.write_text(text, encoding="utf-8")
+    window.open(large)
+    assert "100,000 tasks are too many" not in window.run("return document.body.textContent")
+    took = window.run(
+        "const c = document.querySelector('#timeline canvas'); const t = performance.now();"
+        "for (let i = 0; i < 5; i += 1) c.dispatchEvent(new KeyboardEvent('keydown', {key: '+'}));"
+        "return performance.now() - t"
+    )
+    assert took < 2000, "five redraws"
+    assert window.console() == []

@@ -1,0 +1,67 @@
+"""Figures in words: three digits, a unit that fits, and nothing unmeasured as a zero."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.report import words
+
+
+@pytest.mark.parametrize(
+    ("value_ns", "text"),
+    [
+        (None, "-"),
+        (0, "0 ns"),
+        (7, "7 ns"),
+        (999, "999 ns"),
+        (999.5, "1.00 µs"),
+        (1000, "1.00 µs"),
+        (12_345, "12.3 µs"),
+        (999_600, "1.00 ms"),
+        (123_456_789, "123 ms"),
+        (61_000_000_000, "61.0 s"),
+        (12_345_000_000_000, "12,345 s"),
+    ],
+)
+def test_durations(value_ns: float | None, text: str) -> None:
+    assert words.duration(value_ns) == text
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "text"),
+    [(None, "-"), (0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1 << 30, "1.00 GiB")],
+)
+def test_sizes(value_bytes: int | None, text: str) -> None:
+    assert words.size(value_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0.0 %"), (0.01, "<0.1 %"), (12.345, "12.3 %"), (100.0, "100.0 %")],
+)
+def test_percentages_that_are_not_zero_do_not_look_like_it(value: float | None, text: str) -> None:
+    assert words.percent(value) == text
+
+
+@given(st.integers(1, 10**15))
+def test_a_duration_in_words_is_right_to_half_a_percent(value_ns: int) -> None:
+    number, unit = words.duration(value_ns).split()
+    factor = {"ns": 1, "µs": 10**3, "ms": 10**6, "s": 10**9}[unit]
+    assert float(number.replace(",", "")) * factor == pytest.approx(value_ns, rel=0.0051)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("conv2d", "conv2d"),
+        ("卷积", "卷积"),
+        ("\x1b[31mred", r"\x1b[31mred"),
+        ("two\nlines\t", r"two\x0alines\x09"),
+        ("abc\u202ecba", r"abc\u202ecba"),
+        ("\ud800", r"\ud800"),
+    ],
+)
+def test_names_do_nothing_but_appear(name: str, shown: str) -> None:
+    assert words.neutral(name) == shown

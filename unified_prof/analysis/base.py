@@ -1,0 +1,79 @@
+"""The questions that can be asked of any report."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from unified_prof.analysis.calls import Calls
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Distribution,
+    PmuFigure,
+    Row,
+    Samples,
+    Series,
+    Summary,
+)
+from unified_prof.analysis.timeline import Timeline
+
+
+class Analysis(ABC):
+    """One report (or the two Skyline reports of one run), read once, asked many times.
+
+    Nothing is read before it is asked for, and nothing is read twice.
+    """
+
+    @property
+    @abstractmethod
+    def summary(self) -> Summary:
+        """The headline figures, what was odd, and what was not measured."""
+
+    @property
+    @abstractmethod
+    def calls(self) -> Calls:
+        """One row per operation call, in program order."""
+
+    @abstractmethod
+    def breakdown(self, by: By) -> Breakdown:
+        """Divide time and memory by one key.
+
+        Raises:
+            UsageError: the report does not have what that needs; `summary.available` lists what
+                it has.
+        """
+
+    def kernels_of_operations(self) -> list[tuple[str, Row]]:
+        """Return one row for each pair of operation and kernel under it, as (operation, row)."""
+        return []
+
+    def launch_delay(self) -> Distribution | None:
+        """Return the time from the start of a host call that launched work to that work's start.
+
+        Of several tasks that one call launched the first counts; queueing is included.
+        """
+        return None
+
+    def samples(self) -> Samples | None:
+        """Return the single measurements behind the calls, None where the report keeps none."""
+        return None
+
+    def timeline(self, limit: int | None = None) -> Timeline | None:
+        """Return the device's work over time, None where the report has no device tasks.
+
+        Args:
+            limit: at most about this many blocks, neighbours being merged; None is no limit.
+        """
+        return None
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time, one series a counter."""
+        return ()
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return bandwidths, frequencies and other counters over time."""
+        return ()
+
+    def pmu(self) -> tuple[PmuFigure, ...]:
+        """Return hardware counters by operator type."""
+        return ()

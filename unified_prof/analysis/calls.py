@@ -1,0 +1,207 @@
+"""One row per call of an operation, in program order: what breakdowns are summed from.
+
+Both report families are brought into this one table first, so that grouping (and comparing two
+reports call by call) is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.model import Row
+
+UNKNOWN = -1
+"""Not measured, or not known: durations, sizes and label numbers are otherwise never negative."""
+
+Ints = NDArray[np.integer]
+
+KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
+OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
+
+SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
+SUMMED = ("total_ns", "forward_ns", "backward_ns", *SIZES)
+"""The columns of `Calls` that add up; they are fields of `Row` too."""
+
+
+class Labels:
+    """Texts by number, in order of first use."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+        for text in texts:
+            self.number(text)
+
+    def number(self, text: str | None) -> int:
+        """Return the number of `text`; None is UNKNOWN."""
+        if text is None:
+            return UNKNOWN
+        number = self._numbers.setdefault(text, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(text)
+        return number
+
+    def numbers(self, texts: Iterable[str | None]) -> NDArray[np.int32]:
+        """Return the numbers of many texts."""
+        return np.array([self.number(text) for text in texts], np.int32)
+
+    def text(self, number: int) -> str | None:
+        """Return the text of a number, None of UNKNOWN."""
+        return None if number == UNKNOWN else self.texts[number]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calls:
+    """Columns of equal length, one row per call.
+
+    UNKNOWN marks what was not measured of one call, None a column that was not measured at all.
+    `name`, `module`, `line` and `stack` are numbers in `labels`. A stack is the project's frames
+    as `file:line`, outermost first, joined by newlines; the line is its innermost frame.
+    """
+
+    labels: Labels
+    name: Ints
+    kind: NDArray[np.int8]
+    total_ns: Ints | None = None
+    forward_ns: Ints | None = None
+    backward_ns: Ints | None = None
+    module: Ints | None = None
+    line: Ints | None = None
+    stack: Ints | None = None
+    weight_bytes: Ints | None = None
+    gradient_bytes: Ints | None = None
+    activation_bytes: Ints | None = None
+    allocated_bytes: Ints | None = None
+    module_class: dict[str, str] = field(default_factory=dict)
+    """Module path -> class name, where the report has it."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def sums(self) -> dict[str, int | None]:
+        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        return {column: known_sum(getattr(self, column)) for column in SUMMED}
+
+
+def concatenate(parts: Sequence[Calls]) -> Calls:
+    """Return the calls of several tables as one, with labels of its own."""
+    if len(parts) == 1:
+        return parts[0]
+    labels = Labels()
+    size = sum(len(part) for part in parts)
+
+    def column(field_name: str, labelled: bool) -> Ints | None:
+        columns = [getattr(part, field_name) for part in parts]
+        if all(values is None for values in columns):
+            return None
+        result = np.full(size, UNKNOWN, np.int64)
+        offset = 0
+        for part, values in zip(parts, columns, strict=True):
+            if values is not None:
+                if labelled:
+                    renumber = np.append(labels.numbers(part.labels.texts), UNKNOWN)
+                    values = renumber[values]
+                result[offset : offset + len(part)] = values
+            offset += len(part)
+        return result
+
+    name = column("name", labelled=True)
+    assert name is not None, "every table has names"
+    classes: dict[str, str] = {}
+    for part in parts:
+        classes.update(part.module_class)
+    return Calls(
+        labels=labels,
+        name=name,
+        kind=np.concatenate([part.kind for part in parts]),
+        module=column("module", labelled=True),
+        line=column("line", labelled=True),
+        stack=column("stack", labelled=True),
+        module_class=classes,
+        **{summed: column(summed, labelled=False) for summed in SUMMED},
+    )
+
+
+def known_sum(values: Ints | None) -> int | None:
+    """Return the sum of the values that were measured, None if none was."""
+    if values is None:
+        return None
+    known = values[values != UNKNOWN]
+    return int(known.sum(dtype=np.int64)) if len(known) else None
+
+
+def sums_by(key: Ints, groups: int, values: Ints | None) -> list[int | None]:
+    """Return the sum of the measured values for each key 0..groups-1, None where none was measured.
+
+    Exact below 2**53, which is 104 days in nanoseconds and 8 PiB in bytes.
+    """
+    if values is None:
+        return [None] * groups
+    known = values != UNKNOWN
+    if not known.all():
+        key, values = key[known], values[known]
+    count = np.bincount(key, minlength=groups).tolist()
+    total = np.bincount(key, weights=values, minlength=groups).tolist()
+    return [int(one) if some else None for one, some in zip(total, count, strict=True)]
+
+
+def group(
+    calls: Calls, key: Ints, names: Sequence[str], details: Mapping[int, str] | None = None
+) -> list[Row]:
+    """Return one row for each key 0..len(names)-1 that occurs, in falling order of time and size.
+
+    Args:
+        calls: the calls to sum up.
+        key: the group of each call; UNKNOWN leaves the call out.
+        names: the groups' names.
+        details: key -> the group's detail, for groups that have one.
+    """
+    groups = len(names)
+    inside: slice | NDArray[np.intp] = slice(None)
+    if len(key) and key.min() == UNKNOWN:
+        inside = np.flatnonzero(key != UNKNOWN)
+    chosen = key[inside]
+    if not len(chosen):
+        return []
+    entries = np.bincount(chosen, minlength=groups)
+    # A row with times counts the calls that were timed: where a memory report stands beside a
+    # run time report, the same call occurs in both.
+    timed = np.zeros_like(entries)
+    if calls.total_ns is not None:
+        known = calls.total_ns[inside] != UNKNOWN
+        timed = entries if known.all() else np.bincount(chosen[known], minlength=groups)
+    # One kind a group is the rule; where kinds mix, the first call decides.
+    first_kind = np.zeros(groups, np.int8)
+    first_kind[chosen[::-1]] = calls.kind[inside][::-1]
+    sums: dict[str, list[int | None]] = {}
+    for column in SUMMED:
+        values = getattr(calls, column)
+        sums[column] = sums_by(chosen, groups, None if values is None else values[inside])
+    rows = [
+        Row(
+            name=names[number],
+            kind=KINDS[first_kind[number]],
+            count=int(timed[number] or entries[number]),
+            total_ns=sums["total_ns"][number],
+            forward_ns=sums["forward_ns"][number],
+            backward_ns=sums["backward_ns"][number],
+            weight_bytes=sums["weight_bytes"][number],
+            gradient_bytes=sums["gradient_bytes"][number],
+            activation_bytes=sums["activation_bytes"][number],
+            allocated_bytes=sums["allocated_bytes"][number],
+            detail=details.get(number) if details else None,
+        )
+        for number in np.flatnonzero(entries).tolist()
+    ]
+    return sort_rows(rows)
+
+
+def sort_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in falling order of time, then size, then count; names break ties."""
+    return sorted(
+        rows, key=lambda row: (-(row.total_ns or 0), -(row.size_bytes or 0), -row.count, row.name)
+    )

@@ -1,0 +1,167 @@
+"""One side of a comparison: what was measured of a workload, whatever it was read from.
+
+A report file, several report files of the same workload, and a stored baseline all become a `Run`;
+comparing and gating know nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.alignment import align
+
+Floats = NDArray[np.float64]
+
+Kernels = Mapping[str, Mapping[str, float]]
+"""Operation -> kernel -> time in nanoseconds."""
+
+TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What identifies an operation, a weight or an activation from one run to the next."""
+
+    name: str
+    module: str | None
+    """Qualified module path; None: not known."""
+    line: str | None
+    """Innermost project frame, `file:line`; None: not known."""
+    kind: str = "operation"
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        """Keys to align by, most specific first; None where this place has no such key.
+
+        A line number shifts with every edit above it, so below the exact line stands the file.
+        The name alone says enough of an operation between two pairs, but nothing of a weight:
+        most are called `weight`.
+        """
+        kind, name, module, line = self.kind, self.name, self.module, self.line
+        file = line.rpartition(":")[0] if line is not None else None
+        operation = kind == "operation"
+        return (
+            (kind, name, module or "", line or "")
+            if module is not None or line is not None
+            else None,
+            (kind, name, module) if module is not None else None,
+            (kind, name, file) if file is not None and (operation or module is None) else None,
+            (kind, name) if operation else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operations:
+    """Operations in program order, with a time for each sample.
+
+    The matrices have the shape (operations, samples), in nanoseconds; NaN is "not measured", which
+    for the backward time means that the operation took no part in the backward pass.
+    """
+
+    places: tuple[Place, ...]
+    forward_ns: Floats
+    backward_ns: Floats
+
+    def __post_init__(self) -> None:
+        if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
+            raise ValueError("an operation has no row of times, or a row no operation")
+
+    @classmethod
+    def none(cls) -> Operations:
+        """Return no operations, of a run that measured no times."""
+        return cls((), np.empty((0, 1)), np.empty((0, 1)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def total_ns(self) -> Floats:
+        """Forward and backward together; NaN only where neither was measured."""
+        neither = np.isnan(self.forward_ns) & np.isnan(self.backward_ns)
+        total: Floats = np.nan_to_num(self.forward_ns) + np.nan_to_num(self.backward_ns)
+        total[neither] = np.nan
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Something of the model that takes memory."""
+
+    place: Place
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Everything of one workload that can be compared."""
+
+    label: str
+    """What to call it: the file, the files, the baseline."""
+    families: frozenset[str]
+    """Families of the report files it was read from."""
+    clock: str
+    """Whose time the operations have: operation, device or host."""
+    facts: Mapping[str, str]
+    """Provenance."""
+    operations: Operations
+    sizes: tuple[Sized, ...]
+    totals: Mapping[str, Floats]
+    """Samples of whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes."""
+    kernels: Kernels = field(default_factory=dict)
+    """The kernels under the operations of each name, where the recording shows them."""
+
+    def named(self, label: str) -> Run:
+        """Return the same run under another label."""
+        return replace(self, label=label)
+
+
+def pool(runs: Sequence[Run]) -> Run:
+    """Join several runs of the same workload into one with all their samples.
+
+    Operations are those of the first run; an operation that another run lacks has no sample of it.
+    Sizes are the first run's, for they do not vary.
+
+    Raises:
+        ValueError: there is no run, or they differ in whose time they measured.
+    """
+    if not runs:
+        raise ValueError("nothing to pool")
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    if len({run.clock for run in runs}) > 1:
+        raise ValueError("runs of different kinds cannot be pooled")
+    forward, backward = [first.operations.forward_ns], [first.operations.backward_ns]
+    base = [place.keys for place in first.operations.places]
+    for run in runs[1:]:
+        pairs = align(base, [place.keys for place in run.operations.places])
+        mine = [i for i, _ in pairs]
+        theirs = [j for _, j in pairs]
+        for matrices, values in (
+            (forward, run.operations.forward_ns),
+            (backward, run.operations.backward_ns),
+        ):
+            rows = np.full((len(base), values.shape[1]), np.nan)
+            rows[mine] = values[theirs]
+            matrices.append(rows)
+    return Run(
+        label=", ".join(run.label for run in runs),
+        families=frozenset().union(*(run.families for run in runs)),
+        clock=first.clock,
+        facts=first.facts,
+        operations=Operations(
+            first.operations.places,
+            np.concatenate(forward, axis=1),
+            np.concatenate(backward, axis=1),
+        ),
+        sizes=first.sizes,
+        totals={
+            metric: np.concatenate([run.totals[metric] for run in runs if metric in run.totals])
+            for metric in dict.fromkeys(metric for run in runs for metric in run.totals)
+        },
+        kernels=first.kernels,
+    )

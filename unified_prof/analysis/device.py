@@ -1,0 +1,122 @@
+"""What the devices did, as unions of intervals: per device, per stream, per step."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis import intervals
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS
+from unified_prof.analysis.collectives import Collectives
+from unified_prof.analysis.intervals import IntervalSet
+from unified_prof.analysis.model import DeviceTime, Row
+from unified_prof.analysis.tasks import WAIT, Tasks
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+class DeviceWork:
+    """The work of one device as merged sets of intervals."""
+
+    def __init__(self, tasks: Tasks, comms: Collectives, device: int | None) -> None:
+        here = slice(None) if device is None else np.flatnonzero(tasks.device == device)
+        kind, start = tasks.kind[here], tasks.start_ns[here]
+        end = start + tasks.duration_ns[here]
+        comm_here = slice(None) if device is None else comms.device == device
+        self.tasks = len(kind)
+        self.compute = _merged(start, end, kind == KERNEL)
+        self.copies = _merged(start, end, kind == COPY)
+        # The collectives as a whole; their parts only where the file has nothing but parts.
+        self.communication = intervals.merge(comms.start_ns[comm_here], comms.end_ns[comm_here])
+        if not len(self.communication):
+            self.communication = _merged(start, end, kind == COMMUNICATION)
+        comm_ends = (comms.start_ns[comm_here], comms.end_ns[comm_here])
+        self.start_ns = int(
+            min((one.min() for one in (start, comm_ends[0]) if len(one)), default=0)
+        )
+        self.end_ns = int(max((one.max() for one in (end, comm_ends[1]) if len(one)), default=0))
+
+    def time(self, name: str, start_ns: int, end_ns: int) -> DeviceTime:
+        """Return how the device spent `[start_ns, end_ns)`."""
+        within = start_ns <= self.start_ns and self.end_ns <= end_ns
+
+        def part(one: IntervalSet) -> IntervalSet:
+            return one if within else intervals.clip(one, start_ns, end_ns)
+
+        compute, communication = part(self.compute), part(self.communication)
+        copies = part(self.copies)
+        has_communication = len(self.communication) > 0
+        return DeviceTime(
+            device=name,
+            window_ns=end_ns - start_ns,
+            compute_ns=compute.total_ns,
+            communication_ns=communication.total_ns if has_communication else None,
+            overlap_ns=(
+                intervals.intersect(compute, communication).total_ns if has_communication else None
+            ),
+            copy_ns=copies.total_ns,
+            busy_ns=intervals.union(compute, communication, copies).total_ns,
+            tasks=self.tasks,
+        )
+
+
+def _merged(start_ns: Ints, end_ns: Ints, mask: Mask) -> IntervalSet:
+    if mask.all():
+        return intervals.merge(start_ns, end_ns)
+    return intervals.merge(start_ns[mask], end_ns[mask])
+
+
+def stream_rows(tasks: Tasks) -> list[Row]:
+    """Return one row per stream of each device, with its time by kind of task."""
+    places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
+    distinct, number = np.unique(places, return_inverse=True)
+    several = len(np.unique(tasks.device)) > 1
+    rows = []
+    order = np.argsort(number, kind="stable")
+    bounds = np.searchsorted(number[order], np.arange(len(distinct) + 1))
+    for index, place in enumerate(distinct.tolist()):
+        own = order[bounds[index] : bounds[index + 1]]
+        kind, start, end = tasks.kind[own], tasks.start_ns[own], tasks.end_ns[own]
+        parts = {
+            f"{KINDS[what] if what != KERNEL else 'compute'}_ns": _merged(start, end, kind == what)
+            for what in (KERNEL, COMMUNICATION, COPY)
+        }
+        waiting = kind == WAIT
+        busy = intervals.union(*parts.values())
+        stream = place & 0xFFFFFFFF
+        rows.append(
+            Row(
+                name=f"device {place >> 32} stream {stream}" if several else f"stream {stream}",
+                kind="stream",
+                count=len(own),
+                total_ns=busy.total_ns,
+                detail=_types(tasks, own),
+                extra={
+                    **{name: part.total_ns for name, part in parts.items()},
+                    "wait_ns": int(tasks.duration_ns[own][waiting].sum()),
+                    "window_ns": int(end.max() - start.min()),
+                },
+            )
+        )
+    return rows
+
+
+def step_rows(steps: list[tuple[str, int, int]], work: dict[str, DeviceWork]) -> list[Row]:
+    """Return one row per step, with what each device did between its start and its end."""
+    rows = []
+    for name, start_ns, end_ns in steps:
+        times = [one.time(device, start_ns, end_ns) for device, one in work.items()]
+        extra: dict[str, int | None] = {}
+        for figure in ("compute_ns", "communication_ns", "overlap_ns", "copy_ns", "idle_ns"):
+            known = [value for time in times if (value := getattr(time, figure)) is not None]
+            extra[figure] = sum(known) if known else None
+        rows.append(Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra))
+    return rows
+
+
+def _types(tasks: Tasks, own: Ints) -> str:
+    """Name the types of task that took most of a stream's time."""
+    time = np.bincount(tasks.type[own], weights=tasks.duration_ns[own] + 1)
+    top = np.argsort(-time, kind="stable")[:3]
+    return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if time[code] > 0)

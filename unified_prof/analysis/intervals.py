@@ -1,0 +1,88 @@
+"""Unions and intersections of time intervals, as sorted NumPy columns.
+
+An interval is half open, `[start_ns, end_ns)`. A set of intervals is two int64 arrays of the same
+length; a *merged* set is sorted, disjoint, and without touching or empty intervals, so that two
+merged sets cover the same time exactly if they are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntervalSet:
+    """A merged set of half-open intervals."""
+
+    start_ns: Times
+    end_ns: Times
+
+    @property
+    def total_ns(self) -> int:
+        """The time covered."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def merge(start_ns: Times, end_ns: Times) -> IntervalSet:
+    """Return the union of any intervals; empty and inverted ones (end <= start) cover nothing."""
+    keep = end_ns > start_ns
+    if not keep.all():
+        start_ns, end_ns = start_ns[keep], end_ns[keep]
+    if len(start_ns) == 0:
+        return EMPTY
+    if np.any(start_ns[1:] < start_ns[:-1]):
+        order = np.argsort(start_ns, kind="stable")
+        start_ns, end_ns = start_ns[order], end_ns[order]
+    reach = np.maximum.accumulate(end_ns)
+    # A new interval begins where a start lies beyond everything before it.
+    first = np.empty(len(start_ns), bool)
+    first[0] = True
+    np.greater(start_ns[1:], reach[:-1], out=first[1:])
+    heads = np.flatnonzero(first)
+    last = np.append(heads[1:], len(start_ns)) - 1
+    return IntervalSet(start_ns[heads], reach[last])
+
+
+def union(*sets: IntervalSet) -> IntervalSet:
+    """Return the time that any of the sets covers."""
+    filled = [one for one in sets if len(one)]
+    if len(filled) <= 1:
+        return filled[0] if filled else EMPTY
+    return merge(
+        np.concatenate([one.start_ns for one in filled]),
+        np.concatenate([one.end_ns for one in filled]),
+    )
+
+
+def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
+    """Return the time that both sets cover."""
+    if not len(a) or not len(b):
+        return EMPTY
+    # For every interval of `a`: the intervals of `b` that it meets are b[low:high].
+    low = np.searchsorted(b.end_ns, a.start_ns, side="right")
+    high = np.searchsorted(b.start_ns, a.end_ns, side="left")
+    count = np.maximum(high - low, 0)
+    left = np.repeat(np.arange(len(a)), count)
+    right = np.arange(count.sum()) + np.repeat(low - (np.cumsum(count) - count), count)
+    return IntervalSet(
+        np.maximum(a.start_ns[left], b.start_ns[right]),
+        np.minimum(a.end_ns[left], b.end_ns[right]),
+    )
+
+
+def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
+    """Return the part of a set that lies within `[start_ns, end_ns)`."""
+    return intersect(
+        one, merge(np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64))
+    )

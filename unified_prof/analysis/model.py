@@ -1,0 +1,226 @@
+"""What an analysis answers, in plain data: the same shapes for both report families.
+
+Times are whole nanoseconds, sizes bytes. None always means "not measured", never zero; whoever
+prints it must not turn it into a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+By = Literal["operation", "module", "line", "kernel", "stream", "step"]
+BREAKDOWNS: tuple[By, ...] = ("operation", "module", "line", "kernel", "stream", "step")
+
+Clock = Literal["device", "host", "operation", "none"]
+"""Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a breakdown: everything recorded under one key."""
+
+    name: str
+    """What the row is about: an operation, a module path, `file:line`, a kernel, a stream."""
+    kind: str
+    """What sort of thing it is: operation, kernel, communication, copy, weight, module, ..."""
+    count: int
+    """Calls, kernel executions or entries that the row sums up."""
+    total_ns: int | None = None
+    """Time of the row; for a framework operation its forward and backward together."""
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    weight_bytes: int | None = None
+    gradient_bytes: int | None = None
+    activation_bytes: int | None = None
+    allocated_bytes: int | None = None
+    """Bytes asked of the allocator, where the recording has them instead of activations."""
+    detail: str | None = None
+    """One more word about it: the module's class, the operator type, the task types."""
+    extra: Mapping[str, int | None] = field(default_factory=dict)
+    """Figures that only this breakdown has, named with their unit (`busy_ns`, `wait_ns`)."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """The sum of the sizes that are known, None if none is."""
+        sizes = (
+            self.weight_bytes,
+            self.gradient_bytes,
+            self.activation_bytes,
+            self.allocated_bytes,
+        )
+        known = [size for size in sizes if size is not None]
+        return sum(known) if known else None
+
+    @property
+    def average_ns(self) -> float | None:
+        """Time of one call on average."""
+        return None if self.total_ns is None or not self.count else self.total_ns / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A report's time and memory, divided by one key; rows in falling order of time or size."""
+
+    by: By
+    rows: tuple[Row, ...]
+    total_ns: int | None
+    """What the rows' percentages refer to; None if the report has no times."""
+    size_bytes: int | None
+    """The sum of the rows' sizes; None if the report has no sizes."""
+
+    def percent(self, row: Row) -> float | None:
+        """Return the row's share of the time (of the size, where there is no time) in percent."""
+        if self.total_ns is not None:
+            return _percent(row.total_ns, self.total_ns)
+        return _percent(row.size_bytes, self.size_bytes)
+
+
+def _percent(part: int | None, whole: int | None) -> float | None:
+    return None if part is None or not whole else 100 * part / whole
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """The single measurements behind medians; NaN is "not measured".
+
+    The matrices have one row for each timed operation of `Analysis.calls`, in its order, and one
+    column for each iteration that was averaged.
+    """
+
+    forward_ns: NDArray[np.float64]
+    backward_ns: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The headline figures of one report."""
+
+    total_ns: int | None = None
+    """Sum of the time of all operations (or of all device work)."""
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    other_ns: int | None = None
+    """Time known to be in neither pass: optimizer steps and the like."""
+    count: int | None = None
+    """Operations (or pieces of device work) in that sum."""
+    weight_bytes: int | None = None
+    gradient_bytes: int | None = None
+    activation_bytes: int | None = None
+    peak_bytes: int | None = None
+    """Highest memory in use at any time."""
+    iteration_ns: int | None = None
+    """Median time of a whole measured iteration."""
+    iterations: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """How one device spent the time between its first and its last task."""
+
+    device: str
+    window_ns: int
+    """From the start of the first task or collective to the end of the last."""
+    compute_ns: int
+    """Union of the compute kernels."""
+    communication_ns: int | None
+    """Union of the collectives; None: the recording has none."""
+    overlap_ns: int | None
+    """Communication that ran while a compute kernel did."""
+    copy_ns: int
+    """Union of the copies and memory sets that belong to no collective."""
+    busy_ns: int
+    """Union of all three."""
+    tasks: int
+
+    @property
+    def idle_ns(self) -> int:
+        """Window in which none of the three ran."""
+        return self.window_ns - self.busy_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Five numbers about many durations."""
+
+    count: int
+    median_ns: int
+    p90_ns: int
+    max_ns: int
+    total_ns: int
+
+    @classmethod
+    def of(cls, values_ns: NDArray[np.int64]) -> Distribution | None:
+        """Describe the values, or return None if there are none."""
+        if not len(values_ns):
+            return None
+        median, p90 = np.percentile(values_ns, (50, 90), method="lower").astype(np.int64)
+        return cls(
+            len(values_ns), int(median), int(p90), int(values_ns.max()), int(values_ns.sum())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PmuFigure:
+    """One hardware counter of one operator type."""
+
+    op_type: str
+    counter: str
+    tasks: int
+    mean: float
+    total: float | None
+    """Sum over the tasks; None for ratios and rates, whose sum means nothing."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Series:
+    """One quantity over time."""
+
+    name: str
+    unit: str
+    """`B`, `B/s`, `MHz` or `%`."""
+    device: str
+    time_ns: NDArray[np.int64]
+    value: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """Something skipped, truncated, unmatched or odd that the reader must know about."""
+
+    name: str
+    count: int
+    detail: str | None
+    source: Literal["recorded", "found"]
+    """Whether the report's maker wrote it down or the analysis found it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """A figure that people expect and this report does not have, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One report at a glance."""
+
+    path: str
+    family: str
+    """Family of the report file: skyline-run-time, skyline-memory, msprof; joined by ` + `."""
+    revision: str
+    clock: Clock
+    facts: tuple[tuple[str, str], ...]
+    """Provenance: device, versions, options, as (name, value)."""
+    totals: Totals
+    devices: tuple[DeviceTime, ...]
+    anomalies: tuple[Anomaly, ...]
+    not_measured: tuple[NotMeasured, ...]
+    available: tuple[By, ...]
+    """The breakdowns that this report can give."""

@@ -1,0 +1,266 @@
+"""An msprof database of any version, plain or with the PyTorch tables, made on any device."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+
+import numpy as np
+
+from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.calls import UNKNOWN, Calls
+from unified_prof.analysis.collectives import Collectives
+from unified_prof.analysis.device import DeviceWork, step_rows, stream_rows
+from unified_prof.analysis.framework import NO_CONNECTION, Framework
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Clock,
+    Distribution,
+    NotMeasured,
+    PmuFigure,
+    Row,
+    Series,
+    Summary,
+    Totals,
+)
+from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
+from unified_prof.analysis.tasks import Lookup, Strings, Tasks
+from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.work import Work, host_calls
+from unified_prof.errors import UsageError
+
+
+class MsprofAnalysis(Analysis):
+    """One msprof database; what it holds decides what can be asked."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._findings = Findings()
+        self._strings = Strings(source)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """Framework operations and other device work; host ranges if there is no device work."""
+        if self._clock == "host":
+            assert self._framework is not None
+            return host_calls(self._framework)
+        return self.work.calls
+
+    @cached_property
+    def work(self) -> Work:
+        """Every kernel, copy and collective."""
+        allocations = counters.allocations(self._source, self._strings)
+        return Work(self._tasks, self._comms, self._framework, self._strings, allocations)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Headline figures."""
+        totals = self._totals()
+        return Summary(
+            path=str(self._source.path),
+            family=self._source.family,
+            revision=self._source.revision or "unknown",
+            clock=self._clock,
+            facts=tuple(self._facts()),
+            totals=totals,
+            devices=tuple(
+                work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
+            ),
+            anomalies=(*recorded_anomalies(self._source), *self._findings.anomalies()),
+            not_measured=tuple(self._not_measured(totals)),
+            available=self._available,
+        )
+
+    def breakdown(self, by: By) -> Breakdown:
+        """Divide the report by `by`."""
+        if by not in self._available:
+            raise UsageError(
+                f"{self._source.path}: cannot be broken down by {by}: {_WHY_NOT[by]}",
+                hint=f"it can be broken down by {', '.join(self._available) or 'nothing'}",
+            )
+        if by == "kernel":
+            return breakdowns.finish(by, self.work.kernel_rows())
+        if by == "stream":
+            return breakdowns.finish(by, stream_rows(self._tasks))
+        if by == "step":
+            return breakdowns.finish(by, step_rows(self._steps, self._devices))
+        return breakdowns.by_label(self.calls, by)
+
+    def kernels_of_operations(self) -> list[tuple[str, Row]]:
+        """Return the kernels under each operation."""
+        return self.work.kernels_of_operations() if self._clock == "device" else []
+
+    def launch_delay(self) -> Distribution | None:
+        """Return the time from a launching host call's start to the start of its first task."""
+        tasks = self._tasks
+        api = bulk.fetch(
+            self._source, "CANN_API", {"connection": "connectionId", "start": "startNs"}
+        )
+        if not len(tasks) or not len(api["start"]):
+            return None
+        row = Lookup(api["connection"]).rows(tasks.connection)
+        linked = (row >= 0) & ~np.isin(tasks.connection, NO_CONNECTION)
+        if not linked.any():
+            return None
+        first = np.full(len(api["start"]), np.iinfo(np.int64).max)
+        np.minimum.at(first, row[linked], tasks.start_ns[linked])
+        launching = first != np.iinfo(np.int64).max
+        return Distribution.of(first[launching] - api["start"][launching])
+
+    def timeline(self, limit: int | None = None) -> Timeline | None:
+        """Return the device's work over time."""
+        return timeline.build(self._tasks, self._comms, self._strings, limit=limit)
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time."""
+        return counters.memory_series(self._source, self._strings)
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return bandwidths and frequencies over time."""
+        return counters.counter_series(self._source, self._strings)
+
+    def pmu(self) -> tuple[PmuFigure, ...]:
+        """Return hardware counters by operator type."""
+        return counters.pmu_figures(self._source)
+
+    @cached_property
+    def _tasks(self) -> Tasks:
+        return Tasks(self._source, self._strings, self._findings)
+
+    @cached_property
+    def _comms(self) -> Collectives:
+        return collectives.load(self._source, self._tasks, self._findings)
+
+    @cached_property
+    def _framework(self) -> Framework | None:
+        if "PYTORCH_API" not in self._source.tables:
+            return None
+        framework = Framework(self._source, self._strings, self._findings)
+        return framework if len(framework) else None
+
+    @cached_property
+    def _clock(self) -> Clock:
+        if len(self.work):
+            return "device"
+        return "none" if self._framework is None else "host"
+
+    @cached_property
+    def _devices(self) -> dict[str, DeviceWork]:
+        numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
+        names = dict(self._source.rows("SELECT id, name FROM NPU_INFO"))
+        result = {}
+        for number in numbers.tolist():
+            model = names.get(number)
+            name = f"device {number}" + (f" ({model})" if model else "")
+            only = None if len(numbers) == 1 else number
+            result[name] = DeviceWork(self._tasks, self._comms, only)
+        return result
+
+    @cached_property
+    def _steps(self) -> list[tuple[str, int, int]]:
+        rows = self._source.rows(
+            "SELECT id, startNs, endNs FROM STEP_TIME"
+            " WHERE endNs >= startNs AND startNs > 0 ORDER BY startNs"
+        )
+        if rows:
+            return [(str(number), int(start), int(end)) for number, start, end in rows]
+        return self._framework.steps() if self._framework is not None else []
+
+    @cached_property
+    def _available(self) -> tuple[By, ...]:
+        return breakdowns.available(
+            self.calls,
+            steps=bool(self._steps),
+            kernels=self._clock == "device",
+            streams=len(self._tasks) > 0,
+        )
+
+    def _totals(self) -> Totals:
+        sums = self.calls.sums()
+        steps = [end - start for _, start, end in self._steps]
+        return Totals(
+            total_ns=sums["total_ns"],
+            forward_ns=sums["forward_ns"],
+            backward_ns=sums["backward_ns"],
+            other_ns=self.work.other_pass_ns() if self._clock == "device" else None,
+            count=self._timed_calls() if self._clock != "none" else None,
+            peak_bytes=counters.peak_memory(self._source),
+            iteration_ns=int(np.median(steps)) if steps else None,
+            iterations=len(steps) or None,
+        )
+
+    def _timed_calls(self) -> int:
+        total = self.calls.total_ns
+        return 0 if total is None else int((total != UNKNOWN).sum())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = recorded_facts(self._source)
+        known = {name for name, _ in facts}
+        for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
+            if number is not None and number >= 0 and name:
+                facts.append((f"device {number}", str(name)))
+        for rank, device in self._source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP"):
+            if isinstance(rank, int) and rank >= 0 and "rank" not in known:
+                facts.append((f"rank of device {device}", str(rank)))
+        for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO"):
+            if name and "host" not in known:
+                facts.append(("host", str(name)))
+        for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
+            if name == "SCHEMA_VERSION":
+                facts.append(("schema version", str(value)))
+            elif name == "ENV_VARIABLES" and value:
+                facts += _environment(str(value))
+        return facts
+
+    def _not_measured(self, totals: Totals) -> list[NotMeasured]:
+        missing = []
+        if self._clock == "none":
+            missing.append(NotMeasured("device time", "the file has no device task (table TASK)"))
+        elif self._clock == "host":
+            missing.append(
+                NotMeasured(
+                    "device time",
+                    "the file has no device task; the times are those of host ranges",
+                )
+            )
+        if self._clock == "device" and self._framework is None:
+            missing.append(
+                NotMeasured(
+                    "forward and backward times, modules, source lines",
+                    "the file has no framework ranges (table PYTORCH_API)",
+                )
+            )
+        elif self._clock == "device" and totals.backward_ns is None:
+            missing.append(NotMeasured("backward times", "no work was launched in a backward pass"))
+        expected = ("step",) if self._framework is None else ("module", "line", "step")
+        missing += [
+            NotMeasured(f"time by {by}", _WHY_NOT[by])
+            for by in expected
+            if by not in self._available
+        ]
+        if totals.peak_bytes is None:
+            missing.append(NotMeasured("peak memory", "the file has no memory records"))
+        return missing
+
+
+_WHY_NOT: dict[str, str] = {
+    "operation": "it has no device work and no framework range",
+    "module": "no nn.Module range was recorded (`with_modules` or `with_stack` of the profiler)",
+    "line": "no call stack of the user's files was recorded (`with_stack` of the profiler)",
+    "kernel": "it has no device work",
+    "stream": "it has no device task",
+    "step": "no step was recorded (`profiler.step()`)",
+}
+
+
+def _environment(text: str) -> list[tuple[str, str]]:
+    """Return the variables that were set, of the JSON that torch_npu writes."""
+    try:
+        variables = json.loads(text)
+    except ValueError:
+        return []
+    if not isinstance(variables, dict):
+        return []
+    return [(str(name), str(value)) for name, value in variables.items() if value not in ("", None)]

@@ -1,0 +1,76 @@
+"""What an analysis needs of an open report, and the facts that both families record alike."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from unified_prof.analysis.model import Anomaly
+
+
+class Source(Protocol):
+    """An open report, as `unified_prof.open_report` gives it.
+
+    Tables that the file lacks read as empty, old shapes appear in the newest one.
+    """
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    @property
+    def family(self) -> str:
+        """Family of its schema."""
+
+    @property
+    def revision(self) -> str | None:
+        """Revision of its schema, None where it cannot be told."""
+
+    @property
+    def tables(self) -> Collection[str]:
+        """Names of the tables that the file has."""
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+
+    def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
+        """Return the result of a query as one array a column; NULL is masked or NaN."""
+
+
+class Findings:
+    """Oddities found while reading, counted by name; the first case is kept in words."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str]] = {}
+
+    def add(self, name: str, detail: str, count: int = 1) -> None:
+        """Count `count` cases of `name`; none at all leaves no trace."""
+        if count:
+            before, first = self._found.get(name, (0, detail))
+            self._found[name] = (before + count, first)
+
+    def anomalies(self) -> list[Anomaly]:
+        """Return what was found, in order of first occurrence."""
+        return [Anomaly(name, *found, "found") for name, found in self._found.items()]
+
+
+def recorded_anomalies(source: Source) -> list[Anomaly]:
+    """Return what the report's maker wrote down as skipped, unmatched or not measurable."""
+    if "UPROF_ANOMALIES" not in source.tables:
+        return []
+    rows = source.rows("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY name")
+    return [
+        Anomaly(str(name), int(count or 0), None if detail is None else str(detail), "recorded")
+        for name, count, detail in rows
+    ]
+
+
+def recorded_facts(source: Source) -> list[tuple[str, str]]:
+    """Return how the report came to be, as (name, value)."""
+    if "UPROF_RUN" not in source.tables:
+        return []
+    rows = source.rows("SELECT name, value FROM UPROF_RUN WHERE value IS NOT NULL ORDER BY rowid")
+    return [(str(name), str(value)) for name, value in rows]

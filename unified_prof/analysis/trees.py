@@ -1,0 +1,162 @@
+"""Time and memory as trees, for an icicle: by module, by source line, by operation and kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
+from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
+
+Kind = Literal["module", "line", "operation"]
+
+MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")
+"""What a node's values measure, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: everything below it included."""
+
+    name: str
+    parent: int
+    """Index of the parent, which comes before it; -1 is the top."""
+    values: tuple[int, int, int, int]
+    """See MEASURES; 0 where nothing was measured, see `Tree.measures`."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree whose first node is everything."""
+
+    kind: Kind
+    nodes: tuple[Node, ...]
+    measures: tuple[str, ...]
+    """Those of MEASURES that the report has at all."""
+
+
+def trees(analysis: Analysis) -> tuple[Tree, ...]:
+    """Return the trees that a report can give: modules, source lines, operations and kernels."""
+    calls = analysis.calls
+    if not len(calls):
+        return ()
+    measures = _measures(calls)
+    texts = calls.labels.texts
+    result = []
+    if calls.module is not None:
+        result.append(_of_calls("module", calls, calls.module, _module_path, measures))
+    if calls.stack is not None:
+        result.append(_of_calls("line", calls, calls.stack, _frames, measures))
+    builder = _Builder()
+    if pairs := analysis.kernels_of_operations():
+        for operation, row in pairs:
+            times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
+            path = [operation] if operation == row.name else [operation, row.name]
+            builder.add(path, times, row.count)
+    else:
+        for number, values, count in _grouped(calls, calls.name):
+            builder.add([texts[number]], values, count)
+    result.append(builder.tree("operation", measures))
+    return tuple(result)
+
+
+class _Builder:
+    """Adds up values along paths."""
+
+    def __init__(self) -> None:
+        self._names = [""]
+        self._parents = [-1]
+        self._values = [[0, 0, 0, 0]]
+        self._counts = [0]
+        self._children: dict[tuple[int, str], int] = {}
+
+    def add(self, path: list[str], values: tuple[int, ...], count: int) -> None:
+        """Add values to every node from the top to the end of `path`."""
+        node = 0
+        self._sum(node, values, count)
+        for name in path:
+            child = self._children.setdefault((node, name), len(self._names))
+            if child == len(self._names):
+                self._names.append(name)
+                self._parents.append(node)
+                self._values.append([0, 0, 0, 0])
+                self._counts.append(0)
+            node = child
+            self._sum(node, values, count)
+
+    def _sum(self, node: int, values: tuple[int, ...], count: int) -> None:
+        own = self._values[node]
+        for index, value in enumerate(values):
+            own[index] += value
+        self._counts[node] += count
+
+    def tree(self, kind: Kind, measures: tuple[str, ...]) -> Tree:
+        columns = zip(self._names, self._parents, self._values, self._counts, strict=True)
+        nodes = tuple(
+            Node(name, parent, (values[0], values[1], values[2], values[3]), count)
+            for name, parent, values, count in columns
+        )
+        return Tree(kind, nodes, measures)
+
+
+def _of_calls(
+    kind: Kind,
+    calls: Calls,
+    label: Ints,
+    path_of: Callable[[str | None], list[str]],
+    measures: tuple[str, ...],
+) -> Tree:
+    """Return the tree of the labels' paths, with the operations as leaves."""
+    texts = calls.labels.texts
+    builder = _Builder()
+    pairs = (label.astype(np.int64) + 1) * len(texts) + calls.name
+    for pair, values, count in _grouped(calls, pairs):
+        text = calls.labels.text(pair // len(texts) - 1)
+        builder.add([*path_of(text), texts[pair % len(texts)]], values, count)
+    return builder.tree(kind, measures)
+
+
+def _grouped(calls: Calls, key: Ints) -> list[tuple[int, tuple[int, ...], int]]:
+    """Return (key, values, calls) for each distinct key, in order of first occurrence."""
+    distinct, first, number = np.unique(key, return_index=True, return_inverse=True)
+    # Where there are times, a memory report's entries beside them are no further calls.
+    timed = calls.total_ns is None or calls.total_ns != UNKNOWN
+    count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
+    columns = [
+        [value or 0 for value in sums_by(number, len(distinct), getattr(calls, measure))]
+        for measure in MEASURES[:3]
+    ]
+    sizes = np.zeros(len(distinct), np.int64)
+    for column in SIZES:
+        known = [value or 0 for value in sums_by(number, len(distinct), getattr(calls, column))]
+        sizes += np.array(known, np.int64)
+    columns.append(sizes.tolist())
+    return [
+        (int(distinct[index]), tuple(column[index] for column in columns), int(count[index]))
+        for index in np.argsort(first).tolist()
+    ]
+
+
+def _measures(calls: Calls) -> tuple[str, ...]:
+    sums = calls.sums()
+    has_size = any(sums[column] is not None for column in SIZES)
+    return tuple(
+        measure
+        for measure in MEASURES
+        if (has_size if measure == "size_bytes" else sums[measure] is not None)
+    )
+
+
+def _module_path(path: str | None) -> list[str]:
+    if path is None:
+        return [NO_MODULE]
+    return path.split(".") if path else [ROOT_MODULE]
+
+
+def _frames(stack: str | None) -> list[str]:
+    return [NO_LINE] if stack is None else stack.split("\n")

@@ -1,0 +1,308 @@
+"""The device's work, piece by piece, and the calls it sums up to.
+
+A piece of work is a kernel, a copy, or a collective as a whole. Waiting tasks are no work, and the
+many small tasks of a collective are part of it, not beside it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import (
+    COMMUNICATION,
+    COPY,
+    KERNEL,
+    OPERATION,
+    UNKNOWN,
+    Calls,
+    Labels,
+    group,
+)
+from unified_prof.analysis.collectives import Collectives
+from unified_prof.analysis.counters import Allocations
+from unified_prof.analysis.framework import BACKWARD, FORWARD, NONE, Framework, module_class
+from unified_prof.analysis.model import Row
+from unified_prof.analysis.tasks import Strings, Tasks, codes
+
+Ints = NDArray[np.int64]
+Columns = dict[str, NDArray[np.integer]]
+
+
+class Work:
+    """Columns over all pieces of work: the tasks among them first, then the collectives."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        comms: Collectives,
+        framework: Framework | None,
+        strings: Strings,
+        allocations: Allocations,
+    ) -> None:
+        mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
+        if not len(comms):
+            # Parts of collectives count where the file has no collective that they belong to.
+            mask |= tasks.kind == COMMUNICATION
+        self._task = np.flatnonzero(mask).astype(np.int32)
+        self._tasks, self._comms, self._strings = tasks, comms, strings
+        self._framework, self._allocations = framework, allocations
+        self.labels = Labels()
+        self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
+        self.kind = self._with_comms(
+            tasks.kind[self._task], np.full(len(comms), COMMUNICATION, np.int8)
+        )
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each piece."""
+        return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
+
+    @cached_property
+    def operator(self) -> NDArray[np.int32]:
+        """Operator type of each piece, as numbers in `labels`."""
+        tasks = self._tasks.operator_labels(self.labels, self._task)
+        comms = collective_labels(self._comms, self.labels, self._strings, by_type=True)
+        return self._with_comms(tasks, comms)
+
+    @cached_property
+    def kernel(self) -> NDArray[np.int32]:
+        """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
+        tasks = self._tasks.kernel_labels(self.labels, self._task)
+        comms = collective_labels(self._comms, self.labels, self._strings, by_type=False)
+        return self._with_comms(tasks, comms)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """One row per framework operation that used the device, and per piece of other work.
+
+        A row's time is device time. Kernels and copies belong to the operation that launched
+        them; those of no operation, and all collectives, are rows of their own. Only the
+        framework's ranges tell which pass work belongs to.
+        """
+        parts = []
+        alone: NDArray[np.intp] | slice = slice(None)
+        if self._framework is not None:
+            owned = self._owned
+            parts.append(self._operations(self._framework, owned))
+            alone = np.flatnonzero(~owned)
+        rest: Columns = {
+            "when": self.start_ns[alone],
+            "name": self.operator[alone],
+            "kind": self.kind[alone],
+            "total_ns": self.duration_ns[alone],
+        }
+        if self._framework is not None:
+            call, passes = self._launches
+            rest |= {
+                "forward_ns": np.where(passes == FORWARD, self.duration_ns, UNKNOWN)[alone],
+                "backward_ns": np.where(passes == BACKWARD, self.duration_ns, UNKNOWN)[alone],
+                **_origin(self._framework, self.labels, call[alone]),
+            }
+        parts.append(rest)
+        if self._framework is not None and len(self._allocations.at_ns):
+            parts.append(_allocated(self._framework, self.labels, self._allocations))
+        return _joined(self.labels, parts)
+
+    def kernel_rows(self) -> list[Row]:
+        """Return one row per kernel, collective and kind of copy."""
+        forward, backward = self._passes()
+        calls = Calls(
+            labels=self.labels,
+            name=self.kernel,
+            kind=self.kind,
+            total_ns=self.duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
+        # Of kernels that share a name, the first one's operator type stands for all.
+        kernel, operators = self.kernel, self.operator
+        operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
+        operator[kernel[::-1]] = operators[::-1]
+        names = self.labels.texts
+        details = {
+            own: names[number]
+            for own, number in enumerate(operator.tolist())
+            if number not in (own, UNKNOWN)
+        }
+        return group(calls, self.kernel, names, details)
+
+    def kernels_of_operations(self) -> list[tuple[str, Row]]:
+        """Return one row for each pair of operation and kernel under it, as (operation, row)."""
+        kernel, owner = self.kernel, self.operator.astype(np.int64)
+        if self._framework is not None:
+            owned = self._owned
+            call, _ = self._launches
+            distinct, number = np.unique(call[owned], return_inverse=True)
+            names = self.labels.numbers(self._framework.name(one) for one in distinct.tolist())
+            owner[owned] = names[number]
+        texts = self.labels.texts
+        pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
+        forward, backward = self._passes()
+        calls = Calls(
+            labels=self.labels,
+            name=self.kernel,
+            kind=self.kind,
+            total_ns=self.duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
+        operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
+        kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
+        rows = group(calls, key, kernels, dict(enumerate(operations)))
+        return [(row.detail or "", row) for row in rows]
+
+    def other_pass_ns(self) -> int | None:
+        """Return the time of work launched in neither pass (by an optimizer), if that is known."""
+        if self._framework is None:
+            return None
+        _, passes = self._launches
+        other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
+        return int(self.duration_ns[other].sum()) if other.any() else None
+
+    def unattributed(self) -> int:
+        """Return how many pieces of work no framework call is known to have launched."""
+        return 0 if self._framework is None else int((self._launches[0] == NONE).sum())
+
+    @cached_property
+    def _launches(self) -> tuple[Ints, NDArray[np.int8]]:
+        """Host range and pass of each piece."""
+        assert self._framework is not None
+        connection = self._with_comms(self._tasks.connection[self._task], self._comms.connection)
+        launches = self._framework.launches(connection)
+        return launches.call, launches.passes
+
+    @property
+    def _owned(self) -> NDArray[np.bool_]:
+        """Which pieces are part of a framework operation's row."""
+        call, _ = self._launches
+        owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
+        return owned
+
+    def _passes(self) -> tuple[Ints | None, Ints | None]:
+        if self._framework is None:
+            return None, None
+        _, passes = self._launches
+        return (
+            np.where(passes == FORWARD, self.duration_ns, UNKNOWN),
+            np.where(passes == BACKWARD, self.duration_ns, UNKNOWN),
+        )
+
+    def _operations(self, framework: Framework, owned: NDArray[np.bool_]) -> Columns:
+        """Sum the work of each framework operation, by pass."""
+        call, passes = self._launches
+        chosen, key = np.unique(call[owned], return_inverse=True)
+        duration, passes = self.duration_ns[owned], passes[owned]
+
+        def total(mask: NDArray[np.bool_]) -> Ints:
+            some = np.bincount(key[mask], minlength=len(chosen))
+            time = np.bincount(key[mask], weights=duration[mask], minlength=len(chosen))
+            return np.where(some > 0, time.astype(np.int64), UNKNOWN)
+
+        return {
+            "when": framework.start_ns[chosen],
+            "name": _names(framework, self.labels, chosen),
+            "kind": np.full(len(chosen), OPERATION, np.int8),
+            "total_ns": total(np.ones(len(key), bool)),
+            "forward_ns": total(passes == FORWARD),
+            "backward_ns": total(passes == BACKWARD),
+            **_origin(framework, self.labels, chosen),
+        }
+
+    def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate((tasks, comms)) if len(comms) else tasks
+
+
+def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
+    """Return one row per allocation, under the operation that asked for it."""
+    call = framework.calls_at(allocations.names, allocations.at_ns)
+    owners = [
+        name if index == NONE else framework.name(index)
+        for name, index in zip(allocations.names, call.tolist(), strict=True)
+    ]
+    return {
+        "when": allocations.at_ns,
+        "name": labels.numbers(owners),
+        "kind": np.full(len(call), OPERATION, np.int8),
+        "allocated_bytes": allocations.size_bytes,
+        **_origin(framework, labels, call),
+    }
+
+
+def host_calls(framework: Framework) -> Calls:
+    """Return one row per framework operation, timed on the host: there is no device work."""
+    labels = Labels()
+    chosen = framework.calls
+    part: Columns = {
+        "when": framework.start_ns[chosen],
+        "name": _names(framework, labels, chosen),
+        "kind": np.full(len(chosen), OPERATION, np.int8),
+        "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
+        **_origin(framework, labels, chosen),
+    }
+    return _joined(labels, [part])
+
+
+def collective_labels(
+    comms: Collectives, labels: Labels, strings: Strings, *, by_type: bool
+) -> NDArray[np.int32]:
+    """Return the operator type (or the own name) of each collective as numbers in `labels`."""
+    result = np.full(len(comms), UNKNOWN, np.int32)
+    for column in (comms.op_type, comms.name) if by_type else (comms.name, comms.op_type):
+        unnamed = np.flatnonzero(result == UNKNOWN)
+        if len(unnamed):
+            ids, number = codes(column[unnamed])
+            result[unnamed] = labels.numbers(strings.texts(ids))[number]
+    result[result == UNKNOWN] = labels.number("(unnamed collective)")
+    return result
+
+
+def _names(framework: Framework, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
+    return labels.numbers(framework.name(index) for index in chosen.tolist())
+
+
+def _origin(framework: Framework, labels: Labels, ranges: Ints) -> Columns:
+    """Return module, line and stack of host ranges; -1 is a range that is not known."""
+    distinct, number = np.unique(ranges, return_inverse=True)
+    modules = framework.module_paths
+    known = [index if index != NONE else None for index in distinct.tolist()]
+    stacks = [() if index is None else framework.frames.stack(index) for index in known]
+    columns: Columns = {
+        "module": labels.numbers(None if index is None else modules[index] for index in known),
+        "line": labels.numbers(stack[-1] if stack else None for stack in stacks),
+        "stack": labels.numbers("\n".join(stack) if stack else None for stack in stacks),
+    }
+    return {name: values[number] for name, values in columns.items()}
+
+
+def _joined(labels: Labels, parts: list[Columns]) -> Calls:
+    """Join parts that have different columns, in the order of time."""
+    filled = [part for part in parts if len(part["name"])] or parts[:1]
+    columns = dict(filled[0])
+    if len(filled) > 1:
+        columns = {
+            name: np.concatenate(
+                [part.get(name, np.full(len(part["name"]), UNKNOWN, np.int64)) for part in filled]
+            )
+            for name in dict.fromkeys(name for part in filled for name in part)
+        }
+    when = columns.pop("when")
+    if np.any(when[1:] < when[:-1]):
+        order = np.argsort(when, kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+    for name in ("total_ns", "forward_ns", "backward_ns", "module", "line", "stack"):
+        if name in columns and not (columns[name] != UNKNOWN).any():
+            del columns[name]
+    classes = {}
+    if "module" in columns:
+        used = np.unique(columns["module"])
+        paths = [labels.texts[number] for number in used.tolist() if number != UNKNOWN]
+        classes = {path: module_class(path) for path in paths}
+    kind = columns.pop("kind").astype(np.int8)
+    return Calls(labels=labels, kind=kind, module_class=classes, **columns)

@@ -1,0 +1,120 @@
+"""`uprof baseline`: keep runs to compare later ones with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unified_prof.cli import printing
+
+if TYPE_CHECKING:
+    from unified_prof.store.baselines import Entry
+
+_STORE_HELP = (
+    "Where baselines are: an SQLite file, or a SQLAlchemy URL such as "
+    "postgresql+psycopg://user@host/database."
+)
+StoreOption = Annotated[
+    str | None, typer.Option("--store", help=_STORE_HELP, show_default=".uprof/baselines.sqlite")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Keep runs to compare later ones with: save, list, show."
+    )
+    group.command("save")(save)
+    group.command("list")(list_)
+    group.command("show")(show)
+    app.add_typer(group, name="baseline")
+
+
+def save(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it, such as main.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE|DIR", help="A run's report, folder, or several of one kind."),
+    ],
+    store: StoreOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Save a run as a baseline; an older one of that name stays as an earlier version."""
+    from unified_prof.pipeline import baselines
+
+    entry = baselines.save(name, files, store)
+    if json_:
+        printing.put_json(_document(entry))
+    else:
+        typer.echo(f"saved {entry.name}@{entry.version}: {_samples(entry)}", err=True)
+
+
+def list_(store: StoreOption = None, json_: JsonOption = False) -> None:
+    """List the baselines, the newest version of each."""
+    from unified_prof.pipeline import baselines
+
+    newest = {entry.name: entry for entry in baselines.entries(store)}
+    _put(sorted(newest.values(), key=lambda entry: entry.name), json_)
+
+
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The baseline.")],
+    store: StoreOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Show every version of a baseline; `gate --baseline NAME@2` takes the second."""
+    from unified_prof.pipeline import baselines
+
+    _put(baselines.entries(store, name), json_)
+
+
+def _put(entries: list[Entry], as_json: bool) -> None:
+    if as_json:
+        printing.put_json([_document(entry) for entry in entries])
+        return
+    from unified_prof.report import words
+    from unified_prof.report.tables import Column
+    from unified_prof.report.terminal import Page
+
+    width, color = printing.terminal()
+    page = Page(width=width, color=color)
+    if not entries:
+        typer.echo("no baseline; `uprof baseline save NAME FILE` saves one", err=True)
+        return
+    page.table(
+        [
+            Column(
+                "baseline",
+                tuple(words.neutral(f"{entry.name}@{entry.version}") for entry in entries),
+                is_name=True,
+            ),
+            Column("saved (UTC)", tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry in entries)),
+            Column("samples", tuple(words.number(entry.samples) for entry in entries)),
+            Column(
+                "device",
+                tuple(words.neutral(entry.device or "-") for entry in entries),
+                is_name=True,
+                importance=6,
+            ),
+            Column("commit", tuple((entry.commit or "-")[:12] for entry in entries), importance=7),
+            Column(
+                "from",
+                tuple(words.neutral(entry.label) for entry in entries),
+                is_name=True,
+                importance=5,
+            ),
+        ]
+    )
+    printing.put(page.text())
+
+
+def _samples(entry: Entry) -> str:
+    return f"{entry.samples} samples of {entry.label}"
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    return {**asdict(entry), "saved_at": entry.saved_at.isoformat()}

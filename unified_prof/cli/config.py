@@ -1,0 +1,87 @@
+"""Defaults from `[tool.uprof]` of pyproject.toml.
+
+The strength rises from that file over `UPROF_*` variables to options; the order is Click's own, to
+which the table is handed as its default map. A key is the long option without its dashes, in
+the table of its command: `[tool.uprof.gate]` `max-regress = "5%"`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from unified_prof.errors import UsageError
+
+
+class Command(Protocol):
+    """What is needed of a Click command (Typer brings its own copy of Click)."""
+
+    @property
+    def params(self) -> Sequence[Any]:
+        """Its arguments and options; a group has `commands` as well."""
+
+
+def find(start: Path) -> Path | None:
+    """Return the pyproject.toml of `start` or of the closest folder above it that has one."""
+    for folder in (start, *start.parents):
+        candidate = folder / "pyproject.toml"
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def defaults(path: Path, root: Command) -> dict[str, Any]:
+    """Return the table of `path` as Click's default map for the commands of `root`.
+
+    Raises:
+        UsageError: the file is not TOML, or names a command or an option that does not exist.
+    """
+    text = path.read_bytes()
+    if b"tool.uprof" not in text:
+        # Most projects have no such table; they do not pay for a parser.
+        return {}
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        document = tomllib.loads(text.decode("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise UsageError(f"{path}: not a TOML file: {err}") from None
+    table = document.get("tool", {}).get("uprof", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: tool.uprof is not a table")
+    return _of_command(table, root, f"{path}: [tool.uprof")
+
+
+def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[str, Any]:
+    """Translate one command's table; its subcommands' tables stand inside it."""
+    subcommands: Mapping[str, Command] = getattr(command, "commands", {})
+    options = {
+        option.removeprefix("--"): parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    result: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in subcommands and isinstance(value, dict):
+            result[key] = _of_command(value, subcommands[key], f"{where}.{key}")
+        elif (parameter := options.get(key)) is not None and parameter.name is not None:
+            result[parameter.name] = _value(value, f"{where}] {key}")
+        else:
+            known = ", ".join(sorted({*options, *subcommands}))
+            raise UsageError(f"{where}] has no setting {key!r}", hint=f"known: {known}")
+    return result
+
+
+def _value(value: object, where: str) -> object:
+    """Return a value as Click takes it: text or a number as if typed, a list for a repeated one."""
+    if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
+        return [str(one) for one in value]
+    if isinstance(value, bool | str | int | float):
+        return value
+    raise UsageError(f"{where}: a {type(value).__name__} cannot be the value of an option")

@@ -1,0 +1,93 @@
+"""`uprof diff`: what changed from one run to another, and how much it explains."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unified_prof.cli import printing
+from unified_prof.errors import UsageError
+
+
+class ByOption(str, Enum):
+    """What operations are summed up by."""
+
+    OPERATION = "operation"
+    LINE = "line"
+    MODULE = "module"
+
+
+class FormatOption(str, Enum):
+    """How a comparison is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command(
+        "diff",
+        epilog="Exit code: 0 fine, 2 wrong use (reports that cannot be compared), 7 no report or "
+        "one that cannot be read. Whether a change may pass is what `uprof gate` says.",
+    )(diff)
+
+
+def diff(
+    base: Annotated[
+        Path, typer.Argument(metavar="BASE", help="A report, or a run's folder: before.")
+    ],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same: after.")],
+    more_base: Annotated[
+        list[Path] | None,
+        typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
+    ] = None,
+    more_new: Annotated[
+        list[Path] | None,
+        typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
+    ] = None,
+    by: Annotated[ByOption, typer.Option(help="Sum the changes up by this.")] = ByOption.OPERATION,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what surely did not change, or may not have.")
+    ] = False,
+    format_: Annotated[
+        FormatOption, typer.Option("--format", help="How to print it; json has every row.")
+    ] = FormatOption.TEXT,
+    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No warnings on stderr.")] = False,
+) -> None:
+    """Compare two runs, operation by operation.
+
+    Operations are paired by module path, source line, name and order, so that inserted and
+    removed ones do not shift the rest.
+    """
+    from unified_prof.analysis import diff as analysis
+    from unified_prof.analysis import runs
+    from unified_prof.report import comparison, difference
+
+    shape = FormatOption.JSON if json_ else format_
+    before = runs.load([base, *(more_base or [])])
+    after = runs.load([new, *(more_new or [])])
+    for run in (before, after):
+        if not len(run.operations) and not run.sizes and not run.totals:
+            raise UsageError(f"{run.label} is empty: it has nothing to compare")
+    found = analysis.diff(before, after, by=by.value)
+    if shape is FormatOption.JSON:
+        printing.put_json(difference.document(found))
+    elif shape is FormatOption.MARKDOWN:
+        printing.put(
+            comparison.diff_markdown(found, top=top, everything=everything), for_people=False
+        )
+    else:
+        width, color = printing.terminal()
+        printing.put(
+            comparison.diff_text(found, top=top, everything=everything, width=width, color=color)
+        )
+    if shape is not FormatOption.TEXT and not quiet:
+        for warning in found.warnings:
+            typer.echo(f"uprof: warning: {warning}", err=True)

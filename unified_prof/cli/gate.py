@@ -1,0 +1,143 @@
+"""`uprof gate`: whether a change may pass, for CI."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unified_prof.cli import printing, thresholds
+from unified_prof.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.comparable import Run
+
+
+class FormatOption(str, Enum):
+    """How a verdict is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    JUNIT = "junit"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command(
+        "gate",
+        epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (too few samples, or they "
+        "scatter too much), 2 wrong use, 7 no report or one that cannot be read.",
+    )(gate)
+
+
+def gate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[BASE] NEW", help="The reports; with --baseline only the new one(s)."
+        ),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="Where baselines are: a file, or a SQLAlchemy URL.")
+    ] = None,
+    max_regress: Annotated[
+        str, typer.Option(metavar="SHARE", help="How much worse is too much: 5% or 0.05.")
+    ] = "5%",
+    min_abs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AMOUNT",
+            help="And by at least so much: a time such as 0.05ms, a size such as 1MiB.",
+            show_default="0.05ms and 1MiB",
+        ),
+    ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METRIC",
+            help="total, forward, backward, peak-memory or operation:GLOB (name, module or line).",
+            show_default="total",
+        ),
+    ] = None,
+    format_: Annotated[
+        FormatOption, typer.Option("--format", help="How to print the verdict.")
+    ] = FormatOption.TEXT,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Refuse a run that is slower, or takes more memory, than a base allows.
+
+    Both the share and the amount must be passed, and the samples must leave no doubt. Where
+    GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
+    """
+    from unified_prof.analysis import gate as analysis
+
+    shape = FormatOption.JSON if json_ else format_
+    time_ns, size_bytes = thresholds.absolute(min_abs or [])
+    defaults = analysis.Limits()
+    limits = analysis.Limits(
+        max_regress=thresholds.fraction(max_regress),
+        min_abs_ns=defaults.min_abs_ns if time_ns is None else time_ns,
+        min_abs_bytes=defaults.min_abs_bytes if size_bytes is None else size_bytes,
+    )
+    metrics = metric or ["total"]
+    analysis.check_metrics(metrics)
+    base, new = _sides(files, baseline, store)
+    verdict = analysis.gate(base, new, metrics, limits)
+
+    from unified_prof.report import comparison
+
+    if shape is FormatOption.JSON:
+        text = printing.json_text(comparison.gate_document(verdict, base.label, new.label))
+    elif shape is FormatOption.MARKDOWN:
+        text = comparison.gate_markdown(verdict, base.label, new.label)
+    elif shape is FormatOption.JUNIT:
+        text = comparison.gate_junit(verdict, base.label, new.label)
+    else:
+        width, color = printing.terminal()
+        text = comparison.gate_text(
+            verdict, width=None if output else width, color=color and not output
+        )
+    if output is None:
+        printing.put(text, for_people=shape is FormatOption.TEXT)
+    else:
+        printing.write(output, text, force=force)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        _append(Path(summary), comparison.gate_markdown(verdict, base.label, new.label))
+    raise typer.Exit(verdict.exit_code)
+
+
+def _sides(files: list[Path], baseline: str | None, store: str | None) -> tuple[Run, Run]:
+    from unified_prof.analysis import runs
+
+    if baseline is None:
+        if store is not None:
+            raise UsageError("--store is only used with --baseline")
+        if len(files) != 2:
+            raise UsageError(
+                f"the gate takes two reports, BASE and NEW, not {len(files)}",
+                hint="or one, and --baseline NAME",
+            )
+        return runs.load(files[:1]), runs.load(files[1:])
+    from unified_prof.pipeline import baselines
+
+    new = runs.load(files)
+    return baselines.load(baseline, store), new
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as summary:
+            summary.write(text + "\n")
+    except OSError as err:
+        raise OutputError(f"GITHUB_STEP_SUMMARY {path} cannot be written: {err.strerror}") from err

@@ -1,0 +1,54 @@
+"""Thresholds as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from unified_prof.errors import UsageError
+
+_NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_TIMES_NS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+_SIZES_BYTES = {
+    "B": 1,
+    "kB": 1e3,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
+
+
+def fraction(text: str) -> float:
+    """Return `5%` or `0.05` as 0.05.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
+    if match is None:
+        raise UsageError(f"--max-regress {text!r} is no share", hint="such as 5% or 0.05")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
+def absolute(texts: list[str]) -> tuple[float | None, float | None]:
+    """Return the least change of a time in ns and of a size in bytes, from `0.05ms`, `1MiB`.
+
+    Raises:
+        UsageError: one of them is neither a time nor a size, or there are two of a kind.
+    """
+    time_ns: float | None = None
+    size_bytes: float | None = None
+    for text in texts:
+        match = re.fullmatch(rf"\s*{_NUMBER}\s*([A-Za-zµ]+)\s*", text)
+        if match is not None and match[2] in _TIMES_NS and time_ns is None:
+            time_ns = float(match[1]) * _TIMES_NS[match[2]]
+        elif match is not None and match[2] in _SIZES_BYTES and size_bytes is None:
+            size_bytes = float(match[1]) * _SIZES_BYTES[match[2]]
+        else:
+            raise UsageError(
+                f"--min-abs {text!r} is no time or size, or the second one of its kind",
+                hint="such as 0.05ms or 1MiB; once for times, once for sizes",
+            )
+    return time_ns, size_bytes

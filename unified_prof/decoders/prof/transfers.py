@@ -1,0 +1,72 @@
+"""How fast the tasks of collective operators moved their data."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.decoders.prof.runs import Runs, positions
+
+FINE_PARTS = 1024
+"""Bandwidths come from times with this resolution below a nanosecond, as the exporter's do."""
+
+_CLOSING_TASKS = 4
+_CLOSING_TASKS_ONE_WAY = 2
+_ONE_WAY = ("send", "receive")
+
+
+def closing_tasks(operator_names: list[str]) -> NDArray[np.int64]:
+    """Return how many tasks close an RDMA transfer of each operator.
+
+    A notify and its acknowledgement; twice, but for operators that go one way.
+    """
+    return np.array(
+        [
+            _CLOSING_TASKS_ONE_WAY if any(word in name for word in _ONE_WAY) else _CLOSING_TASKS
+            for name in operator_names
+        ],
+        np.int64,
+    )
+
+
+def bandwidth(
+    operator: NDArray[np.int64],
+    plane: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    size: NDArray[np.int64],
+    payload: NDArray[np.bool_],
+    closing: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return bytes per second of every task; the payloads of one RDMA transfer share theirs.
+
+    A transfer is a run of payloads, in time order on one plane of one operator, and the tasks
+    that close it. Where it is not closed, each payload is a transfer of its own.
+
+    Args:
+        operator: number of each task's operator.
+        plane: its plane.
+        start: when it started, in 1 / FINE_PARTS ns.
+        end: when it ended.
+        size: bytes, -1 when unknown.
+        payload: whether it is an RDMA payload.
+        closing: of `closing_tasks`, for its operator.
+    """
+    duration_ns = (end - start) / FINE_PARTS
+    moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9
+    order = np.lexsort((start, plane, operator))
+    lanes = Runs(operator[order], plane[order])
+    lane_end = lanes.spread(lanes.last)
+    runs = Runs(lanes.number(), payload[order])
+    first, last = runs.starts, runs.last
+    end_of_transfer = last + closing[order][first]
+    whole = payload[order][first] & (end_of_transfer <= lane_end[first])
+    first, last, end_of_transfer = first[whole], last[whole], end_of_transfer[whole]
+    sent = np.cumsum(size[order])
+    sent_in_run = sent[last] - sent[first] + size[order][first]
+    time_ns = (end[order[end_of_transfer]] - start[order[first]]) / FINE_PARTS
+    shared = sent_in_run / np.where(time_ns > 0, time_ns, np.inf) * 1e9
+    length = last - first + 1
+    members = order[np.repeat(first, length) + positions(length)]
+    moved[members] = np.repeat(shared, length)
+    return np.asarray(moved, np.float64)

@@ -1,0 +1,82 @@
+"""Save reports as baselines and load them to compare with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from unified_prof.analysis import document, runs
+from unified_prof.analysis.comparable import TOTAL, Run
+from unified_prof.errors import UsageError
+from unified_prof.migrate.baselines import open_store
+from unified_prof.store.baselines import BaselineStore, Entry, NewBaseline
+
+DEFAULT_STORE = ".uprof/baselines.sqlite"
+"""In the folder where the command runs; CI caches it, or names a shared store."""
+
+_VERSIONED = re.compile(r"(.+)@([0-9]{1,9})")
+
+
+def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
+    """Save the run of `paths` as the newest version of baseline `name`.
+
+    Raises:
+        UsageError: the name cannot be one, or the reports hold nothing to compare with.
+        StoreError: a report or the store cannot be read.
+        OutputError: the store cannot be written.
+    """
+    if _VERSIONED.fullmatch(name):
+        raise UsageError(f"{name!r} names a version of a baseline; saving makes the next one")
+    run = runs.load(paths)
+    if not len(run.operations) and not run.totals:
+        raise UsageError(f"{run.label} is empty: it cannot be a baseline")
+    samples = len(run.totals[TOTAL]) if TOTAL in run.totals else run.operations.forward_ns.shape[1]
+    new = NewBaseline(
+        name=name,
+        label=run.label,
+        document=document.dump(run),
+        device=run.facts.get("device"),
+        commit=run.facts.get("git_commit"),
+        samples=samples,
+    )
+    with opened(store, create=True) as baselines:
+        return baselines.save(new)
+
+
+def entries(store: str | None, name: str | None = None) -> list[Entry]:
+    """Return the versions of all baselines, or of one, oldest first."""
+    with opened(store) as baselines:
+        found = baselines.entries(name)
+        if name is not None and not found:
+            baselines.document(name)  # says what there is
+        return found
+
+
+def load(name: str, store: str | None) -> Run:
+    """Return the run of baseline `name`; `NAME@2` is its second version.
+
+    Raises:
+        UsageError: there is none of that name or version.
+        StoreError: the store cannot be read, or what it holds is damaged.
+    """
+    with opened(store) as baselines:
+        versioned = _VERSIONED.fullmatch(name)
+        if versioned is None:
+            entry, data = baselines.document(name)
+        else:
+            entry, data = baselines.document(versioned[1], int(versioned[2]))
+        where = f"baseline {entry.name}@{entry.version} of {baselines.place}"
+    run = document.load(data, where=where)
+    return run.named(f"baseline {entry.name}@{entry.version}")
+
+
+@contextmanager
+def opened(store: str | None, *, create: bool = False) -> Iterator[BaselineStore]:
+    """Yield the store, by default the one of this folder."""
+    baselines = open_store(store or DEFAULT_STORE, create=create)
+    try:
+        yield baselines
+    finally:
+        baselines.close()

@@ -1,0 +1,178 @@
+"""A comparison, or a gate's verdict, in each format that people and CI systems read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from unified_prof.analysis.comparable import PEAK
+from unified_prof.analysis.diff import Difference
+from unified_prof.analysis.gate import Check, Verdict
+from unified_prof.report import difference as shared
+from unified_prof.report import markdown, words
+from unified_prof.report.tables import Column
+from unified_prof.report.terminal import Page
+
+_UNCHANGED = ("same", "inconclusive")
+
+
+def diff_text(
+    found: Difference, *, top: int, everything: bool, width: int | None, color: bool
+) -> str:
+    """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
+    page = Page(width=width, color=color)
+    page.title(f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}")
+    for warning in found.warnings:
+        page.remark("warning", words.neutral(warning))
+    for what, line in shared.headline(found):
+        page.fact(what, line)
+    for heading, columns, left_out in _tables(found, top, everything):
+        page.heading(heading)
+        page.table(columns)
+        if left_out:
+            page.note(f"and {words.number(left_out)} more (--top)")
+    for line in _remarks(found, everything):
+        page.note(line)
+    return page.text()
+
+
+def diff_markdown(found: Difference, *, top: int, everything: bool) -> str:
+    """Return a comparison as GitHub-flavoured Markdown."""
+    title = f"{found.base.label} -> {found.new.label}"
+    lines = [f"## {markdown.escape(title)}", ""]
+    lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
+    lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in shared.headline(found)]
+    for heading, columns, left_out in _tables(found, top, everything):
+        lines += ["", f"### {heading}", "", *markdown.table(columns)]
+        if left_out:
+            lines += ["", f"and {words.number(left_out)} more"]
+    if remarks := _remarks(found, everything):
+        lines += ["", *map(markdown.escape, remarks)]
+    return "\n".join(lines) + "\n"
+
+
+def _tables(
+    found: Difference, top: int, everything: bool
+) -> Iterable[tuple[str, list[Column], int]]:
+    """Yield (heading, columns, rows left out) of the tables that have rows."""
+    changes = tuple(
+        change for change in found.changes if everything or change.status not in _UNCHANGED
+    )
+    if changes:
+        net_ns = found.new_ns - found.base_ns
+        columns = shared.change_columns(changes[:top], net_ns)
+        yield "Time", columns, max(0, len(changes) - top)
+    sizes = found.size_changes
+    if sizes:
+        yield "Memory", shared.size_columns(sizes[:top]), max(0, len(sizes) - top)
+    kernels = found.kernel_changes
+    if kernels:
+        columns = shared.kernel_columns(kernels[:top])
+        yield "Kernels under each operation", columns, max(0, len(kernels) - top)
+
+
+def _remarks(found: Difference, everything: bool) -> list[str]:
+    if everything:
+        return []
+    count = dict.fromkeys(_UNCHANGED, 0)
+    for change in found.changes:
+        if change.status in count:
+            count[change.status] += 1
+    lines = []
+    if count["same"]:
+        lines.append(f"{words.number(count['same'])} with no difference that is sure (--all)")
+    if count["inconclusive"]:
+        lines.append(
+            f"{words.number(count['inconclusive'])} inconclusive: too few samples (--all); measure"
+            " at least 5 iterations, or give several files a side"
+        )
+    return lines
+
+
+def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
+    """Return a verdict as text."""
+    page = Page(width=width, color=color)
+    page.table(_check_columns(verdict))
+    page.title(f"{verdict.outcome} ({_limits(verdict)})")
+    return page.text()
+
+
+def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
+    """Return a verdict as GitHub-flavoured Markdown."""
+    marks = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
+    lines = [
+        f"## {marks[verdict.outcome]} uprof gate: {verdict.outcome}",
+        "",
+        f"{markdown.escape(base)} -> {markdown.escape(new)}; {markdown.escape(_limits(verdict))}",
+        "",
+        *markdown.table(_check_columns(verdict)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
+    """Return a verdict as plain data for JSON."""
+    return {
+        "format_version": shared.FORMAT_VERSION,
+        "base": base,
+        "new": new,
+        "outcome": verdict.outcome,
+        "exit_code": verdict.exit_code,
+        "limits": asdict(verdict.limits),
+        "checks": [asdict(check) for check in verdict.checks],
+    }
+
+
+def gate_junit(verdict: Verdict, base: str, new: str) -> str:
+    """Return a verdict as a JUnit report: an inconclusive check is an error, not a failure."""
+    outcomes = [check.outcome for check in verdict.checks]
+    suite = ElementTree.Element(
+        "testsuite",
+        name="uprof gate",
+        tests=str(len(outcomes)),
+        failures=str(outcomes.count("regression")),
+        errors=str(outcomes.count("inconclusive")),
+        skipped="0",
+    )
+    for check in verdict.checks:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname="uprof.gate", name=words.neutral(check.metric)
+        )
+        message = f"{_values(check)}: {check.reason}"
+        if check.outcome == "regression":
+            ElementTree.SubElement(case, "failure", message=message)
+        elif check.outcome == "inconclusive":
+            ElementTree.SubElement(case, "error", message=message)
+        out = ElementTree.SubElement(case, "system-out")
+        out.text = words.neutral(f"{base} -> {new}: {message}")
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _check_columns(verdict: Verdict) -> list[Column]:
+    checks = verdict.checks
+    return [
+        Column("metric", tuple(words.neutral(check.metric) for check in checks), is_name=True),
+        Column("outcome", tuple(check.outcome for check in checks), is_name=True),
+        Column("base -> new", tuple(_values(check) for check in checks)),
+        Column("why", tuple(words.neutral(check.reason) for check in checks), is_name=True),
+    ]
+
+
+def _values(check: Check) -> str:
+    if check.comparison is None:
+        return words.NOT_MEASURED
+    show = words.size if check.metric == PEAK else words.duration
+    return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
+
+
+def _limits(verdict: Verdict) -> str:
+    limits = verdict.limits
+    return (
+        f"a regression is more than {limits.max_regress * 100:g} % and "
+        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)} worse"
+    )

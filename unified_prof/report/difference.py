@@ -1,0 +1,185 @@
+"""Two runs compared, as tables, JSON and words; text and Markdown share them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from unified_prof.analysis.comparable import PEAK, Place
+from unified_prof.analysis.diff import Change, Difference, KernelChange, SizeChange
+from unified_prof.analysis.statistics import Comparison
+from unified_prof.report import words
+from unified_prof.report.tables import Column
+
+FORMAT_VERSION = 1
+"""Of the JSON: raised when a key changes its meaning or goes away."""
+
+
+def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
+    """Return the table of operations that changed."""
+    return [
+        Column("", tuple(change.status for change in changes), importance=10),
+        Column("operation", tuple(_name(change) for change in changes), is_name=True),
+        Column("base", tuple(words.duration(change.base_ns) for change in changes), importance=8),
+        Column("new", tuple(words.duration(change.new_ns) for change in changes), importance=8),
+        Column("change", tuple(signed(change.delta_ns) for change in changes)),
+        Column("ratio", tuple(_ratio(change) for change in changes), importance=7),
+        Column(
+            "explains",
+            tuple(
+                words.share(change.explained_ns, net_ns) if change.explained_ns else ""
+                for change in changes
+            ),
+            importance=9,
+        ),
+        Column(
+            "line",
+            tuple(words.neutral(line_of(change)) for change in changes),
+            is_name=True,
+            importance=6,
+        ),
+    ]
+
+
+def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
+    """Return the table of the kernels under each operation; an operation is named once."""
+    operations = [
+        "" if index and changes[index - 1].operation == change.operation else change.operation
+        for index, change in enumerate(changes)
+    ]
+    return [
+        Column("operation", tuple(map(words.neutral, operations)), is_name=True),
+        Column("kernel", tuple(words.neutral(one.name) for one in changes), is_name=True),
+        Column("base", tuple(words.duration(one.base_ns) for one in changes)),
+        Column("new", tuple(words.duration(one.new_ns) for one in changes)),
+        Column("change", tuple(signed(one.delta_ns) for one in changes), importance=9),
+    ]
+
+
+def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
+    """Return the table of weights and activations whose size changed."""
+    return [
+        Column("", tuple(change.status for change in changes)),
+        Column(
+            "what",
+            tuple(
+                words.neutral(f"{change.place.kind} {_qualified(change.place)}")
+                for change in changes
+            ),
+            is_name=True,
+        ),
+        Column("base", tuple(words.size(change.base_bytes) for change in changes), importance=8),
+        Column("new", tuple(words.size(change.new_bytes) for change in changes), importance=8),
+        Column("change", tuple(signed(change.delta_bytes, words.size) for change in changes)),
+        Column(
+            "line",
+            tuple(words.neutral(change.place.line or "") for change in changes),
+            is_name=True,
+            importance=6,
+        ),
+    ]
+
+
+def headline(difference: Difference) -> list[tuple[str, str]]:
+    """Return the headline figures as (what, figures in words)."""
+    lines = [
+        (metric, comparison_words(found, is_size=metric == PEAK))
+        for metric, found in difference.totals.items()
+    ]
+    net = difference.new_ns - difference.base_ns
+    if difference.changes:
+        lines.append(
+            (
+                "operations",
+                f"{words.duration(difference.base_ns)} -> {words.duration(difference.new_ns)} "
+                f"({signed(net)}: {words.duration(difference.slower_ns)} slower or new, "
+                f"{words.duration(difference.faster_ns)} faster or gone)",
+            )
+        )
+    return lines
+
+
+def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
+    """Say what became of one quantity, and how sure that is."""
+    show = words.size if is_size else words.duration
+    text = f"{show(found.base_median)} -> {show(found.new_median)}"
+    if found.ratio is not None:
+        text += f" ({(found.ratio - 1) * 100:+.1f} %"
+        if found.ratio_low is not None and found.ratio_high is not None:
+            low, high = (found.ratio_low - 1) * 100, (found.ratio_high - 1) * 100
+            text += f", between {low:+.1f} and {high:+.1f} %"
+        text += ")"
+    if is_size and not found.conclusive:
+        return text
+    return f"{text}: {found.verdict()}" + ("" if found.conclusive else _too_few(found))
+
+
+def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "base": difference.base.label,
+        "new": difference.new.label,
+        "warnings": list(difference.warnings),
+        "totals": {
+            name: {**asdict(found), "verdict": found.verdict()}
+            for name, found in difference.totals.items()
+        },
+        "operations": {
+            "base_ns": difference.base_ns,
+            "new_ns": difference.new_ns,
+            "delta_ns": difference.new_ns - difference.base_ns,
+            "slower_ns": difference.slower_ns,
+            "faster_ns": difference.faster_ns,
+        },
+        "changes": [
+            {**asdict(change), "delta_ns": change.delta_ns} for change in difference.changes[:top]
+        ],
+        "size_changes": [
+            {**asdict(change), "delta_bytes": change.delta_bytes}
+            for change in difference.size_changes[:top]
+        ],
+        "kernel_changes": [
+            {**asdict(change), "delta_ns": change.delta_ns}
+            for change in difference.kernel_changes[:top]
+        ],
+    }
+
+
+def signed(value: float | None, show: Any = words.duration) -> str:
+    """Return a change with its sign."""
+    if value is None:
+        return words.NOT_MEASURED
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
+
+
+def line_of(change: Change) -> str:
+    """Return the source line, and where it was before if it was elsewhere."""
+    line = change.place.line or ""
+    before = change.base_place.line if change.base_place is not None else None
+    moved = before is not None and before != line and change.status != "gone"
+    return f"{line} (was {before})" if moved else line
+
+
+def _name(change: Change) -> str:
+    text = _qualified(change.place)
+    if change.place.kind == "line":
+        text = change.place.line or "(no source line)"
+    if change.place.kind == "module":
+        text = "(outside any module)" if change.place.module is None else change.place.module
+        text = text or "(root)"
+    return words.neutral(f"{text} x{change.count}" if change.count > 1 else text)
+
+
+def _qualified(place: Place) -> str:
+    return f"{place.module}.{place.name}" if place.module else place.name
+
+
+def _ratio(change: Change) -> str:
+    if not change.base_ns or change.new_ns is None:
+        return ""
+    return f"{change.new_ns / change.base_ns:.2f}"
+
+
+def _too_few(found: Comparison) -> str:
+    return f", only {found.base_count} and {found.new_count} samples"

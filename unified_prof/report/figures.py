@@ -1,0 +1,186 @@
+"""The figures of a report, chosen and ordered as asked: what every format prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
+from unified_prof.errors import UsageError
+
+SORTS = ("time", "forward", "backward", "average", "count", "size", "name")
+
+FORMAT_VERSION = 1
+"""Of the JSON: raised when a key changes its meaning or goes away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of a breakdown that are shown."""
+
+    breakdown: Breakdown
+    rows: tuple[Row, ...]
+
+    @property
+    def left_out(self) -> int:
+        """How many rows are not shown."""
+        return len(self.breakdown.rows) - len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything that is printed about one report."""
+
+    summary: Summary
+    selections: tuple[Selection, ...]
+    launch_delay: Distribution | None
+    pmu: tuple[PmuFigure, ...]
+    memory: tuple[Series, ...]
+
+
+def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
+    """Order the rows of a breakdown and keep the first ones.
+
+    Rows that lack the figure come last; steps stay in order of time unless asked otherwise.
+
+    Raises:
+        UsageError: no row has the figure to sort by.
+    """
+    rows = list(breakdown.rows)
+    if sort is not None:
+        keys = [_sort_key(row, sort) for row in rows]
+        if rows and all(key is None for key in keys):
+            raise UsageError(
+                f"cannot sort by {sort}: no {breakdown.by} has a figure for it",
+                hint="not everything is in every report; sort by time, size, count or name",
+            )
+        if sort == "name":
+            rows.sort(key=lambda row: row.name)
+        else:
+            rows.sort(key=lambda row: -_known(_sort_key(row, sort)))
+    return Selection(breakdown, tuple(rows if top is None else rows[:top]))
+
+
+def _sort_key(row: Row, sort: str) -> float | str | None:
+    figures: dict[str, float | str | None] = {
+        "time": row.total_ns,
+        "forward": row.forward_ns,
+        "backward": row.backward_ns,
+        "average": row.average_ns,
+        "count": row.count,
+        "size": row.size_bytes,
+        "name": row.name,
+    }
+    return figures[sort]
+
+
+def _known(value: float | str | None) -> float:
+    return -1.0 if value is None else float(value)
+
+
+def collect(
+    analysis: Analysis,
+    bys: Iterable[By] | None = None,
+    *,
+    sort: str | None = None,
+    top: int | None = None,
+    details: bool = True,
+) -> Figures:
+    """Ask an analysis for what is to be printed.
+
+    Args:
+        analysis: the report.
+        bys: the breakdowns, or None for all that it can give.
+        sort: one of SORTS, or None for the usual order.
+        top: how many rows of each breakdown.
+        details: also launch delays, hardware counters and memory over time.
+
+    Raises:
+        UsageError: the report cannot be broken down or sorted like that.
+    """
+    if bys is None:
+        bys = analysis.summary.available
+    selections = tuple(select(analysis.breakdown(by), sort=sort, top=top) for by in bys)
+    return Figures(
+        # The summary last: it names the oddities that reading the rest has found.
+        launch_delay=analysis.launch_delay() if details else None,
+        pmu=analysis.pmu() if details else (),
+        memory=analysis.memory_series() if details else (),
+        selections=selections,
+        summary=analysis.summary,
+    )
+
+
+def as_document(reports: Iterable[Figures]) -> dict[str, Any]:
+    """Return the figures as plain data, as `--format json` prints them.
+
+    Times are ns, sizes bytes; null is "not measured".
+    """
+    return {
+        "format": "uprof-report",
+        "version": FORMAT_VERSION,
+        "reports": [_report(figures) for figures in reports],
+    }
+
+
+def _report(figures: Figures) -> dict[str, Any]:
+    summary = figures.summary
+    return {
+        "path": summary.path,
+        "family": summary.family,
+        "revision": summary.revision,
+        "clock": summary.clock,
+        "facts": dict(summary.facts),
+        "totals": asdict(summary.totals),
+        "devices": [asdict(one) | {"idle_ns": one.idle_ns} for one in summary.devices],
+        "launch_delay": None if figures.launch_delay is None else asdict(figures.launch_delay),
+        "breakdowns": {one.breakdown.by: _breakdown(one) for one in figures.selections},
+        "pmu": [asdict(one) for one in figures.pmu],
+        "memory": [
+            {
+                "name": series.name,
+                "device": series.device,
+                "unit": series.unit,
+                "samples": len(series.value),
+                "max": float(series.value.max()),
+                "mean": float(series.value.mean()),
+            }
+            for series in figures.memory
+        ],
+        "anomalies": [asdict(one) for one in summary.anomalies],
+        "not_measured": [asdict(one) for one in summary.not_measured],
+        "available": list(summary.available),
+    }
+
+
+def _breakdown(selection: Selection) -> dict[str, Any]:
+    breakdown = selection.breakdown
+    return {
+        "total_ns": breakdown.total_ns,
+        "size_bytes": breakdown.size_bytes,
+        "rows_left_out": selection.left_out,
+        "rows": [row_fields(breakdown, row) for row in selection.rows],
+    }
+
+
+def row_fields(breakdown: Breakdown, row: Row) -> dict[str, Any]:
+    """Return one row as plain data."""
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "detail": row.detail,
+        "count": row.count,
+        "total_ns": row.total_ns,
+        "percent": breakdown.percent(row),
+        "average_ns": row.average_ns,
+        "forward_ns": row.forward_ns,
+        "backward_ns": row.backward_ns,
+        "size_bytes": row.size_bytes,
+        "weight_bytes": row.weight_bytes,
+        "gradient_bytes": row.gradient_bytes,
+        "activation_bytes": row.activation_bytes,
+        "allocated_bytes": row.allocated_bytes,
+        **row.extra,
+    }

@@ -1,0 +1,60 @@
+"""A report as GitHub-flavoured Markdown, for issues and job summaries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from unified_prof.report import tables, words
+from unified_prof.report.figures import Figures
+from unified_prof.report.tables import Column
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
+
+
+def render(reports: Iterable[Figures]) -> str:
+    """Return the reports as Markdown."""
+    return "\n".join(_report(figures) for figures in reports)
+
+
+def escape(text: str) -> str:
+    """Return text that Markdown shows as it is: no markup, no link, no mention, no HTML."""
+    text = words.neutral(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def _report(figures: Figures) -> str:
+    lines = [f"## {escape(tables.title(figures.summary))}", ""]
+    lines += [f"- **{what}**: {escape(text)}" for what, text in tables.headline(figures)]
+    if figures.summary.devices:
+        lines += ["", *table(tables.device_columns(figures.summary.devices))]
+    for selection in figures.selections:
+        lines += ["", f"### By {selection.breakdown.by}", ""]
+        if selection.rows:
+            lines += table(tables.columns(selection))
+        else:
+            lines.append("Nothing was recorded.")
+        if selection.left_out:
+            lines += ["", f"and {words.number(selection.left_out)} more"]
+    remarks = tables.remarks(figures)
+    if remarks:
+        lines += ["", "### Not measured, and odd", ""]
+        lines += [f"- {escape(what)}: {escape(why)}" for what, why in remarks]
+    return "\n".join(lines) + "\n"
+
+
+def table(columns: list[Column]) -> list[str]:
+    """Return a table as lines."""
+    lines = [
+        _line(column.heading for column in columns),
+        _line(":---" if column.is_name else "---:" for column in columns),
+    ]
+    lines += [
+        _line(map(escape, cells))
+        for cells in zip(*(column.cells for column in columns), strict=True)
+    ]
+    return lines
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,94 @@
+// Lines over time, as SVG.
+
+const LINE_HUES = [214, 28, 168, 286, 350, 92, 48, 246];
+const UNIT_WORDS = { B: words.size, "B/s": words.rate, "%": (value) => `${value.toFixed(0)} %`, MHz: (value) => `${words.count(Math.round(value))} MHz` };
+
+function chartSections(report) {
+  const sections = [];
+  if (report.memory.length) sections.push(chartSection("memory", "Memory over time", report.memory));
+  const rates = report.counters.filter((one) => one.unit === "B/s");
+  if (rates.length) sections.push(chartSection("bandwidth", "Bandwidth over time", rates));
+  const units = [...new Set(report.counters.map((one) => one.unit))].filter((unit) => unit !== "B/s");
+  for (const unit of units) {
+    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, unit === "MHz" ? "Frequency over time" : "Load over time", report.counters.filter((one) => one.unit === unit)));
+  }
+  return sections;
+}
+
+function chartSection(id, title, series) {
+  const section = card(id, title);
+  const several = new Set(series.map((one) => one.device)).size > 1;
+  // The largest first: totals stand before their parts, and what is hidden at first is small.
+  const lines = [...series].sort((a, b) => b.max - a.max).map((one, number) => ({
+    ...one,
+    title: several ? `${one.device}: ${one.name}` : one.name,
+    color: `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% ${number < LINE_HUES.length ? 50 : 66}%)`,
+    shown: number < 6 && one.max > 0,
+  }));
+  const picture = makeSvg("svg", { class: "chart", role: "img", "aria-label": `${title}; the largest values are in the list below` });
+  const tip = make("div", { class: "tip", hidden: true });
+  const legend = make("ul", { class: "legend" }, ...lines.map((line) => make("li", {}, make("button", {
+    type: "button", "aria-pressed": line.shown,
+    on: {
+      click(event) {
+        line.shown = !line.shown;
+        event.currentTarget.setAttribute("aria-pressed", String(line.shown));
+        draw();
+      },
+    },
+  }, make("span", { class: "swatch", style: { background: line.color } }), `${line.title} `, make("span", { class: "soft", text: `max ${UNIT_WORDS[line.unit](line.max)}` })))));
+  section.append(picture, tip, legend);
+  const from = Math.min(...lines.map((line) => line.time_ns[0]));
+  const to = Math.max(...lines.map((line) => line.time_ns[line.time_ns.length - 1]), from + 1);
+
+  function draw() {
+    const width = picture.clientWidth || 800;
+    const height = 260;
+    const [left, bottom, top] = [74, 26, 10];
+    const most = Math.max(1e-9, ...lines.filter((line) => line.shown).map((line) => line.max)) * 1.04;
+    const x = (time) => left + ((time - from) / (to - from)) * (width - left - 12);
+    const y = (value) => height - bottom - (value / most) * (height - bottom - top);
+    const parts = [];
+    const inWords = UNIT_WORDS[lines[0].unit];
+    const factor = lines[0].unit === "B" ? SIZES.find(([one]) => most >= one || one === 1)[0] : 1;
+    const rise = roundStep(most / factor / 5) * factor;
+    for (let value = 0; value <= most; value += rise) {
+      parts.push(makeSvg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value) }));
+      const text = makeSvg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" });
+      text.textContent = value ? inWords(value) : "0";
+      parts.push(text);
+    }
+    const stride = roundStep((to - from) / Math.max(2, width / 130));
+    for (let mark = 0; mark <= to - from; mark += stride) {
+      const text = makeSvg("text", { x: x(from + mark), y: height - 6, "text-anchor": mark ? "middle" : "start" });
+      text.textContent = mark ? words.duration(mark) : "0";
+      parts.push(text);
+    }
+    for (const line of lines) {
+      if (!line.shown) continue;
+      const points = [...line.time_ns].map((time, index) => `${index ? "L" : "M"}${x(time).toFixed(1)} ${y(line.value[index]).toFixed(1)}`);
+      const path = makeSvg("path", { d: points.join("") });
+      path.style.stroke = line.color;
+      parts.push(path);
+    }
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.replaceChildren(...parts);
+  }
+
+  picture.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect();
+    const time = from + ((event.clientX - box.left - 74) / (box.width - 86)) * (to - from);
+    const found = lines.filter((line) => line.shown).map((line) => {
+      const next = line.time_ns.findIndex((one) => one > time);
+      const index = next < 0 ? line.time_ns.length - 1 : Math.max(0, next - 1);
+      return `${line.title}: ${UNIT_WORDS[line.unit](line.value[index])}`;
+    });
+    tip.hidden = time < from || time > to;
+    tip.textContent = `${words.duration(Math.max(0, time - from))}  ${found.join("; ")}`;
+    tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)}px`;
+    tip.style.top = `${event.clientY + 18}px`;
+  });
+  picture.addEventListener("pointerleave", () => { tip.hidden = true; });
+  new ResizeObserver(draw).observe(picture);
+  return section;
+}

@@ -1,0 +1,170 @@
+// The page: headline figures first, then where they come from.
+
+const FAMILIES = {
+  "skyline-run-time": "Skyline run time report", "skyline-memory": "Skyline memory report",
+  "skyline-run-time + skyline-memory": "Skyline run time and memory reports", msprof: "msprof database",
+};
+const CLOCKS = { device: "Device work", host: "Host time", operation: "Operations", none: "Time" };
+const THEMES = ["auto", "light", "dark"];
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const live = make("div", { class: "hidden", role: "status", "aria-live": "polite" });
+const announce = (text) => { live.textContent = text; };
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+let theme = "auto";
+
+function applyTheme() {
+  document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+  document.dispatchEvent(new CustomEvent("themechange"));
+}
+
+function figure(what, value, note, exact, id) {
+  return make("div", { class: "figure" },
+    make("div", { class: "what", text: what }),
+    make("div", { class: "value", text: value, title: exact, "data-figure": id }),
+    note ? make("div", { class: "note", text: note }) : null);
+}
+
+function figures(report) {
+  const { totals, devices, clock, launch_delay: delay } = report.figures;
+  const found = [];
+  const add = (what, key, note) => {
+    const value = totals[key];
+    if (value !== null) found.push(figure(what, words.of(key, value), note, words.exactly(key, value), key));
+  };
+  const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of it`);
+  add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls`);
+  add("Forward", "forward_ns", part(totals.forward_ns));
+  add("Backward", "backward_ns", part(totals.backward_ns));
+  add("Neither pass", "other_ns", `optimizer and such, ${part(totals.other_ns)}`);
+  if (totals.iteration_ns !== null) add("Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median of ${words.count(totals.iterations)}`);
+  add("Peak memory", "peak_bytes", "");
+  for (const device of devices.slice(0, 1)) {
+    found.push(figure("Device idle", words.percent((100 * device.idle_ns) / Math.max(1, device.window_ns)), words.duration(device.idle_ns), `${device.idle_ns} ns`, "idle_ns"));
+  }
+  if (delay) found.push(figure("Launch delay", words.duration(delay.median_ns), `median; 90 % below ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
+  return found.length ? make("div", { class: "figures" }, ...found) : null;
+}
+
+/** A strip whose parts add up to a whole, with a legend. */
+function strip(label, whole, parts, inWords) {
+  const shown = parts.filter((one) => one.value !== null && one.value !== undefined);
+  const share = (value) => (whole ? (100 * value) / whole : 0);
+  return make("div", { class: "split" },
+    make("div", { class: "label" }, make("span", { text: label }), make("span", { class: "soft", text: inWords(whole) })),
+    make("div", { class: "strip", role: "img", "aria-label": shown.map((one) => `${one.name} ${words.percent(share(one.value))}`).join(", ") },
+      ...shown.filter((one) => one.value > 0 && !one.within).map((one) => make("span", { title: `${one.name}: ${inWords(one.value)}`, style: { width: `${share(one.value)}%`, background: `var(--${one.color})` } }))),
+    make("ul", { class: "legend" }, ...shown.map((one) => make("li", {},
+      one.color ? make("span", { class: "swatch", style: { background: `var(--${one.color})` } }) : null,
+      `${one.name} ${inWords(one.value)}`, make("span", { class: "soft", text: words.percent(share(one.value)) })))));
+}
+
+function splitSection(report) {
+  const { devices, totals } = report.figures;
+  const strips = devices.map((one) => {
+    const overlap = one.overlap_ns ?? 0;
+    // The parts of the strip do not overlap: communication alone, then what hides behind compute.
+    const communication = one.communication_ns === null ? null : one.communication_ns - overlap;
+    const copies = one.busy_ns - one.compute_ns - (communication ?? 0);
+    return strip(one.device, one.window_ns, [
+      { name: one.communication_ns === null ? "compute" : "compute (with overlap)", value: one.compute_ns, color: "compute" },
+      { name: "communication alone", value: communication, color: "communication" },
+      { name: "copies alone", value: copies, color: "copy" },
+      { name: "idle", value: one.idle_ns, color: "idle" },
+      { name: "overlapped communication", value: one.overlap_ns, color: "", within: true },
+    ], words.duration);
+  });
+  const parts = [
+    { name: "weights", value: totals.weight_bytes, color: "weight" },
+    { name: "gradients", value: totals.gradient_bytes, color: "gradient" },
+    { name: "activations", value: totals.activation_bytes, color: "activation" },
+  ];
+  const known = parts.filter((one) => one.value !== null);
+  if (known.length) {
+    const sum = known.reduce((total, one) => total + one.value, 0);
+    const rest = totals.peak_bytes === null ? null : totals.peak_bytes - sum;
+    if (rest !== null && rest > 0) parts.push({ name: "other (optimizer, temporary, fragmentation)", value: rest, color: "rest" });
+    strips.push(strip(rest !== null && rest >= 0 ? "peak memory" : "memory", rest !== null && rest >= 0 ? totals.peak_bytes : sum, parts, words.size));
+  }
+  if (!strips.length) return null;
+  const section = card("split", devices.length ? "How the device spent its time" : "What the memory is for");
+  section.append(...strips);
+  return section;
+}
+
+function remarksSection(report) {
+  const { anomalies, not_measured: missing } = report.figures;
+  if (!anomalies.length && !missing.length) return null;
+  const section = card("remarks", "What was not measured, and what was odd");
+  section.append(make("ul", { class: "remarks" },
+    ...anomalies.map((one) => make("li", {},
+      make("span", { class: "odd", text: one.count === 1 ? "odd, once" : `odd, ${words.count(one.count)} times` }),
+      `${one.name.replaceAll("_", " ")}${one.detail ? `: ${one.detail}` : ""}`)),
+    ...missing.map((one) => make("li", {}, make("span", { class: "missing", text: "not measured" }), `${one.what}: ${one.why}`))));
+  return section;
+}
+
+function provenanceSection(report) {
+  const facts = Object.entries(report.figures.facts);
+  const section = card("provenance", "How it was made");
+  section.append(make("dl", { class: "provenance" },
+    ...[["file", report.figures.path], ["format", `${FAMILIES[report.figures.family] ?? report.figures.family}, revision ${report.figures.revision}`], ...facts]
+      .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono", text: value })])));
+  return section;
+}
+
+function reportView(report) {
+  const { figures: shown } = report;
+  const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => shown.facts[name]);
+  const intro = make("header", { class: "intro" },
+    make("h1", { text: shown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
+    make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[shown.family] ?? shown.family }),
+      ...facts.map((name) => make("li", { text: /^device/.test(name) ? shown.facts[name] : `${name} ${shown.facts[name]}` }))));
+  const sections = [splitSection(report), icicleSection(report), tableSection(report, announce), timelineSection(report, announce),
+    ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
+  const charts = sections.filter((one) => one.querySelector(".chart"));
+  if (charts.length > 1) {
+    const pair = make("div", { class: "two" });
+    charts[0].before(pair);
+    sections.splice(sections.indexOf(charts[0]), charts.length, make("div", { class: "two" }, ...charts));
+  }
+  return [intro, figures(report), ...sections].filter(Boolean);
+}
+
+/** Paths without the folders that all of them begin with. */
+function withoutCommonFolder(paths) {
+  const parts = paths.map((path) => path.split("/"));
+  let same = 0;
+  while (parts.every((one) => same < one.length - 1 && one[same] === parts[0][same])) same += 1;
+  return parts.map((one) => one.slice(same).join("/"));
+}
+
+function start() {
+  const main = make("main", { id: "content" });
+  const nav = make("nav", { "aria-label": "Sections" });
+  const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
+  const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colours: ${theme}`); };
+
+  function show(number) {
+    main.replaceChildren(...reportView(page.reports[number]), make("footer", { text: `Made by uprof ${page.uprof}. Everything on this page is in this file.` }));
+    nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
+      make("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })));
+  }
+
+  const shortened = withoutCommonFolder(page.reports.map((report) => report.figures.path));
+  const chooser = page.reports.length > 1
+    ? make("select", { "aria-label": "Report", on: { change: (event) => show(Number(event.target.value)) } },
+      ...page.reports.map((report, number) => make("option", { value: number, text: shortened[number] })))
+    : null;
+  label();
+  applyTheme();
+  dark.addEventListener("change", applyTheme);
+  document.body.append(
+    make("a", { class: "skip", href: "#content", text: "Skip to the report" }),
+    make("div", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
+    main, live);
+  show(0);
+  document.documentElement.dataset.ready = "yes";
+}
+
+start();

@@ -1,0 +1,164 @@
+// A table that sorts by any column and narrows to what is searched for.
+
+const FIRST_ROWS = 100;
+
+/**
+ * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value)}]
+ * @param rows plain objects
+ */
+function sortableTable(label, columns, rows, state, announce) {
+  const head = make("tr");
+  const body = make("tbody");
+  const more = make("button", { type: "button", on: { click: () => { state.all = true; draw(); } } });
+  const headers = columns.map((column) => {
+    const cell = make("th", { scope: "col", class: column.kind === "text" ? "text" : null, "aria-sort": "none", "data-key": column.key },
+      make("button", { type: "button", text: column.label, on: { click: () => sortBy(column) } }));
+    head.append(cell);
+    return cell;
+  });
+  const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    make("table", {}, make("caption", { class: "hidden", text: label }), make("thead", {}, head), body));
+
+  function sortBy(column) {
+    const text = column.kind === "text";
+    state.descending = state.key === column.key ? !state.descending : !text;
+    state.key = column.key;
+    draw();
+    announce(`sorted by ${column.label}, ${state.descending ? "largest" : "smallest"} first`);
+  }
+
+  function ordered(found) {
+    if (!state.key) return found;
+    const factor = state.descending ? -1 : 1;
+    const absent = (value) => value === null || value === undefined || value === "";
+    return [...found].sort((a, b) => {
+      const [x, y] = [a[state.key], b[state.key]];
+      if (absent(x) || absent(y)) return absent(x) - absent(y); // what is not measured stands last
+      return factor * (typeof x === "number" ? x - y : String(x).localeCompare(String(y)));
+    });
+  }
+
+  function draw() {
+    const wanted = state.search.trim().toLowerCase();
+    const texts = columns.filter((column) => column.kind === "text").map((column) => column.key);
+    const found = wanted ? rows.filter((row) => texts.some((key) => String(row[key] ?? "").toLowerCase().includes(wanted))) : rows;
+    const shown = ordered(found).slice(0, state.all ? undefined : FIRST_ROWS);
+    headers.forEach((cell) => {
+      const sorted = cell.dataset.key === state.key;
+      cell.setAttribute("aria-sort", sorted ? (state.descending ? "descending" : "ascending") : "none");
+    });
+    body.replaceChildren(...shown.map((row) => make("tr", {}, ...columns.map((column) => cellOf(column, row, wanted)))));
+    if (!shown.length) body.append(make("tr", {}, make("td", { class: "text", colspan: columns.length, text: "Nothing matches." })));
+    more.hidden = shown.length === found.length;
+    more.textContent = `Show all ${words.count(found.length)}`;
+    return found.length;
+  }
+
+  function cellOf(column, row, wanted) {
+    const value = row[column.key];
+    if (column.kind === "text") {
+      const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value }, ...highlighted(String(value ?? ""), wanted));
+      if (column.extra) cell.append(...column.extra(row));
+      return cell;
+    }
+    const none = value === null || value === undefined;
+    return make("td", {
+      class: none ? "none" : column.kind === "share" ? "share" : null,
+      text: column.show(value),
+      title: column.exact(value),
+      style: column.kind === "share" && !none ? { "--part": Math.min(1, value / 100) } : {},
+    });
+  }
+
+  return { element: make("div", {}, scroll, make("p", {}, more)), draw };
+}
+
+function highlighted(text, wanted) {
+  const at = wanted ? text.toLowerCase().indexOf(wanted) : -1;
+  if (at < 0) return [text];
+  return [text.slice(0, at), make("mark", { text: text.slice(at, at + wanted.length) }), text.slice(at + wanted.length)];
+}
+
+const COLUMN_LABELS = {
+  count: "calls", total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
+  size_bytes: "memory", weight_bytes: "weights", gradient_bytes: "gradients", activation_bytes: "activations", allocated_bytes: "allocated",
+};
+const DETAIL_LABELS = { operation: "line", module: "class", line: "operation", kernel: "operator type", stream: "task types", step: "note" };
+const BY_NAMES = { operation: "Operations", module: "Modules", line: "Source lines", kernel: "Kernels", stream: "Streams", step: "Steps" };
+
+function breakdownColumns(by, rows, report) {
+  const keys = new Set(rows.flatMap((row) => Object.keys(row)));
+  const sizes = ["weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes"].filter((key) => keys.has(key));
+  const order = ["count", "total_ns", "percent", "average_ns", "forward_ns", "backward_ns", ...(sizes.length > 1 ? ["size_bytes"] : []), ...sizes];
+  const known = new Set([...order, "size_bytes", "name", "kind", "detail"]);
+  const extras = [...keys].filter((key) => !known.has(key));
+  const source = (row) => (by === "line" && report.source?.[row.name] ? [make("pre", { text: report.source[row.name] })] : []);
+  const kind = (row) => (row.kind && row.kind !== by ? [make("span", { class: "kind", text: row.kind })] : []);
+  return [
+    { key: "name", label: by, kind: "text", extra: (row) => [...kind(row), ...source(row)] },
+    ...[...order, ...extras].filter((key) => keys.has(key)).map((key) => ({
+      key,
+      label: COLUMN_LABELS[key] ?? key.replace(/_(ns|bytes)$/, "").replaceAll("_", " "),
+      kind: key === "percent" ? "share" : "number",
+      show: (value) => words.of(key, value),
+      exact: (value) => words.exactly(key, value),
+    })),
+    ...(keys.has("detail") ? [{ key: "detail", label: DETAIL_LABELS[by], kind: "text", second: true }] : []),
+  ];
+}
+
+function tableSection(report, announce) {
+  const bys = Object.keys(report.figures.breakdowns);
+  if (!bys.length) return null;
+  const input = make("input", { type: "search", placeholder: "Search names", "aria-label": "Search the table", id: "search" });
+  const holder = make("div");
+  const count = make("p", { class: "small soft", id: "matches" });
+  let by = bys[0];
+  let state = null;
+  let table = null;
+
+  function show(next) {
+    by = next;
+    const breakdown = report.figures.breakdowns[by];
+    state = { key: null, descending: true, search: input.value, all: false };
+    table = sortableTable(`By ${by}`, breakdownColumns(by, breakdown.rows, report), breakdown.rows, state, announce);
+    holder.replaceChildren(table.element);
+    draw();
+  }
+
+  function draw() {
+    const breakdown = report.figures.breakdowns[by];
+    const found = table.draw();
+    const left = breakdown.rows_left_out;
+    count.textContent = `${words.count(found)} of ${words.count(breakdown.rows.length)} rows` +
+      (left ? `; ${words.count(left)} smaller ones are not on this page (uprof report --format csv has all)` : "");
+  }
+
+  input.addEventListener("input", () => { state.search = input.value; draw(); announce(count.textContent); });
+  const section = card("table", "In figures",
+    choice("Broken down by", bys.map((one) => [one, BY_NAMES[one]]), by, show),
+    make("div", { class: "search" }, input));
+  section.append(holder, count);
+  show(by);
+  return section;
+}
+
+function pmuSection(report, announce) {
+  const figures = report.figures.pmu;
+  if (!figures.length) return null;
+  const counters = [...new Set(figures.map((one) => one.counter))];
+  const rows = new Map();
+  for (const one of figures) {
+    if (!rows.has(one.op_type)) rows.set(one.op_type, { name: one.op_type, tasks: one.tasks });
+    rows.get(one.op_type)[one.counter] = one.mean;
+  }
+  const precise = (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US", { maximumSignificantDigits: 4 }));
+  const number = (key) => ({ key, label: key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
+  const columns = [{ key: "name", label: "operator type", kind: "text" }, number("tasks"), ...counters.map(number)];
+  const state = { key: null, descending: true, search: "", all: false };
+  const table = sortableTable("Hardware counters, mean of a task", columns, [...rows.values()], state, announce);
+  table.draw();
+  const section = card("counters", "Hardware counters by operator type");
+  section.append(table.element, make("p", { class: "small soft", text: "Means over the tasks of a type, as the device counted them." }));
+  return section;
+}

@@ -1,0 +1,163 @@
+"""What the page draws, small enough to send: pruned trees, encoded timelines, thinned series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.model import Series
+from unified_prof.analysis.timeline import Lane, Timeline
+from unified_prof.analysis.trees import MEASURES, Tree
+from unified_prof.analysis.trees import trees as analysis_trees
+from unified_prof.report.encoding import encode
+
+_BLOCKS = 110_000
+"""Blocks of a timeline: about nine bytes each."""
+_LANES = 64
+_LABEL_BYTES = 400_000
+_LABEL_LENGTH = 240
+_SMALLEST_SHARE = 0.0005
+"""Below this share of every measure a node of a tree joins its siblings as one."""
+_POINTS = 400
+_SMALLER = "(smaller ones)"
+
+
+def trees(analysis: Analysis) -> list[dict[str, Any]]:
+    """Return the trees by column, without parts too small to see."""
+    return [_tree(tree) for tree in analysis_trees(analysis)]
+
+
+def _tree(tree: Tree) -> dict[str, Any]:
+    whole = tree.nodes[0].values
+    names: list[str] = []
+    parents: list[int] = []
+    values: list[list[int]] = []
+    counts: list[int] = []
+    place: dict[int, int] = {}
+    joined: dict[int, int] = {}
+
+    def add(name: str, parent: int) -> int:
+        names.append(name)
+        parents.append(parent)
+        values.append([0] * len(MEASURES))
+        counts.append(0)
+        return len(names) - 1
+
+    for index, node in enumerate(tree.nodes):
+        if node.parent >= 0 and node.parent not in place:
+            continue  # below a node that was joined
+        parent = place.get(node.parent, -1)
+        if all(value <= _SMALLEST_SHARE * of for value, of in zip(node.values, whole, strict=True)):
+            if node.parent < 0:
+                target = place[index] = add(node.name, parent)
+            elif parent in joined:
+                target = joined[parent]
+            else:
+                target = joined[parent] = add(_SMALLER, parent)
+        else:
+            target = place[index] = add(node.name, parent)
+        for number, value in enumerate(node.values):
+            values[target][number] += value
+        counts[target] += node.count
+    return {
+        "kind": tree.kind,
+        "measures": list(tree.measures),
+        "names": names,
+        "parent": parents,
+        "values": {
+            measure: [value[MEASURES.index(measure)] for value in values]
+            for measure in tree.measures
+        },
+        "count": counts,
+    }
+
+
+def timeline(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the timeline with its columns encoded, None where there is none."""
+    found = analysis.timeline(limit=_BLOCKS)
+    if found is None:
+        return None
+    busiest = sorted(found.lanes, key=lambda lane: -int(lane.busy_ns.sum()))[:_LANES]
+    kept = {id(lane) for lane in busiest}
+    lanes = [lane for lane in found.lanes if id(lane) in kept]
+    labels, renumber = _labels(found, lanes)
+    several = len({lane.device for lane in lanes}) > 1
+    merged = found.merged_below_ns > 0
+    return {
+        "duration_ns": found.duration_ns,
+        "merged_below_ns": found.merged_below_ns,
+        "tasks": found.tasks,
+        "lanes_left_out": len(found.lanes) - len(lanes),
+        "labels": labels,
+        "lanes": [
+            {
+                "title": f"{lane.device} {lane.name}" if several else lane.name,
+                "count": len(lane),
+                "start": encode(np.diff(lane.start_ns, prepend=0)),
+                "duration": encode(lane.duration_ns),
+                "label": encode(renumber[lane.label]),
+                "kind": encode(lane.kind),
+                **({"tasks": encode(lane.count), "busy": encode(lane.busy_ns)} if merged else {}),
+            }
+            for lane in lanes
+        ],
+    }
+
+
+def _labels(found: Timeline, lanes: list[Lane]) -> tuple[list[str], Any]:
+    """Return the names by falling weight, as many as there is room for, and their new numbers."""
+    weight = np.zeros(len(found.labels))
+    for lane in lanes:
+        weight += np.bincount(lane.label, weights=lane.busy_ns + 1, minlength=len(weight))
+    order = np.argsort(-weight, kind="stable")
+    order = order[weight[order] > 0]
+    texts = [_shortened(found.labels[number]) for number in order.tolist()]
+    room = np.cumsum([len(text.encode()) for text in texts]) if texts else np.zeros(0)
+    fitting = int(np.searchsorted(room, _LABEL_BYTES))
+    # A number beyond the names that are there says that the name was left out.
+    renumber = np.full(len(weight), fitting, np.int64)
+    renumber[order[:fitting]] = np.arange(fitting)
+    return texts[:fitting], renumber
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…"
+
+
+def series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:
+    """Return series with their extremes, thinned to what a chart can show.
+
+    Times are relative to `origin_ns`: a browser's numbers would round those since 1970.
+    """
+    result = []
+    for one in found:
+        time_ns, value = _thinned(one)
+        result.append(
+            {
+                "name": one.name,
+                "unit": one.unit,
+                "device": one.device,
+                "max": float(one.value.max()),
+                "time_ns": (time_ns - origin_ns).tolist(),
+                "value": [float(point) if point % 1 else int(point) for point in value.tolist()],
+            }
+        )
+    return result
+
+
+def _thinned(one: Series) -> tuple[Any, Any]:
+    """Keep the smallest and the largest value of each slot of time, in their order."""
+    if len(one.value) <= _POINTS:
+        return one.time_ns, one.value
+    slots = np.array_split(np.arange(len(one.value)), _POINTS // 2)
+    kept = sorted(
+        {
+            int(slot[0]) + int(pick(one.value[slot]))
+            for slot in slots
+            for pick in (np.argmin, np.argmax)
+        }
+        | {0, len(one.value) - 1}
+    )
+    return one.time_ns[kept], one.value[kept]

@@ -1,0 +1,183 @@
+"""The tables that text and Markdown share: which columns, under which headings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unified_prof.analysis.calls import SIZES
+from unified_prof.analysis.model import By, DeviceTime, Row, Summary
+from unified_prof.report import words
+from unified_prof.report.figures import Figures, Selection
+
+_FAMILIES = {
+    "skyline-run-time": "Skyline run time report",
+    "skyline-memory": "Skyline memory report",
+    "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
+    "msprof": "msprof database",
+}
+_COUNTS: dict[By, str] = {"kernel": "runs", "stream": "tasks"}
+_DETAILS: dict[By, str] = {
+    "operation": "line",
+    "module": "class",
+    "line": "operation",
+    "kernel": "operator type",
+    "stream": "task types",
+    "step": "note",
+}
+_SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
+# Facts worth a place in the headline, by the names their makers use.
+_HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table of text."""
+
+    heading: str
+    cells: tuple[str, ...]
+    is_name: bool = False
+    """Text, to the left; may be shortened. Figures stand to the right and are never cut."""
+    importance: int = 10
+    """Where space is short, the least important column goes first; 10 stays."""
+
+
+def columns(selection: Selection) -> list[Column]:
+    """Return the columns that a breakdown has figures for."""
+    breakdown, rows, by = selection.breakdown, selection.rows, selection.breakdown.by
+    timed = breakdown.total_ns is not None
+
+    def column(
+        heading: str,
+        value: Callable[[Row], float | None],
+        show: Callable[..., str],
+        importance: int,
+    ) -> list[Column]:
+        values = [value(row) for row in rows]
+        if all(one is None for one in values):
+            return []
+        return [Column(heading, tuple(map(show, values)), importance=importance)]
+
+    result = [Column(by, tuple(words.neutral(row.name) for row in rows), is_name=True)]
+    if by != "step":
+        result += column(_COUNTS.get(by, "calls"), lambda row: row.count, words.number, 8)
+    result += column("time", lambda row: row.total_ns, words.duration, 10)
+    result += column("share", breakdown.percent, words.percent, 9)
+    if timed and by != "step":
+        result += column("average", lambda row: row.average_ns, words.duration, 3)
+    result += column("forward", lambda row: row.forward_ns, words.duration, 7)
+    result += column("backward", lambda row: row.backward_ns, words.duration, 7)
+    result += _sizes(rows)
+    for key in dict.fromkeys(key for row in rows for key in row.extra):
+        name, _, unit = key.rpartition("_")
+        show = words.duration if unit == "ns" else words.size
+        result += column(name.replace("_", " "), lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
+    if any(row.detail for row in rows):
+        cells = tuple(words.neutral(row.detail or "") for row in rows)
+        result.append(Column(_DETAILS[by], cells, is_name=True, importance=2))
+    return result
+
+
+def _sizes(rows: tuple[Row, ...]) -> list[Column]:
+    """Return a column for each kind of memory, and their sum where there are several."""
+    result = []
+    for heading, attribute in zip(_SIZE_HEADINGS, SIZES, strict=True):
+        values = [getattr(row, attribute) for row in rows]
+        if any(value is not None for value in values):
+            result.append(Column(heading, tuple(map(words.size, values)), importance=5))
+    if len(result) > 1:
+        cells = tuple(words.size(row.size_bytes) for row in rows)
+        result.insert(0, Column("memory", cells, importance=6))
+    return result
+
+
+def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
+    """Return the table of how each device spent its time."""
+
+    def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
+        return tuple(
+            words.duration(value)
+            if value is None
+            else f"{words.duration(value)} ({words.share(value, one.window_ns)})"
+            for one in devices
+            for value in [value_of(one)]
+        )
+
+    return [
+        Column("device", tuple(words.neutral(one.device) for one in devices), is_name=True),
+        Column("window", tuple(words.duration(one.window_ns) for one in devices)),
+        Column("compute", part(lambda one: one.compute_ns)),
+        Column("communication", part(lambda one: one.communication_ns), importance=9),
+        Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
+        Column("copies", part(lambda one: one.copy_ns), importance=6),
+        Column("idle", part(lambda one: one.idle_ns)),
+        Column("tasks", tuple(words.number(one.tasks) for one in devices), importance=3),
+    ]
+
+
+def title(summary: Summary) -> str:
+    """Return what the report is."""
+    family = _FAMILIES.get(summary.family, summary.family)
+    return f"{words.neutral(summary.path)}: {family}, revision {summary.revision}"
+
+
+def headline(figures: Figures) -> list[tuple[str, str]]:
+    """Return the headline figures as (what, figure in words), those that were measured."""
+    summary, totals = figures.summary, figures.summary.totals
+    lines = []
+    facts = dict(summary.facts)
+    known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
+    known += [value for name, value in summary.facts if name.startswith("device ")][:1]
+    if known:
+        lines.append(("made with", words.neutral(", ".join(known))))
+    if totals.total_ns is not None:
+        passes = (
+            ("forward", totals.forward_ns),
+            ("backward", totals.backward_ns),
+            ("optimizer and other", totals.other_ns),
+        )
+        parts = [
+            f"{name} {words.duration(value)} ({words.share(value, totals.total_ns)})"
+            for name, value in passes
+            if value is not None
+        ]
+        what = {"device": "device work", "host": "host time", "operation": "operations"}
+        text = f"{words.duration(totals.total_ns)} in {words.number(totals.count)} calls"
+        lines.append((what[summary.clock], "; ".join((text, ", ".join(parts))).rstrip("; ")))
+    if totals.iteration_ns is not None:
+        of = "" if totals.iterations == 1 else f", median of {words.number(totals.iterations)}"
+        lines.append(("iteration", f"{words.duration(totals.iteration_ns)}{of}"))
+    sizes = (
+        ("peak", totals.peak_bytes),
+        ("weights", totals.weight_bytes),
+        ("gradients", totals.gradient_bytes),
+        ("activations", totals.activation_bytes),
+    )
+    known = [f"{name} {words.size(value)}" for name, value in sizes if value is not None]
+    if known:
+        lines.append(("memory", ", ".join(known)))
+    if (delay := figures.launch_delay) is not None:
+        lines.append(
+            (
+                "launch delay",
+                f"median {words.duration(delay.median_ns)}, 90 % below "
+                f"{words.duration(delay.p90_ns)}, at most {words.duration(delay.max_ns)} "
+                f"({words.number(delay.count)} launches)",
+            )
+        )
+    return lines
+
+
+def remarks(figures: Figures) -> list[tuple[str, str]]:
+    """Return what was odd and what was not measured, as (what, why)."""
+    summary = figures.summary
+    lines = []
+    for anomaly in summary.anomalies:
+        detail = f": {anomaly.detail}" if anomaly.detail else ""
+        text = f"{words.number(anomaly.count)}{detail}"
+        lines.append((words.neutral(anomaly.name.replace("_", " ")), words.neutral(text)))
+    lines += [
+        (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
+        for one in summary.not_measured
+    ]
+    return lines

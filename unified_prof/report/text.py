@@ -1,0 +1,47 @@
+"""A report for the terminal: tables that fit it, plain text where it is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unified_prof.report import tables, words
+from unified_prof.report.figures import Figures
+from unified_prof.report.terminal import Page
+
+
+def render(reports: Iterable[Figures], *, width: int | None, color: bool) -> str:
+    """Return the reports as text.
+
+    Args:
+        reports: what to print.
+        width: columns of the terminal; None: as wide as the content, as suits a pipe.
+        color: whether escape sequences for colour may be used.
+    """
+    page = Page(width=width, color=color)
+    for number, figures in enumerate(reports):
+        if number:
+            page.gap()
+        _report(page, figures)
+    return page.text()
+
+
+def _report(page: Page, figures: Figures) -> None:
+    page.title(tables.title(figures.summary))
+    for what, text in tables.headline(figures):
+        page.fact(what, text)
+    if figures.summary.devices:
+        page.gap()
+        page.table(tables.device_columns(figures.summary.devices))
+    for selection in figures.selections:
+        page.gap()
+        if not selection.rows:
+            page.plain(f"nothing to break down by {selection.breakdown.by}")
+            continue
+        page.table(tables.columns(selection))
+        if selection.left_out:
+            page.note(f"and {words.number(selection.left_out)} more (--top)")
+    remarks = tables.remarks(figures)
+    if remarks:
+        page.gap()
+    for what, why in remarks:
+        page.remark(what, why)

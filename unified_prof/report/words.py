@@ -1,0 +1,87 @@
+"""Figures and names as people read them."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from unified_prof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+NOT_MEASURED = "-"
+"""What stands where a figure was not measured: never a zero."""
+
+_TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"), (1, "ns"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
+
+
+def duration(value_ns: float | None) -> str:
+    """Return a duration with three significant digits in the unit that fits."""
+    return NOT_MEASURED if value_ns is None else _scaled(value_ns, _TIMES)
+
+
+def size(value_bytes: float | None) -> str:
+    """Return a size with three significant digits in the binary unit that fits."""
+    return NOT_MEASURED if value_bytes is None else _scaled(value_bytes, _SIZES)
+
+
+def percent(value: float | None) -> str:
+    """Return a percentage with one decimal; a small one that is not zero does not look like it."""
+    if value is None:
+        return NOT_MEASURED
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{value:.1f} %"
+
+
+def share(part: float | None, whole: float | None) -> str:
+    """Return `part` as a percentage of `whole`."""
+    return percent(None if part is None or not whole else 100 * part / whole)
+
+
+def number(value: int | None) -> str:
+    """Return a count with separators."""
+    return NOT_MEASURED if value is None else f"{value:,}"
+
+
+def neutral(text: str) -> str:
+    r"""Return text that does nothing but appear: control characters become `\x1b` and the like.
+
+    Names come from other people's programs: in a terminal, escape sequences could move the
+    cursor or forge output, and characters that change the direction of writing could disguise it.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character if _is_harmless(character) else _escaped(character) for character in text
+    )
+
+
+def _is_harmless(character: str) -> bool:
+    # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
+    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
+    """Return `value` in the largest unit of which it is at least one."""
+    for index, (factor, name) in enumerate(units):
+        last = index == len(units) - 1
+        if abs(value) >= factor or last:
+            scaled = value / factor
+            digits = 0 if last and float(value).is_integer() else max(0, 2 - _magnitude(scaled))
+            text = f"{scaled:,.{digits}f}"
+            # 999.6 µs rounds to 1,000 µs: that is 1.00 ms.
+            if index and float(text.replace(",", "")) * factor >= units[index - 1][0]:
+                return _scaled(units[index - 1][0], units)
+            return f"{text} {name}"
+    raise AssertionError("the last unit fits everything")
+
+
+def _magnitude(value: float) -> int:
+    """Return how many digits stand before the decimal point, less one."""
+    return len(str(int(abs(value)))) - 1

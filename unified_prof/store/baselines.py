@@ -1,0 +1,253 @@
+"""The baseline store: named, versioned runs in SQLite or, by URL, in PostgreSQL.
+
+Every method is one transaction. Saving only ever inserts, so that concurrent writers cannot lose
+each other's entries.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    NullPool,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+)
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import Session, defer
+
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.models.baseline import Baseline
+from unified_prof.version import VERSION
+
+MAX_NAME = 200
+WRITE = "uprof_write"
+"""Execution option of a connection whose transactions write."""
+
+_BUSY_SECONDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of one baseline, without its samples."""
+
+    name: str
+    version: int
+    """From 1, counted per name."""
+    saved_at: datetime
+    """UTC."""
+    label: str
+    uprof_version: str
+    device: str | None
+    commit: str | None
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewBaseline:
+    """What to save."""
+
+    name: str
+    label: str
+    document: bytes
+    device: str | None
+    commit: str | None
+    samples: int
+
+
+class BaselineStore:
+    """An open store whose schema is up to date; `unified_prof.migrate.baselines` opens it."""
+
+    def __init__(self, engine: Engine, place: str) -> None:
+        self._engine = engine
+        self.place = place
+        """The file, or the URL without its password."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def save(self, new: NewBaseline) -> Entry:
+        """Add a version of a baseline and return it.
+
+        Raises:
+            UsageError: the name is empty, too long or has control characters.
+            StoreError: the store cannot be reached or written.
+        """
+        if not new.name.strip() or len(new.name) > MAX_NAME or not new.name.isprintable():
+            raise UsageError(
+                f"{new.name[:50]!r} cannot be a baseline's name",
+                hint=f"1 to {MAX_NAME} printable characters",
+            )
+        with self._session(write=True) as session:
+            row = Baseline(
+                name=new.name,
+                saved_at=datetime.now(timezone.utc),
+                label=new.label,
+                uprof_version=VERSION,
+                device=new.device,
+                commit=new.commit,
+                samples=new.samples,
+                document=new.document,
+            )
+            session.add(row)
+            session.flush()
+            return _entry(row, self._version(session, row))
+
+    def entries(self, name: str | None = None) -> list[Entry]:
+        """Return every version of every baseline (of one, if named), oldest first."""
+        query = select(Baseline).order_by(Baseline.id)
+        if name is not None:
+            query = query.where(Baseline.name == name)
+        counted: dict[str, int] = {}
+        result = []
+        with self._session() as session:
+            for row in session.scalars(query.options(defer(Baseline.document))):
+                counted[row.name] = counted.get(row.name, 0) + 1
+                result.append(_entry(row, counted[row.name]))
+        return result
+
+    def document(self, name: str, version: int | None = None) -> tuple[Entry, bytes]:
+        """Return the newest version of a baseline, or the one asked for.
+
+        Raises:
+            UsageError: there is none of that name or version; the hint lists what there is.
+        """
+        with self._session() as session:
+            query = select(Baseline).where(Baseline.name == name).order_by(Baseline.id.desc())
+            if version is None:
+                row = session.scalars(query.limit(1)).one_or_none()
+            else:
+                oldest_first = query.order_by(None).order_by(Baseline.id)
+                row = (
+                    session.scalars(oldest_first.offset(version - 1).limit(1)).one_or_none()
+                    if version > 0
+                    else None
+                )
+            if row is None:
+                raise self._unknown(session, name, version)
+            return _entry(row, self._version(session, row)), row.document
+
+    def _unknown(self, session: Session, name: str, version: int | None) -> UsageError:
+        query = select(Baseline.name, func.count()).group_by(Baseline.name).order_by(Baseline.name)
+        known = {str(row[0]): int(row[1]) for row in session.execute(query)}
+        if name in known:
+            return UsageError(
+                f"baseline {name!r} in {self.place} has no version {version}",
+                hint=f"it has versions 1 to {known[name]}",
+            )
+        names = ", ".join(list(known)[:20]) or "none; save one with `uprof baseline save`"
+        return UsageError(f"{self.place} has no baseline {name!r}", hint=f"there are: {names}")
+
+    @staticmethod
+    def _version(session: Session, row: Baseline) -> int:
+        query = select(func.count()).where(Baseline.name == row.name, Baseline.id <= row.id)
+        return session.execute(query).scalar_one()
+
+    @contextmanager
+    def _session(self, *, write: bool = False) -> Iterator[Session]:
+        engine = self._engine.execution_options(**{WRITE: write})
+        with translated(self.place), Session(engine) as session, session.begin():
+            yield session
+
+
+def engine_for(store: str) -> tuple[Engine, str]:
+    """Return an engine for a store and what to call it in messages.
+
+    Args:
+        store: the path of an SQLite file, or a SQLAlchemy URL such as
+            `postgresql+psycopg://user@host/database`.
+
+    Raises:
+        UsageError: the URL cannot be understood.
+        StoreError: the driver that it names is not installed.
+    """
+    url = _url(store)
+    place = url.database or store
+    if url.get_backend_name() != "sqlite":
+        place = url.render_as_string(hide_password=True)
+    try:
+        engine = create_engine(url, poolclass=NullPool)
+    except ModuleNotFoundError as err:
+        raise StoreError(
+            f"the store {place} needs the Python package {err.name}",
+            hint="pip install 'unified-prof[postgres]'",
+        ) from err
+    except (NoSuchModuleError, ArgumentError) as err:
+        raise UsageError(f"the store {place} cannot be used: {err}") from err
+    if url.get_backend_name() == "sqlite":
+        _make_sqlite_transactional(engine)
+    return engine, place
+
+
+def _url(store: str) -> URL:
+    if "://" not in store:
+        return URL.create("sqlite", database=str(Path(store)))
+    try:
+        return make_url(store)
+    except (ArgumentError, ValueError) as err:
+        raise UsageError(
+            f"the store's URL cannot be understood: {err}",
+            hint="such as postgresql+psycopg://user@host/database",
+        ) from None
+
+
+def _make_sqlite_transactional(engine: Engine) -> None:
+    """Take the write lock at the start of each transaction that writes, and wait for others.
+
+    Without that, two writers that both began by reading deadlock, and one is refused at once.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get(WRITE)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextmanager
+def translated(place: str) -> Iterator[None]:
+    """Turn what a database says into errors that name the store.
+
+    Raises:
+        StoreError: it cannot be reached, read or written.
+        OutputError: its disk is full or its place read-only.
+    """
+    try:
+        yield
+    except SQLAlchemyError as err:
+        reason = str(getattr(err, "orig", None) or err).strip().splitlines()[0]
+        if "readonly" in reason or "full" in reason:
+            raise OutputError(f"the store {place} cannot be written: {reason}") from err
+        raise StoreError(f"the store {place} cannot be used: {reason}") from err
+
+
+def _entry(row: Baseline, version: int) -> Entry:
+    saved_at = row.saved_at
+    if saved_at.tzinfo is None:  # SQLite keeps no time zone; what is stored is UTC
+        saved_at = saved_at.replace(tzinfo=timezone.utc)
+    return Entry(
+        name=row.name,
+        version=version,
+        saved_at=saved_at,
+        label=row.label,
+        uprof_version=row.uprof_version,
+        device=row.device,
+        commit=row.commit,
+        samples=row.samples,
+    )

@@ -1,0 +1,3 @@
+"""The version of uprof, in a module that imports nothing."""
+
+VERSION = "0.1.0"
