@@ -23,6 +23,7 @@ from torch import nn
 from unified_prof.tracking.assemble import measure
 from unified_prof.tracking.session import Options, Session
 from unified_prof.tracking.sites import SiteTable
+from unified_prof.tracking.steps import StepWatcher
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 """Width, tokens in a sequence, sequences in a batch."""
@@ -79,6 +80,14 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     options = Options(("run-time",), Path(__file__).parent, 0, 1, "module", lambda _: None)
     session = Session("cpu", options)
     session.install(())
+    steps = StepWatcher(
+        boundary=lambda: None,
+        joined=lambda: None,
+        step_begins=session.optimizer_begins,
+        step_ended=session.optimizer_ended,
+        anomalies=session.anomalies,
+    )
+    steps.install()
     session.add_model(model)
     tracker = session.run_time
     sites = SiteTable(session.modules, scope="module")
@@ -115,14 +124,15 @@ def bench(size: str, rounds: int) -> dict[str, float]:
             tracked_ms.append(tracked)
             forward.append((plain_forward, sum(measured.forward_ms)))
             backward.append((plain_backward, sum(measured.backward_ms)))
+    steps.remove()
     session.remove()
     median = statistics.median
     return {
         "plain_ms": median(plain_ms),
         "tracked_ms": median(tracked_ms),
-        "ratio": median(tracked_ms) / median(plain_ms),
-        "forward_coverage": median(t for _, t in forward) / median(p for p, _ in forward),
-        "backward_coverage": median(t for _, t in backward) / median(p for p, _ in backward),
+        "ratio": median(t / p for p, t in zip(plain_ms, tracked_ms, strict=True)),
+        "forward_coverage": median(tracked / plain for plain, tracked in forward),
+        "backward_coverage": median(tracked / plain for plain, tracked in backward),
         "operations": len(measured.forward_ms),
     }
 

@@ -14,13 +14,15 @@ from unified_prof.version import VERSION
 __version__ = VERSION
 
 _EXPORTS: dict[str, str] = {
+    "detect": "unified_prof.store.detect",
     "open_report": "unified_prof.store.reader",
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
+    "upgrade": "unified_prof.migrate.upgrade",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["__version__", "open_report", "profile", "step"]
+__all__ = ["__version__", "detect", "open_report", "profile", "step", "upgrade"]
 
 
 def __getattr__(name: str) -> Any:
@@ -39,6 +41,8 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile
+    from unified_prof.store.detect import detect
     from unified_prof.store.reader import open_report
     from unified_prof.tracking.live import step

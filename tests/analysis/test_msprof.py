@@ -223,3 +223,38 @@ def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) ->
     assert (linear.count, linear.total_ns, linear.allocated_bytes) == (1, 10, 512)
     # It allocated, but no device work of its own was recorded: its time is not zero but unknown.
     assert (relu.total_ns, relu.allocated_bytes) == (None, 1024)
+
+
+def test_marks_of_other_tools_annotate_like_the_frameworks_own(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        marks = {"Optimizer.step#SGD.step": (300, 400), "nn.Module: Linear_0": (0, 200)}
+        for name, (start, end) in marks.items():
+            row: dict[str, Any] = {"message": [device.text(name)], "globalTid": 1}
+            row |= {"startNs": device.T0 + start, "endNs": device.T0 + end}
+            device.writer.write("MSTX_EVENTS", row)
+        device.call(10, 100, "aten::linear", launches=3)
+        device.call(310, 390, "aten::add_", launches=4)
+        device.task(60, 70, connection=3, kernel=("mm", "MatMul"))
+        device.task(330, 350, connection=4, kernel=("add", "Add"))
+    rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
+    assert (rows["aten::linear"].forward_ns, rows["aten::add_"].forward_ns) == (10, None)
+    assert summary_of(tmp_path / "msprof_1.db").totals.other_ns == 20
+    assert by_name(breakdown_of(tmp_path / "msprof_1.db", "module"))["Linear_0"].total_ns == 10
+
+
+def test_a_node_written_in_cpp_is_not_pinned_on_the_aten_operation_before_it(
+    tmp_path: Path,
+) -> None:
+    engine = "autograd::engine::evaluate_function: "
+    node = "torch::autograd::CppNode<Lookup<float> >"
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 10, "aten::zero_", sequence=7, launches=1)
+        device.call(20, 30, "fbgemm::lookup", launches=2)
+        device.call(100, 200, engine + node, thread=2, sequence=7, forward_thread=1)
+        device.call(110, 190, node, thread=2, sequence=7, forward_thread=1, launches=3)
+        for connection in (1, 2, 3):
+            start = 1000 * connection
+            device.task(start, start + 10, connection=connection, kernel=("k", "K"))
+    rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
+    assert rows["aten::zero_"].backward_ns is None
+    assert (rows[node].forward_ns, rows[node].backward_ns) == (None, 10)

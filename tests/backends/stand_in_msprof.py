@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -55,6 +56,16 @@ NOT_FOUND = (
     "[ERROR] Failed to find profiling data, please check that the application executes AI-related "
     "business, or ensure that aclInit/GEInitialize is invoked in the application"
 )
+
+
+def install(folder: Path) -> Path:
+    """Make the command `msprof` in `folder`, to be put on PATH, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = folder / "msprof"
+    words = shlex.join([sys.executable, __file__])
+    command.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    command.chmod(0o755)
+    return command
 
 
 def say(text: str) -> None:

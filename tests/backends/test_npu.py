@@ -37,12 +37,8 @@ sys.exit(int(sys.argv[2]))
 
 @pytest.fixture(autouse=True)
 def msprof(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("toolkit")
-    command = folder / "msprof"
-    source = shlex.quote(str(Path(stand_in_msprof.__file__)))
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {source} "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    command = stand_in_msprof.install(tmp_path_factory.mktemp("toolkit"))
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     return command
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import sqlite3
 import subprocess
@@ -23,11 +22,7 @@ INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a space in its name to work in; msprof is on PATH."""
-    command = tmp_path / "bin" / "msprof"
-    command.parent.mkdir()
-    source = shlex.quote(str(Path(stand_in_msprof.__file__)))
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {source} "$@"\n')
-    command.chmod(0o755)
+    command = stand_in_msprof.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(command.parent), prepend=":")
     folder = tmp_path / "a place"
     folder.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 from unified_prof.analysis.calls import Calls
 from unified_prof.analysis.model import (
@@ -16,6 +17,7 @@ from unified_prof.analysis.model import (
     Summary,
 )
 from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.tracks import Track
 
 
 class Analysis(ABC):
@@ -65,6 +67,10 @@ class Analysis(ABC):
             limit: at most about this many blocks, neighbours being merged; None is no limit.
         """
         return None
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the recording as tracks of slices, of devices first; none has no points in time."""
+        return iter(())
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time, one series a counter."""

@@ -102,7 +102,7 @@ def _read_apart(
     """Read chunks over a connection of this thread's own."""
     if not chunks:
         return []
-    with open_report(source.path) as own:
+    with open_report(source.path, any_revision=True) as own:
         return [_read(own, table, expressions, small, chunk) for chunk in chunks]
 
 

@@ -40,8 +40,11 @@ _BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER_PREFIX = "Optimizer."
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
-# `ConvolutionBackward0`; not a user's own annotation such as `forward pass`.
-_OPERATION = re.compile(r"(?!autograd::engine)[\w.]+::[\w:.]+$|\w+Backward\d*$")
+# `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a user's own `forward pass`.
+_OPERATION = re.compile(
+    r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
+)
+_CPP_NODE = "CppNode<"
 _INSTANCE = re.compile(r"_\d+$")
 
 
@@ -79,7 +82,8 @@ class Framework:
         self._is_module = self._named(lambda text: text.startswith(_MODULE_PREFIX)) | (
             self._type == _MODULE_RANGE
         )
-        self._is_operation = self._named(_OPERATION.match) & ~python
+        annotation = (self._type == _MODULE_RANGE) | (self._type == _ANNOTATION)
+        self._is_operation = self._named(_OPERATION.match) & ~python & ~annotation
         self._is_engine = self._named(lambda text: text.startswith(_BACKWARD_PREFIX))
         self._is_optimizer = self._named(lambda text: text.startswith(_OPTIMIZER_PREFIX))
 
@@ -226,6 +230,10 @@ class Framework:
         last = np.searchsorted(self._sequence[makers], wanted, side="right") - 1
         maker = makers[np.maximum(last, 0)]
         known = (last >= 0) & (wanted >= 0) & (self._sequence[maker] == wanted)
+        # A function written in C++ may run without a number of its own; whatever else peeked at
+        # the node's number before it, an ATen operation does not make such nodes.
+        in_cpp = self._named(lambda text: _CPP_NODE in text)[node]
+        known &= ~(in_cpp & self._named(lambda text: text.startswith("aten::"))[maker])
         return np.where(known, self._top[maker], NONE)
 
     def _launcher(self, connection: Ints) -> Ints:
@@ -267,12 +275,12 @@ class Framework:
         return np.where(found != NONE, usable[found], NONE)
 
 
-_MODULE_RANGE = -50
-"""A type of our own: a range of the mstx domain `Module`."""
+_MODULE_RANGE, _ANNOTATION = -50, -51
+"""Types of our own: ranges of the mstx domain `Module`, and other mstx ranges."""
 
 
 def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[str, Ints]:
-    """Fetch PYTORCH_API, without queue entries, and the modules among the mstx ranges."""
+    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules."""
     columns = {
         # The times are text.
         "start": "CAST(startNs AS INTEGER)",
@@ -298,16 +306,13 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
         },
     )
     domains = {int(one) for one in np.unique(marks["domain"]) if strings.get(one) == "Module"}
-    in_module = np.isin(marks["domain"], list(domains))
-    fixed = {"connection": bulk.MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
-    fixed["type"] = _MODULE_RANGE
+    in_module = np.isin(marks.pop("domain"), list(domains))
+    marks["type"] = np.where(in_module, _MODULE_RANGE, _ANNOTATION)
+    absent = {"connection": bulk.MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
+    is_range = marks["end"] > marks["start"]
     for name, values in ranges.items():
-        added = (
-            marks[name][in_module]
-            if name in marks
-            else np.full(int(in_module.sum()), fixed[name], np.int64)
-        )
-        ranges[name] = np.concatenate((values, added))
+        added = marks[name] if name in marks else np.full(len(is_range), absent[name])
+        ranges[name] = np.concatenate((values, added[is_range]))
     with np.errstate(over="ignore"):
         usable = possible(ranges["start"], ranges["end"] - ranges["start"])
     usable &= ranges["start"] > 0

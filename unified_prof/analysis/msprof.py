@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline
+from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline, tracks
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls
 from unified_prof.analysis.collectives import Collectives
@@ -25,9 +26,16 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.tasks import Lookup, Strings, Tasks
+from unified_prof.analysis.source import (
+    Findings,
+    Source,
+    oddities_of_file,
+    recorded_anomalies,
+    recorded_facts,
+)
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
 from unified_prof.analysis.timeline import Timeline
+from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
 from unified_prof.errors import UsageError
 
@@ -68,7 +76,11 @@ class MsprofAnalysis(Analysis):
             devices=tuple(
                 work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
             ),
-            anomalies=(*recorded_anomalies(self._source), *self._findings.anomalies()),
+            anomalies=(
+                *oddities_of_file(self._source),
+                *recorded_anomalies(self._source),
+                *self._findings.anomalies(),
+            ),
             not_measured=tuple(self._not_measured(totals)),
             available=self._available,
         )
@@ -113,6 +125,10 @@ class MsprofAnalysis(Analysis):
         """Return the device's work over time."""
         return timeline.build(self._tasks, self._comms, self._strings, limit=limit)
 
+    def tracks(self) -> Iterator[Track]:
+        """Yield streams and host threads as tracks of slices."""
+        return tracks.tracks(self._source, self._tasks, self._comms, self._strings)
+
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time."""
         return counters.memory_series(self._source, self._strings)
@@ -149,7 +165,8 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def _devices(self) -> dict[str, DeviceWork]:
         numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
-        names = dict(self._source.rows("SELECT id, name FROM NPU_INFO"))
+        rows = self._source.rows("SELECT id, name FROM NPU_INFO")
+        names = {number: name for number, name in rows if name not in NOT_AVAILABLE}
         result = {}
         for number in numbers.tolist():
             model = names.get(number)
@@ -198,14 +215,16 @@ class MsprofAnalysis(Analysis):
     def _facts(self) -> list[tuple[str, str]]:
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
+        if self._source.detection.producer and "producer" not in known:
+            facts.append(("made by", self._source.detection.producer))
         for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
-            if number is not None and number >= 0 and name:
+            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
                 facts.append((f"device {number}", str(name)))
         for rank, device in self._source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP"):
             if isinstance(rank, int) and rank >= 0 and "rank" not in known:
                 facts.append((f"rank of device {device}", str(rank)))
         for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO"):
-            if name and "host" not in known:
+            if name not in NOT_AVAILABLE and "host" not in known:
                 facts.append(("host", str(name)))
         for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
             if name == "SCHEMA_VERSION":

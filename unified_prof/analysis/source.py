@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Anomaly
+from unified_prof.store.detect import Detection
 
 
 class Source(Protocol):
@@ -30,6 +31,10 @@ class Source(Protocol):
         """Revision of its schema, None where it cannot be told."""
 
     @property
+    def detection(self) -> Detection:
+        """How the file was recognised."""
+
+    @property
     def tables(self) -> Collection[str]:
         """Names of the tables that the file has."""
 
@@ -38,6 +43,19 @@ class Source(Protocol):
 
     def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
         """Return the result of a query as one array a column; NULL is masked or NaN."""
+
+
+def oddities_of_file(source: Source) -> list[Anomaly]:
+    """Return what is odd about the file as such."""
+    found = []
+    detection = source.detection
+    if source.revision is None:
+        found.append(Anomaly("unknown_schema_revision", 1, detection.description, "found"))
+    if not detection.complete:
+        why = "its maker was stopped before the end"
+        found.append(Anomaly("incomplete_file", 1, why, "found"))
+    found += [Anomaly("odd_schema", 1, note, "found") for note in detection.notes]
+    return found
 
 
 class Findings:

@@ -64,6 +64,8 @@ class Capture:
     recordings: tuple[Recording, ...] = ()
     failure: str | None = None
     """Why the measurement is missing or partial, in a sentence for the user."""
+    facts: Mapping[str, str | None] = field(default_factory=dict)
+    """Provenance that only the backend knows."""
 
 
 def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from unified_prof.backends.asking import answer_of
 
 # Set by the toolkit's set_env.sh; the newer name first.
 _HOME_VARIABLES = ("ASCEND_TOOLKIT_HOME", "ASCEND_HOME_PATH")
@@ -32,7 +33,6 @@ _VERSION_FILES = (
     ("share/info/runtime/version.info", r"^Version=(\S+)"),
     ("runtime/version.info", r"^Version=(\S+)"),
 )
-_QUESTION_TIMEOUT_S = 10
 
 
 def homes() -> Iterator[Path]:
@@ -79,18 +79,6 @@ def device_files() -> list[Path]:
 
 def chip() -> str | None:
     """Return the name of the first chip as npu-smi gives it, such as `Ascend 910B3`."""
-    command = shutil.which("npu-smi")
-    if command is None:
-        return None
-    try:
-        done = subprocess.run(
-            [command, "info", "-m"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_QUESTION_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = re.search(r"^\s*\d+\s+\d+\s+\d+\s+(\S.*?)\s*$", done.stdout, re.MULTILINE)
+    answer = answer_of("npu-smi", "info", "-m") or ""
+    found = re.search(r"^\s*\d+\s+\d+\s+\d+\s+(\S.*?)\s*$", answer, re.MULTILINE)
     return found[1] if found else None

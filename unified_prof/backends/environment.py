@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
-import shutil
 import sqlite3
-import subprocess
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
 from unified_prof.backends import cann
+from unified_prof.backends.asking import answer_of
 from unified_prof.backends.torch_device import torch_missing_reason
-
-_QUESTION_TIMEOUT_S = 10
 
 
 def versions() -> dict[str, str | None]:
@@ -54,18 +51,6 @@ def _torch_cuda() -> str | None:
 
 
 def _cuda_driver() -> str | None:
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return None
-    try:
-        done = subprocess.run(
-            [command, "--query-gpu=driver_version", "--format=csv,noheader"],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_QUESTION_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    found = re.match(r"[\d.]+", done.stdout.strip())
+    answer = answer_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+    found = re.match(r"[\d.]+", answer)
     return found[0] if found else None

@@ -66,11 +66,11 @@ def workload_exit_code(reported: int | None, ended: Ended) -> int:
     """
     if reported is not None:
         return reported
+    if ended.interrupted_by is not None:
+        return 128 + ended.interrupted_by
     for line in ended.lines:
         if found := _APP_FAILED.search(line):
             return _code_of_text(found[1].strip())
-    if ended.interrupted_by is not None:
-        return 128 + ended.interrupted_by
     return 128 - ended.status if ended.status < 0 else 0
 
 

@@ -91,7 +91,8 @@ class NpuBackend:
         Raises:
             UsageError: an option or a path that msprof would refuse.
             DeviceUnavailableError: msprof cannot be started.
-            CaptureError: nothing was recorded although the workload succeeded.
+            CaptureError: the workload broke the rules of providers; that nothing was recorded is
+                told in `Capture.failure`.
         """
         arguments = _check(spec)
         if reason := self.unavailable_reason():
@@ -114,6 +115,11 @@ class NpuBackend:
             result.tracked,
             tuple(Recording("prof", item.path, native=item.native) for item in directories),
             failure="; ".join(reasons) or None,
+            facts={
+                "cann": cann.version(),
+                "npu_chip": cann.chip(),
+                "msprof": shlex.join(self._command(spec, arguments, folder)),
+            },
         )
 
     def _command(self, spec: RunSpec, arguments: list[str], folder: Path) -> list[str]:

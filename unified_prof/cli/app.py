@@ -29,6 +29,7 @@ COMMANDS: tuple[str, ...] = (
     "build",
     "import_",
     "report",
+    "trace",
     "diff",
     "gate",
     "baseline",

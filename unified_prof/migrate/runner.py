@@ -71,7 +71,11 @@ def history(family: str) -> list[tuple[str, str]]:
 
 
 def config_of(family: str) -> Config:
-    """Return Alembic's configuration for a schema family."""
+    """Return Alembic's configuration for one folder of `migrations/`.
+
+    `env.py` there says which attributes it needs to run; other families than those of files,
+    which keep their version elsewhere, set their own.
+    """
     folder = resources.folder("migrations")
     config = Config()
     config.set_main_option("script_location", _literal(folder))

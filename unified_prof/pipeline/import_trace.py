@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unified_prof import __version__
 from unified_prof.decoders import kineto
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.pipeline import ascend_layout
 from unified_prof.pipeline.tally import Tally
 from unified_prof.store.writer import ReportWriter
+from unified_prof.version import VERSION
 
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
@@ -92,7 +92,7 @@ def import_trace(
             progress=progress,
         )
         own_facts = {
-            "tool": f"uprof {__version__}",
+            "tool": f"uprof {VERSION}",
             "command": "import",
             "trace": trace.name,
             "trace_bytes": trace.stat().st_size,

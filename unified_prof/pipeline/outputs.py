@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -57,6 +57,17 @@ def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[s
     }
 
 
+def timeline_file(directory: Path, rank: Rank) -> Path:
+    """Return the database of the trace that torch.profiler left in `directory`."""
+    return directory / f"timeline{rank.suffix}.db"
+
+
+def relative_to_here(path: Path) -> Path:
+    """Return `path` as seen from the current folder, where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def raw_directory(directory: Path, rank: Rank) -> Path:
     """Return where raw recordings go: one folder a rank, whose files bear the same names."""
     return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
@@ -69,26 +80,38 @@ def output_directory(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: the folder cannot be made or written to.
     """
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    made = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
     try:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            probe = path / f".uprof.{os.getpid()}.probe"
-            try:
-                probe.write_bytes(b"uprof")
-            finally:
-                probe.unlink(missing_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise OutputError(f"{path} is not a folder, reports are to be written there") from None
-        except OSError as err:
-            raise output_error(path / "reports", err) from err
+        make_directory(path)
+        _probe(path)
         yield path
     finally:
         for folder in made:
-            try:
+            with suppress(OSError):  # something was written there, or it was never made
                 folder.rmdir()
-            except OSError:  # something was written there, or it was never made
-                break
+
+
+def make_directory(path: Path) -> None:
+    """Make `path` and its parents, where they are missing; OutputError where it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise OutputError(f"{path} is not a folder, reports are to be written there") from None
+    except OSError as err:
+        raise OutputError(
+            f"cannot make the folder {path}: {err.strerror or err}", hint="choose another place"
+        ) from err
+
+
+def _probe(path: Path) -> None:
+    probe = path / f".uprof.{os.getpid()}.probe"
+    try:
+        try:
+            probe.write_bytes(b"uprof")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as err:
+        raise output_error(path / "reports", err) from err
 
 
 def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:

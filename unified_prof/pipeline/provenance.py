@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
+from unified_prof.backends.asking import answer_of
 from unified_prof.backends.base import RunSpec
 from unified_prof.pipeline.outputs import Rank
 from unified_prof.version import VERSION
-
-_GIT_TIMEOUT_S = 5
 
 
 def of_run(
@@ -81,15 +79,4 @@ def _git_facts(folder: Path) -> Mapping[str, str]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return what git prints about `folder`, or None where it has nothing to say."""
-    try:
-        done = subprocess.run(
-            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
-            capture_output=True,
-            check=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    return answer_of("git", "--no-optional-locks", "-C", str(folder), *arguments)

@@ -61,6 +61,7 @@ _STRANGERS = {
     "StepTraceTime": "a communication analysis (analysis.db) made by torch_npu",
     "ClusterStepTraceTime": "a cluster analysis made by msprof-analyze",
     "CUPTI_ACTIVITY_KIND_KERNEL": "an Nsight Systems export",
+    "uprof_baselines_version": "uprof's store of baselines",
     "alembic_version": "a database with Alembic's version table",
 }
 

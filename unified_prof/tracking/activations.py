@@ -108,13 +108,13 @@ class SavedTensors:
         return any(pack == self._pack for pack, _ in hooks)
 
     def _pack(self, tensor: Any) -> Any:
-        self._note(tensor)
-        if tensor.grad_fn is None:
-            return tensor
-        # An output that its own node saves: the tensor itself would be a reference cycle.
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():  # neither our mode nor a subclass's own function
+            self._note(tensor)
+            if tensor.grad_fn is None:
+                return tensor
+            # An output that its own node saves: the tensor itself would be a reference cycle.
             return tensor.detach()
 
     def _note(self, packed: Any) -> None:
@@ -148,11 +148,13 @@ class SavedTensors:
 
     def _noting(self, pack_hook: Any) -> Any:
         """Return a pack hook of the program's that also shows us what it keeps."""
+        import torch
 
         @functools.wraps(pack_hook)
         def pack(tensor: Any) -> Any:
             packed = pack_hook(tensor)
-            self._note(packed)
+            with torch._C.DisableTorchFunction():
+                self._note(packed)
             return packed
 
         pack.__wrapped__ = pack_hook

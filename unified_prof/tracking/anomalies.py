@@ -15,6 +15,11 @@ class Anomalies:
             before, first = self._found.get(name, (0, detail))
             self._found[name] = (before + count, first)
 
+    def merge(self, others: Anomalies) -> None:
+        """Add what another counted."""
+        for name, (count, detail) in others._found.items():
+            self.add(name, detail, count)
+
     def as_mapping(self) -> dict[str, tuple[int, str]]:
         """Return a copy of what was counted."""
         return dict(self._found)

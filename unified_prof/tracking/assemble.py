@@ -20,15 +20,12 @@ part in the backward pass."""
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One iteration in numbers; the three lists run along `sequence`."""
+    """One iteration in numbers; both lists run along `sequence`."""
 
     sequence: Sequenced
-    call_indexes: tuple[int, ...]
     forward_ms: tuple[float, ...]
     backward_ms: tuple[float, ...]
     record: IterationRecord
-    kept_backward_ms: float
-    """Time of all autograd nodes that belong to a kept operation."""
 
 
 def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
@@ -48,7 +45,6 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
     backward_total = sum(elapsed(start, end) for _, start, end in iteration.backwards)
     return Measured(
         sequence=tuple(sequence),
-        call_indexes=tuple(indexes),
         forward_ms=tuple(forward),
         backward_ms=tuple(backward),
         record=IterationRecord(
@@ -58,7 +54,6 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
             peak_usage_bytes=None,
             matched=True,
         ),
-        kept_backward_ms=sum(backward),
     )
 
 

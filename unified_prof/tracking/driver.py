@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from unified_prof.tracking.instruments import Instrument
@@ -38,45 +39,70 @@ class Driver:
         self._done = 0
         self._open: list[Instrument] = []
         self._closed = False
+        self.error: Exception | None = None
+        """What an instrument raised; nothing more is measured after it."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be measured."""
+        return self.finished or self._closed
 
     @property
     def finished(self) -> bool:
         """Whether all stages are complete."""
         return self._at >= len(self._stages)
 
-    @property
-    def total_iterations(self) -> int:
-        """Iterations that all stages take together."""
-        return sum(stage.iterations for stage in self._stages)
-
     def begin(self) -> None:
         """Begin the first iteration."""
-        self._enter_stage()
+        with self._guarded():
+            self._enter_stage()
 
     def boundary(self) -> None:
         """End the current iteration and begin the next."""
         if self.finished or self._closed:
             return
-        for instrument in reversed(self._open):
-            instrument.end_iteration(self._done)
-        self._done += 1
-        if self._done < self._stages[self._at].iterations:
-            self._begin_iteration()
-            return
-        self._leave_stage(complete=True)
-        self._at += 1
-        self._enter_stage()
+        with self._guarded():
+            for instrument in reversed(self._open):
+                instrument.end_iteration(self._done)
+            self._done += 1
+            if self._done < self._stages[self._at].iterations:
+                self._begin_iteration()
+                return
+            self._leave_stage(complete=True)
+            self._at += 1
+            self._enter_stage()
 
     def restart(self, stage: int) -> None:
         """Give up what was begun and go back to the first iteration of `stage`."""
-        self._leave_stage(complete=False)
-        self._at = stage
-        self._enter_stage()
+        if not self._closed:
+            with self._guarded():
+                self._leave_stage(complete=False)
+                self._at = stage
+                self._enter_stage()
 
     def close(self) -> None:
         """End for good; an iteration under way does not count."""
         self._closed = True
-        self._leave_stage(complete=False)
+        with self._guarded():
+            self._leave_stage(complete=False)
+
+    def abandon(self) -> None:
+        """End without touching any instrument."""
+        self._closed = True
+        self._open.clear()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let no failure of an instrument reach the program, which is not to blame."""
+        try:
+            yield
+        except Exception as error:
+            self.error = self.error or error
+            self._closed = True
+            while self._open:
+                with suppress(Exception):
+                    self._open.pop().stop(complete=False)
+            self._on_finished()
 
     def _enter_stage(self) -> None:
         self._done = 0

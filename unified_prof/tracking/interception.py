@@ -62,15 +62,22 @@ class Interception:
         self._recorder, self._run = recorder, run
         insert_mode(recorder.mode)
 
+    def pause(self) -> None:
+        """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
+        if self._recorder is not None:
+            remove_mode(self._recorder.mode)
+
+    def resume(self) -> None:
+        """See again what `pause` hid."""
+        if self._recorder is not None:
+            remove_mode(self._recorder.mode)  # an optimizer that raised was never resumed
+            insert_mode(self._recorder.mode)
+
     def deactivate(self) -> None:
         """Stop recording."""
         recorder, self._recorder, self._run = self._recorder, None, None
         if recorder is not None:
             remove_mode(recorder.mode)
-
-    def abandon(self) -> None:
-        """Stop in a forked child: what is recorded there would reach nobody."""
-        self.remove()
 
     def _active(self) -> Recorder | None:
         recorder = self._recorder

@@ -115,6 +115,9 @@ class LiveTracking:
         finally:
             self._loop.close()
             self._registered.__exit__(None, None, None)
+        if self._loop.tracking_error is not None:
+            self.failure = f"tracking failed: {self._loop.tracking_error}"
+            return
         if not self._loop.finished:
             self.failure = self._session.why_incomplete(error)
         if error is None:

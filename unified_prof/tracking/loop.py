@@ -19,14 +19,21 @@ class TrackedLoop:
         self._steps = StepWatcher(
             boundary=self._boundary,
             joined=self._restart,
-            step_begins=session.run_time.optimizer_stepped,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
+        session.on_abandon += [self._driver.abandon, self._steps.remove]
 
     @property
     def finished(self) -> bool:
         """Whether everything was measured."""
         return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
 
     def begin(self) -> None:
         """Begin to watch, on this thread; the session is installed."""

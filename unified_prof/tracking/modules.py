@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from typing import Any
+
+_MAX_SEARCHES = 5
+"""Searches of the whole heap: they take a moment, and programs may make modules all the time."""
 
 
 class ModuleNames:
@@ -15,29 +19,35 @@ class ModuleNames:
 
     def __init__(self) -> None:
         self._paths: dict[int, str] = {}
-        self._kept: list[Any] = []  # so that no `id` is used again
-        self._unknown: set[int] = set()
+        self._roots: dict[int, int] = {}
+        self._members: dict[int, list[Any]] = {}
+        self._ran: set[int] = set()
+        self._searches_left = _MAX_SEARCHES
 
     def add_root(self, root: Any) -> None:
         """Name `root` and everything below it; the first name of a shared module counts."""
+        members = self._members.setdefault(id(root), [])
         for path, module in root.named_modules():
             if id(module) not in self._paths:
                 self._paths[id(module)] = path
-                self._kept.append(module)
+                self._roots[id(module)] = id(root)
+                members.append(module)  # kept, so that its `id` stays its own
 
-    def path(self, module: Any) -> str | None:
-        """Return the path of `module`, None if it cannot be found."""
+    def path(self, module: Any) -> str:
+        """Return the path of a module that ran."""
         key = id(module)
-        if key not in self._paths and key not in self._unknown:
-            self._find_roots()
-            if key not in self._paths:
-                self._unknown.add(key)
-                self._kept.append(module)
-        return self._paths.get(key)
+        if key not in self._paths:
+            if self._searches_left:
+                self._searches_left -= 1
+                self._find_roots()
+            if key not in self._paths:  # made for the moment, as in `nn.Softmax(-1)(x)`
+                self.add_root(module)
+        self._ran.add(self._roots[key])
+        return self._paths[key]
 
-    def known(self) -> list[Any]:
-        """Return every module that has a name."""
-        return [module for module in self._kept if id(module) in self._paths]
+    def running(self) -> list[Any]:
+        """Return all modules of the models of which some module ran."""
+        return [module for root in self._ran for module in self._members[root]]
 
     def _find_roots(self) -> None:
         from torch.nn import Module
@@ -49,4 +59,6 @@ class ModuleNames:
         }
         for module in modules:
             if id(module) not in held and "_modules" in vars(module):
-                self.add_root(module)
+                # Any module of the process comes by here; one may refuse to be walked.
+                with suppress(Exception):
+                    self.add_root(module)

@@ -10,7 +10,7 @@ from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.calls import Iteration, Recorder
 from unified_prof.tracking.device import Clock, Device
 from unified_prof.tracking.frames import StackWalker
-from unified_prof.tracking.function_mode import make_mode, make_runner
+from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.records import WeightRecord
@@ -36,23 +36,26 @@ class OperationTracker:
         self._walker = walker
         self._interception = interception
         self._recorder: Recorder | None = None
+        self._run: Runner = _not_started
 
     def start(self) -> None:
-        """Begin to watch torch's calls on this thread."""
-        self._activate(Recorder(get_ident(), self.clock.mark, Iteration(), self.device.is_cpu))
-
-    def _activate(self, recorder: Recorder) -> None:
-        run = make_runner(recorder, self._walker)
-        recorder.mode = make_mode(recorder, run)
+        """Prepare to watch torch's calls on this thread."""
+        recorder = Recorder(get_ident(), self.clock.mark, Iteration(), self.device.is_cpu)
+        self._listen(recorder)
+        self._run = make_runner(recorder, self._walker)
+        recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
-        self._interception.activate(recorder, run)
+
+    def _listen(self, recorder: Recorder) -> None:
+        """Ask to be told more than what is recorded anyway."""
 
     def begin_iteration(self, index: int) -> None:
-        """Record into a new iteration."""
+        """Record a new iteration."""
         import torch
 
         assert self._recorder is not None
-        iteration = self._recorder.iteration = Iteration()
+        iteration = self._recorder.iteration = Iteration(with_set_up=self.with_set_up)
+        self._interception.activate(self._recorder, self._run)
         iteration.first_sequence = torch._C._autograd._get_sequence_nr()
         iteration.begin = self.clock.mark()
 
@@ -60,20 +63,20 @@ class OperationTracker:
         """Keep the iteration."""
         assert self._recorder is not None
         iteration = self._recorder.iteration
-        iteration.with_set_up = self.with_set_up
         iteration.end = self.clock.mark()
+        self._interception.deactivate()
         for call in iteration.calls:  # named now: the model may be gone when the program ends
             if call.module is not None:
                 self.modules.path(call.module)
         self.iterations.append(iteration)
-        self._recorder.iteration = Iteration()
 
     def stop(self, complete: bool) -> None:
-        """Stop watching."""
-        self._interception.deactivate()
-        self._recorder = None
+        """Stop watching, also in the midst of an iteration."""
+        if self._recorder is not None:
+            self._interception.deactivate()
+            self._recorder = None
 
-    def optimizer_stepped(self) -> None:
+    def note_optimizer_step(self) -> None:
         """Note that an optimizer begins its step: what ran before is forward."""
         if self._recorder is not None:
             iteration = self._recorder.iteration
@@ -90,51 +93,52 @@ class ActivationTracker(OperationTracker):
         interception: Interception,
         modules: ModuleNames,
         weights: Weights,
-        anomalies: Anomalies,
     ) -> None:
         super().__init__(device, walker, interception, modules)
         self._weights = weights
-        self._anomalies = anomalies
+        self._argument_devices: set[str] = set()
         self._saved: SavedTensors | None = None
         self.saved_bytes: list[dict[int, int]] = []
         """For each iteration: bytes by index of the call; -1 is what no call saved."""
         self.weight_records: tuple[WeightRecord, ...] = ()
         """As they were, with their gradients, when the last iteration ended."""
+        self.oddities = Anomalies()
+        """What was odd about those weights."""
         self.devices: set[str] = set()
         """Device types of the parameters, or of the arguments where there are none."""
 
-    def _activate(self, recorder: Recorder) -> None:
+    def _listen(self, recorder: Recorder) -> None:
         recorder.on_call = self._on_call
         recorder.on_node = self._on_node
-        super()._activate(recorder)
 
     def begin_iteration(self, index: int) -> None:
         """Begin to watch what is saved."""
-        super().begin_iteration(index)
         assert self._recorder is not None
-        self._argument_devices: set[str] = set()
+        self._argument_devices.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
-        self._saved.start(self._weights.parameters(), self.modules.known())
+        self._saved.start(self._weights.parameters(), self.modules.running())
+        super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:
         """Keep what was saved, by call, and what the weights take."""
+        super().end_iteration(index)
         assert self._saved is not None
         saved, self._saved = self._saved, None
         self.saved_bytes.append(saved.stop())
-        super().end_iteration(index)
         parameters = {item.device.type for item in self._weights.parameters()}
-        self.devices = parameters or self._argument_devices
+        self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:
+            self.oddities = Anomalies()
             self.weight_records = self._weights.records(
-                self.device.kind, self.modules, self._anomalies
+                self.device.kind, self.modules, self.oddities
             )
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
+        super().stop(complete)
         if self._saved is not None:
             self._saved.stop()
             self._saved = None
-        super().stop(complete)
 
     def _on_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], module: Any) -> None:
         import torch
@@ -150,3 +154,7 @@ class ActivationTracker(OperationTracker):
     def _on_node(self, node: Any, call: int) -> None:
         assert self._saved is not None
         self._saved.saved_numbers(node, call)
+
+
+def _not_started(*_: Any) -> Any:
+    raise AssertionError("begin_iteration before start")

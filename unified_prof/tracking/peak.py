@@ -30,6 +30,7 @@ class PeakMeter(Protocol):
     def begin_iteration(self, index: int) -> None: ...  # noqa: D102
     def end_iteration(self, index: int) -> None: ...  # noqa: D102
     def stop(self, complete: bool) -> None: ...  # noqa: D102
+    def forget(self) -> None: ...  # noqa: D102
 
 
 class AllocatorPeak:
@@ -57,6 +58,9 @@ class AllocatorPeak:
 
     def stop(self, complete: bool) -> None:
         """Nothing to undo."""
+
+    def forget(self) -> None:
+        """Nothing to forget."""
 
 
 class ProfiledPeak:
@@ -129,6 +133,11 @@ class ProfiledPeak:
             self._finish()
         self._patches.restore()
 
+    def forget(self) -> None:
+        """Leave the profiler alone in a forked child, where its threads are missing."""
+        self._profiler = None
+        self._patches.restore()
+
     def _give_up(self) -> None:
         if self._profiler is not None:
             self._finish()
@@ -152,8 +161,9 @@ def live_tensor_bytes(device: str) -> int:
     tensors += [t.grad for t in tensors if t.is_leaf and t.requires_grad and t.grad is not None]
     for tensor in tensors:
         for part in plain_tensors(tensor):
-            storage = storage_of(part) if part.device.type == device else None
-            if storage is not None:
+            storage = storage_of(part)
+            # The storage's device: a compiler's fake tensors only pretend to be on one.
+            if storage is not None and storage.device.type == device:
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 

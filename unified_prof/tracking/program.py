@@ -175,12 +175,16 @@ _OWN = str(Path(__file__).absolute().parent) + os.sep
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    frames = []
+    """Return `trace` without uprof's frames, unless uprof itself is what failed."""
+    whole, frames, own = trace, [], False
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if not filename.startswith((_OWN, "<frozen ")):
+        own = filename.startswith(_OWN)
+        if not own and not filename.startswith("<frozen "):
             frames.append(trace)
         trace = trace.tb_next
+    if own:
+        return whole
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)

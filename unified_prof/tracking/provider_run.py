@@ -33,14 +33,21 @@ class ProviderRun:
         self._steps = StepWatcher(
             boundary=lambda: None,
             joined=lambda: None,
-            step_begins=session.run_time.optimizer_stepped,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
         )
+        session.on_abandon += [self._driver.abandon, self._steps.remove]
 
     @property
     def finished(self) -> bool:
         """Whether everything was measured."""
         return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
 
     def run(self) -> BaseException | None:
         """Run the workload; return what it raised.
@@ -61,7 +68,7 @@ class ProviderRun:
                 inputs = checked_inputs(providers, call_program(providers.inputs))
                 iteration = checked_iteration(providers, call_program(providers.iteration, model))
                 driver.begin()
-                while not driver.finished:
+                while not driver.ended:
                     call_program(iteration, *inputs)
                     driver.boundary()
         except UprofError:

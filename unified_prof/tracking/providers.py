@@ -179,4 +179,7 @@ def checked_iteration(providers: Providers, iteration: Any) -> Callable[..., Any
 
 
 def _a(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

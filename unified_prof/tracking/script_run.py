@@ -33,6 +33,11 @@ class ScriptRun:
         """Whether everything was measured."""
         return self._loop.finished
 
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._loop.tracking_error
+
     def run(self) -> BaseException | None:
         """Run the script to its end; return what it raised."""
         self._session.install((execute.__code__,))

@@ -73,10 +73,12 @@ class Session:
         self.interception = Interception()
         self.weights = Weights(self.walker)
         self.facts: dict[str, str] = {}
+        self.on_abandon: list[Callable[[], None]] = []
+        """What else is to be let go of in a forked child."""
         parts = (self.device, self.walker, self.interception, self.modules)
         self.run_time = OperationTracker(*parts)
-        self.memory = ActivationTracker(*parts, self.weights, self.anomalies)
-        self.whole = ActivationTracker(*parts, self.weights, self.anomalies)
+        self.memory = ActivationTracker(*parts, self.weights)
+        self.whole = ActivationTracker(*parts, self.weights)
         self.whole.with_set_up = True
         """Sees a script up to its first step: all there is, if it never steps."""
         self.peak: PeakMeter = ProfiledPeak() if self.device.is_cpu else AllocatorPeak(self.device)
@@ -97,6 +99,15 @@ class Session:
         _current = None
         self.interception.remove()
         self.weights.remove()
+
+    def abandon(self) -> None:
+        """Leave a forked child's program alone: what is recorded there would reach nobody."""
+        for abandon in self.on_abandon:
+            abandon()
+        for tracker in (self.run_time, self.memory, self.whole):
+            tracker.stop(complete=False)
+        self.peak.forget()
+        self.remove()
 
     def stages(self, *, whole_first: bool) -> list[Stage]:
         """Return the stages of measuring.
@@ -132,6 +143,20 @@ class Session:
             self.stages(whole_first=whole_first), self.options.progress, on_finished=self.remove
         )
 
+    def optimizer_begins(self, with_closure: bool) -> None:
+        """An optimizer steps: not forward and not backward, so not looked at.
+
+        A closure runs both, and then the optimizer's own operations have no module around them.
+        """
+        for tracker in (self.run_time, self.memory, self.whole):
+            tracker.note_optimizer_step()
+        if not with_closure:
+            self.interception.pause()
+
+    def optimizer_ended(self) -> None:
+        """An optimizer has stepped."""
+        self.interception.resume()
+
     def add_model(self, model: Any) -> None:
         """Name the modules of `model` as its own `named_modules()` does."""
         from torch.nn import Module
@@ -149,7 +174,9 @@ class Session:
         asked = self.options.iterations
         if isinstance(error, KeyboardInterrupt):
             what = "interrupted by Ctrl-C"
-        elif error is not None and not (isinstance(error, SystemExit) and not error.code):
+        elif isinstance(error, SystemExit) and error.code:
+            what = f"the workload exited with {error.code}"
+        elif error is not None and not isinstance(error, SystemExit):
             what = f"the workload failed ({last_user_line(error)})"
         else:
             what = "the workload ended"
@@ -190,6 +217,7 @@ class Session:
         if saves:
             activations, other_bytes = activations_of(saves[-1], memory.saved_bytes[-1], sites)
             weights = memory.weight_records
+            anomalies.merge(memory.oddities)
             self.facts["saved_bytes_of_no_operation"] = str(other_bytes)
             if measure(saves[-1], sites, clock).sequence != first.sequence:
                 anomalies.add(
@@ -295,4 +323,4 @@ def _register_fork_handler() -> None:
 def _abandon_in_child() -> None:
     session = None if _current is None else _current()
     if session is not None:
-        session.remove()
+        session.abandon()

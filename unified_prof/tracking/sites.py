@@ -42,14 +42,8 @@ class SiteTable:
             with_set_up: The iteration holds the program's set-up: what modules do while they
                 are made is not part of the iteration.
         """
-        key = (
-            with_set_up,
-            id(call.func),
-            id(call.caller),
-            call.caller_at,
-            call.stack,
-            id(call.module),
-        )
+        where = (id(call.caller), call.caller_at, call.stack, id(call.module))
+        key = (with_set_up, id(call.func), where)
         site = self._known.get(key)
         if site is None:
             site = self._make(call, with_set_up)

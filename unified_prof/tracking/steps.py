@@ -21,19 +21,29 @@ from unified_prof.tracking.patches import Patches
 
 
 class StepWatcher:
-    """Calls `boundary` after each step of the leader, `joined` after a new optimizer's first."""
+    """Says what the optimizers of this thread do.
+
+    Args:
+        boundary: Called after each step of the leader: an iteration ends.
+        joined: Called after the first step of an optimizer that takes the lead from another.
+        step_begins: Called before each step; told whether it runs a closure of the program's.
+        step_ended: Called after each step.
+        anomalies: Where steps are counted that cannot be followed.
+    """
 
     def __init__(
         self,
         *,
         boundary: Callable[[], None],
         joined: Callable[[], None],
-        step_begins: Callable[[], None],
+        step_begins: Callable[[bool], None],
+        step_ended: Callable[[], None],
         anomalies: Anomalies,
     ) -> None:
         self._boundary = boundary
         self._joined = joined
         self._step_begins = step_begins
+        self._step_ended = step_ended
         self._anomalies = anomalies
         self._thread = get_ident()
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -83,7 +93,8 @@ class StepWatcher:
         running = _frames_below(caller)
         self._open = [entry for entry in self._open if entry[1] in running]  # others raised
         if not self._open:
-            self._step_begins()
+            closure = kwargs.get("closure") or next(iter(args[1:]), None)
+            self._step_begins(closure is not None)
         self._open.append((optimizer, caller))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -93,6 +104,7 @@ class StepWatcher:
         if self._open:
             self._open.pop()
         if not self._open:  # not a step within another optimizer's
+            self._step_ended()
             self._stepped(optimizer)
 
     def _stepped(self, optimizer: Any) -> None:

@@ -85,7 +85,7 @@ class Weights:
         from torch.nn.parameter import UninitializedParameter
 
         records = []
-        for module, name, parameter, frames in self._in_use(names.known()):
+        for module, name, parameter, frames in self._in_use(names.running()):
             if isinstance(parameter, UninitializedParameter):
                 anomalies.add("weights_never_initialised", f"{type(module).__name__}.{name}")
                 continue
@@ -97,7 +97,7 @@ class Weights:
             records.append(
                 WeightRecord(
                     name=name,
-                    module_path=names.path(module) or "",
+                    module_path=names.path(module),
                     module_class=type(module).__name__,
                     size_bytes=tensor_bytes(parameter),
                     grad_size_bytes=0 if gradient is None else tensor_bytes(gradient),

@@ -91,6 +91,7 @@ def run_workload(
         prefix = prefix_of(program.source, program.path)
         code = program.compile()
     except (SyntaxError, ValueError) as error:
+        error = error.with_traceback(None)  # the text it quotes says it all
         return Outcome(exit_code_of(error), None, f"{program.name}: {last_user_line(error)}")
     if prefix is None:
         workload: ScriptRun | ProviderRun = ScriptRun(session, program, code, stop_after)
@@ -103,6 +104,13 @@ def run_workload(
     finally:
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
+    if workload.tracking_error is not None:
+        fault = f"tracking failed: {last_user_line(workload.tracking_error)}"
+        if exit_code:
+            return Outcome(exit_code, None, fault)
+        raise CaptureError(
+            fault, hint="this is a fault of uprof's own, please report it"
+        ) from workload.tracking_error
     try:
         tracked = session.result(complete=workload.finished)
     except UprofError as refused:

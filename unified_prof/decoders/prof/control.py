@@ -73,6 +73,23 @@ def positive_decimal(text: str) -> Decimal | None:
     return value if plain else None
 
 
+_NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log", "dev_start.log")
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Return the control files of `folder` that have no `.done` companion beside them.
+
+    Raises:
+        RawFormatError: the folder cannot be listed.
+    """
+    names = {path.name for path in _entries(folder)}
+    return sorted(
+        name
+        for name in names
+        if name.startswith(_NAMES) and not name.endswith(".done") and f"{name}.done" not in names
+    )
+
+
 def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
     """Return the one control file `name` or `name.<N>` of `folder`.
 
@@ -80,14 +97,7 @@ def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
         RawFormatError: there are several, or none although it is required.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
-    try:
-        found = sorted(
-            path
-            for path in folder.iterdir()
-            if pattern.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)
-        )
-    except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
+    found = [path for path in _entries(folder) if pattern.fullmatch(path.name)]
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
         raise RawFormatError(
@@ -157,6 +167,14 @@ def read_start_log(path: Path) -> StartLog:
         if separator and _INTEGER.fullmatch(number.strip()):
             values[key.strip()] = int(number)
     return StartLog(path, values)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the regular files of a folder by name; links are not followed."""
+    try:
+        return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+    except OSError as err:
+        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
 
 
 def _read(path: Path) -> bytes:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from unified_prof.decoders.prof.directory import ProfDirectory
+import numpy as np
 
-TESTED_PLATFORMS = {1: "910A", 4: "310P", 5: "910B", 7: "310B", 15: "950", 16: "950 (V6.2)"}
+from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.layouts import record_type
+
+TESTED_PLATFORMS = (1, 4, 5, 7, 15)
+"""Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""
 
 # Files whose records have a table that nothing here fills, by `DataFolder` name.
 _UNDECODED_FILES = {
@@ -12,21 +16,39 @@ _UNDECODED_FILES = {
     "compact.dpu_track": "tasks of data processing units (DPU_TASK)",
     "ub": "unified bus samples (UB)",
 }
+# Kinds of AI CPU records that describe collectives which the device itself launched.
+_DEVICE_COLLECTIVES = (6, 10, 13)
 
 
 def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
     """Say what of a recording has a table in the database and is not decoded, a phrase each."""
     found = []
     for device in prof.devices:
+        name = f"device {device.device_id}"
         if device.platform not in TESTED_PLATFORMS:
             found.append(
-                f"device {device.device_id} has platform_version {device.platform}: decoded like"
-                " platform 5, which may be wrong"
+                f"{name} has platform_version {device.platform}: decoded as its nearest relative,"
+                " which may be wrong"
             )
-        for name, what in _UNDECODED_FILES.items():
-            if device.data.get(name):
-                found.append(f"device {device.device_id}: {what}")
-    for name, what in _UNDECODED_FILES.items():
-        if prof.host is not None and prof.host.data.host_file(name):
-            found.append(f"host: {what}")
+        found += [
+            f"{name}: {what}"
+            for file, what in _UNDECODED_FILES.items()
+            if device.data.get(file) is not None
+        ]
+        if _has_device_collectives(device):
+            found.append(f"{name}: collectives launched by AI CPU kernels (COMMUNICATION_*)")
+    if prof.host is not None:
+        found += [
+            f"host: {what}"
+            for file, what in _UNDECODED_FILES.items()
+            if prof.host.data.host_file(file) is not None
+        ]
     return tuple(found)
+
+
+def _has_device_collectives(device: DeviceDirectory) -> bool:
+    file = device.data.get("aicpu")
+    return file is not None and any(
+        np.isin(piece["type"], _DEVICE_COLLECTIVES).any()
+        for piece in file.pieces(record_type("aicpu"))
+    )

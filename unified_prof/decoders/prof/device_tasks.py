@@ -104,16 +104,16 @@ class _Marks:
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         self._parts.clear()
-        order = _order(identity, ticks, is_end)
+        order = mark_order(identity, ticks, is_end)
         is_end = is_end[order]
         identity = identity[order]
-        start, end = _first_to_first(identity, is_end)
+        start, end = first_to_first(identity, is_end)
         if lost := len(order) - 2 * len(start):
             sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
         return identity[start], ticks[order[start]], ticks[order[end]], code[order[start]]
 
 
-def _order(
+def mark_order(
     identity: NDArray[np.uint64], ticks: NDArray[np.uint64], is_end: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """Return the order by identity, time, start before end."""
@@ -128,7 +128,7 @@ def _order(
     return np.lexsort((is_end, ticks, identity))
 
 
-def _first_to_first(
+def first_to_first(
     identity: NDArray[np.uint64], is_end: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Match marks sorted by identity and time: the first open start with the next end."""

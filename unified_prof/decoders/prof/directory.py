@@ -48,6 +48,9 @@ class _Part:
         end = control.find(path, "end_info", required=False)
         self.end = None if end is None else control.read_json(end)
         self.data: DataFolder = scan(path / "data")
+        self.unfinished = [path / name for name in control.unfinished(path)]
+        """Files that have no `.done` companion: still being written, or left by a crash."""
+        self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
         path = control.find(self.path, name)
@@ -180,11 +183,11 @@ class ProfDirectory:
                     len(part.data.links),
                     f"{part.data.path / part.data.links[0]} is not a regular file",
                 )
-            if part.data.unfinished:
+            if part.unfinished:
                 sink.anomaly(
                     "unfinished_file",
-                    len(part.data.unfinished),
-                    f"{part.data.path / part.data.unfinished[0]} has no .done beside it:"
+                    len(part.unfinished),
+                    f"{part.unfinished[0]} has no .done beside it:"
                     " the recording is being written or was interrupted",
                 )
 

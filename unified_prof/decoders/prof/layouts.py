@@ -188,6 +188,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "npu_mem_v2": (32, "event u4@4, timestamp_us u8@8, ddr u8@16, hbm u8@24"),
     "npu_module_mem": (24, "module_id u4@0, host_ticks u8@8, total_size u8@16"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
+    "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),
 }
 
 _FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")

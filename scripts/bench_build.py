@@ -1,0 +1,85 @@
+"""Measures `uprof build`: CPU, wall time and peak memory, the median of several runs.
+
+    python scripts/bench_build.py PROF_DIR... [--runs 5]
+    python scripts/bench_build.py --generator make_prof.py [--runs 5]
+
+The second form makes the inputs first: 1,000 and 100,000 operators with PMU counters, 500,000
+without. A generator is called as `GENERATOR OUT --seed N --ops N ...`, and prints the PROF_* path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+INPUTS = {
+    "1,000 operators with PMU": "--seed 5 --ops 1000 --threads 4 --with pmu,freq,hccl,memcpy,ext",
+    "100,000 operators with PMU": (
+        "--seed 1 --ops 100000 --threads 4 --count 200 --with pmu,freq,hccl,memcpy,ext"
+    ),
+    "500,000 operators": (
+        "--seed 2 --ops 500000 --threads 8 --count 500 --with freq,hccl,memcpy,ext"
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("recordings", nargs="*", type=Path)
+    parser.add_argument("--generator", type=Path)
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = {path.name: path for path in options.recordings}
+        if options.generator:
+            inputs |= {
+                name: made(options.generator, arguments, Path(folder) / str(number))
+                for number, (name, arguments) in enumerate(INPUTS.items())
+            }
+        print("| input | raw MB | rows | CPU s | wall s | peak MB |\n|---|---|---|---|---|---|")
+        for name, recording in inputs.items():
+            print(row(name, recording, Path(folder) / "out.db", options.runs), flush=True)
+
+
+def made(generator: Path, arguments: str, target: Path) -> Path:
+    command = [sys.executable, str(generator), str(target), *arguments.split()]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return Path(result.stdout.split()[-1])
+
+
+def row(name: str, recording: Path, output: Path, runs: int) -> str:
+    size = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
+    measured = [run(recording, output) for _ in range(runs)]
+    cpu, wall, peak = (
+        statistics.median(column) for column in list(zip(*measured, strict=True))[:3]
+    )
+    rows = measured[0][3]
+    return f"| {name} | {size / 1e6:.0f} | {rows:,} | {cpu:.2f} | {wall:.2f} | {peak:.0f} |"
+
+
+def run(recording: Path, output: Path) -> tuple[float, float, float, int]:
+    """Build once in a process of its own; return CPU s, wall s, peak MB and rows."""
+    command = [sys.executable, "-m", "unified_prof", "build", str(recording), "-o", str(output)]
+    command += ["--schema", "latest", "--force", "-q", "--json"]
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, stdout=out)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.perf_counter() - began
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        out.seek(0)
+        rows = sum(json.load(out)[0]["rows"].values())
+    return usage.ru_utime + usage.ru_stime, wall, usage.ru_maxrss / 1024, rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Traces: every slice at its time on its track, arrows from calls to tasks, counters."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device
+from tests.cli.test_report import refused, uprof
+from unified_prof.analysis.load import open_analyses
+from unified_prof.report import chrome_trace, perfetto
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A call that launches two tasks, overlapping work on one stream, ranges, a counter."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        t0 = device.T0
+        device.task(1000, 1500, connection=9, kernel=("mm", "MatMul"))
+        device.task(1500, 1600, connection=9, kernel=("add", "Add"))
+        device.task(1550, 1900, kernel=("beside", "Add"))
+        device.task(1200, 1300, "EVENT_WAIT", stream=7)
+        device.collective(1100, 1700, "all_reduce_1", "all_reduce")
+        thread = (5 << 32) | 6
+        row: dict[str, Any] = {"connectionId": [9], "name": device.text("launch")}
+        row |= {"startNs": t0 + 500, "endNs": t0 + 700, "globalTid": thread}
+        device.writer.write("CANN_API", row)
+        device.call(400, 900, "aten::linear", thread=thread)
+        device.call(450, 901, "aten::addmm", thread=thread)  # ends a rounded ns too late
+        device.call(460, 470, "Enqueue", thread=thread, kind=50002)
+        row = {"type": device.text("device"), "hbm": [5, 7], "deviceId": 0}
+        device.writer.write("NPU_MEM", row | {"timestampNs": [t0 + 10, t0 + 20]})
+    return tmp_path / "msprof_1.db"
+
+
+EXPECTED = {
+    ("device 0", "collectives", "all_reduce_1", 1100, 1700),
+    ("device 0", "stream 2", "mm", 1000, 1500),
+    ("device 0", "stream 2", "add", 1500, 1600),
+    ("device 0", "stream 2 (overlapping 1)", "beside", 1550, 1900),
+    ("device 0", "stream 7", "EVENT_WAIT", 1200, 1300),
+    ("process 5", "thread 6 PyTorch", "aten::linear", 400, 900),
+    ("process 5", "thread 6 PyTorch", "aten::addmm", 450, 900),
+    ("process 5", "thread 6 queue", "Enqueue", 460, 470),
+    ("process 5", "thread 6 runtime", "launch", 500, 700),
+}
+
+
+def test_a_perfetto_trace_holds_every_slice_flow_and_counter(
+    recording: Path, tmp_path: Path
+) -> None:
+    protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    path = tmp_path / "o.perfetto-trace"
+    with open_analyses(recording) as (analysis,):
+        written = perfetto.write(path, [("", analysis)])
+    assert (written.slices, written.flows, written.counters) == (9, 2, 1)
+    trace = protos.Trace()
+    trace.ParseFromString(path.read_bytes())
+    described: dict[int, Any] = {}
+    names: dict[int, str] = {}
+    opened: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    found, begun, ended, values = set(), [], [], []
+    for packet in trace.packet:
+        if packet.HasField("track_descriptor"):
+            described[packet.track_descriptor.uuid] = packet.track_descriptor
+            continue
+        names |= {entry.iid: entry.name for entry in packet.interned_data.event_names}
+        event, at = packet.track_event, packet.timestamp - Device.T0
+        track = described[event.track_uuid]
+        if event.type == protos.TrackEvent.TYPE_COUNTER:
+            values.append((track.name, track.counter.unit_name, at, event.double_counter_value))
+        elif event.type == protos.TrackEvent.TYPE_SLICE_BEGIN:
+            opened[event.track_uuid].append((names[event.name_iid], at))
+            begun += [(flow, names[event.name_iid]) for flow in event.flow_ids]
+            ended += [(flow, names[event.name_iid]) for flow in event.terminating_flow_ids]
+        else:
+            name, start = opened[event.track_uuid].pop()
+            group = described[track.parent_uuid].name
+            found.add((group, track.name, name, start, at))
+    assert found == EXPECTED
+    assert not any(opened.values()), "every slice ends"
+    assert sorted(begun) == [(1, "launch"), (2, "launch")]
+    assert sorted(ended) == [(1, "mm"), (2, "add")]
+    assert values == [("HBM device", "B", 10, 5.0), ("HBM device", "B", 20, 7.0)]
+
+
+def test_a_chrome_trace_has_numbers_for_times(recording: Path, tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    with open_analyses(recording) as (analysis,):
+        chrome_trace.write(path, [("", analysis)])
+    trace = json.loads(path.read_text(encoding="utf-8"))
+    events = trace["traceEvents"]
+    named = {
+        (event["pid"], event.get("tid")): event["args"]["name"]
+        for event in events
+        if event["name"] in ("process_name", "thread_name")
+    }
+    since = trace["baseTimeNanoseconds"] - Device.T0
+    assert since == 10
+    found = {
+        (
+            named[event["pid"], None],
+            named[event["pid"], event["tid"]],
+            event["name"],
+            round(event["ts"] * 1000) + since,
+            round((event["ts"] + event["dur"]) * 1000) + since,
+        )
+        for event in events
+        if event["ph"] == "X"
+    }
+    assert found == EXPECTED
+    assert all(isinstance(event["ts"], float) for event in events if "ts" in event)
+    flows = [(event["ph"], event["id"]) for event in events if event["ph"] in "sf"]
+    assert [flow for flow in flows if flow[0] == "f"] == [("f", 1), ("f", 2)]
+    assert [event["args"]["value"] for event in events if event["ph"] == "C"] == [5.0, 7.0]
+
+
+def test_several_ranks_keep_their_names_and_flows_apart(recording: Path, tmp_path: Path) -> None:
+    with open_analyses(recording) as (one,), open_analyses(recording) as (other,):
+        chrome_trace.write(tmp_path / "o.json", [("a: ", one), ("b: ", other)])
+    events = json.loads((tmp_path / "o.json").read_text(encoding="utf-8"))["traceEvents"]
+    groups = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert groups == {"a: device 0", "a: process 5", "b: device 0", "b: process 5"}
+    assert [event["id"] for event in events if event["ph"] == "f"] == [1, 2, 3, 4]
+
+
+def test_the_command_says_what_it_wrote(recording: Path, tmp_path: Path) -> None:
+    done = uprof("trace", recording, "-o", tmp_path / "o.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "9 slices on 7 tracks, 2 flows, 1 counters" in done.stderr
+    refused(uprof("trace", recording, "-o", tmp_path / "o.json"), 9, "already exists", "--force")
+    refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", ".perfetto-trace")
+
+
+def test_a_report_without_points_in_time_is_refused(tmp_path: Path) -> None:
+    from tests.analysis.builders import run_time_report
+
+    path = run_time_report(tmp_path / "r.sqlite")
+    refused(uprof("trace", path, "-o", tmp_path / "o.json"), 2, "not when they ran")
+    assert not (tmp_path / "o.json").exists()

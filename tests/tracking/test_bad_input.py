@@ -1,0 +1,284 @@
+"""What a wrong workload gives: its own traceback or one clear message, and what was measured."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tracking.workloads import PROVIDERS, Workload, names
+from unified_prof.errors import CaptureError, DeviceUnavailableError, UsageError
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+    def forward(self, x):
+        return x * self.w
+"""
+
+
+def test_a_missing_script(workload: Workload) -> None:
+    with pytest.raises(UsageError, match=r"no such script: nowhere\.py"):
+        workload.run("nowhere.py")
+
+
+def test_a_folder_instead_of_a_script(workload: Workload) -> None:
+    with pytest.raises(UsageError, match=r"\. is a folder, expected the path of a \.py file"):
+        workload.run(".")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_script(workload: Workload) -> None:
+    workload.write("main.py", "").chmod(0)
+    with pytest.raises(UsageError, match=r"cannot read main\.py: Permission denied"):
+        workload.run()
+
+
+def test_a_missing_module(workload: Workload) -> None:
+    with pytest.raises(UsageError, match=r"no module named no\.where that could be run"):
+        workload.run("no.where", is_module=True)
+
+
+def test_a_syntax_error_is_shown_without_a_traceback(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", "def f(:\n    pass\n")
+    outcome = workload.run()
+    assert (outcome.exit_code, outcome.tracked) == (1, None)
+    assert outcome.failure is not None
+    assert outcome.failure.startswith("main.py: SyntaxError")
+    error = capsys.readouterr().err
+    assert "main.py" in error
+    assert "line 4" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("provider", "where"),
+    [
+        ("def uprof_model_provider():", "uprof_model_provider"),
+        ("def uprof_input_provider(batch_size=4):", "uprof_input_provider"),
+        ("    def iteration(*inputs):", "iteration"),
+        ("    def forward(self, x):", "forward"),
+    ],
+)
+def test_an_exception_shows_the_users_traceback_and_not_ours(
+    workload: Workload, capsys: pytest.CaptureFixture[str], provider: str, where: str
+) -> None:
+    indent = " " * (len(provider) - len(provider.lstrip()) + 4)
+    source = (NET + PROVIDERS).replace(provider, f"{provider}\n{indent}raise ValueError('mine')")
+    workload.write("main.py", source)
+    outcome = workload.run()
+    assert (outcome.exit_code, outcome.tracked) == (1, None)
+    assert outcome.failure is not None
+    assert "ValueError: mine" in outcome.failure
+    error = capsys.readouterr().err
+    assert error.startswith("Traceback (most recent call last):\n")
+    assert f"in {where}" in error
+    assert error.endswith("ValueError: mine\n")
+    assert "unified_prof" not in error
+
+
+def test_an_exception_in_the_backward(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET.replace("x * self.w", "Bad.apply(x * self.w)") + """
+class Bad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        raise KeyError("mine")
+""" + PROVIDERS)  # fmt: skip
+    outcome = workload.run()
+    assert outcome.exit_code == 1
+    error = capsys.readouterr().err
+    assert "in backward" in error
+    assert "unified_prof" not in error
+
+
+def test_what_was_measured_before_a_crash_is_kept(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(100):
+    if number == 9:
+        raise SystemExit(7)
+    net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+""")  # fmt: skip
+    outcome = workload.run(iterations=50)
+    assert outcome.exit_code == 7
+    assert outcome.tracked is not None
+    assert not outcome.tracked.complete
+    assert names(outcome.tracked) == ["mul"]
+    assert "run_not_complete" in outcome.tracked.anomalies
+    assert outcome.failure == "the workload exited with 7 after 5 of 50 measured iterations"
+
+
+def test_ctrl_c_keeps_complete_iterations(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", (NET + PROVIDERS).replace(
+        "        optimizer.step()",
+        "        optimizer.step()\n        optimizer.count = getattr(optimizer, 'count', 0) + 1\n"
+        "        if optimizer.count == 8: raise KeyboardInterrupt",
+    ))  # fmt: skip
+    outcome = workload.run(iterations=50)
+    assert outcome.exit_code == 130
+    assert outcome.tracked is not None
+    assert not outcome.tracked.complete
+    assert outcome.failure == "interrupted by Ctrl-C after 3 of 50 measured iterations"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "printed"),
+    [("sys.exit()", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why\n")],
+)
+def test_the_exit_code_is_the_scripts(
+    workload: Workload,
+    capsys: pytest.CaptureFixture[str],
+    statement: str,
+    code: int,
+    printed: str,
+) -> None:
+    workload.write("main.py", NET + f"import sys\nNet()(torch.ones(1, 8))\n{statement}\n")
+    outcome = workload.run()
+    assert outcome.exit_code == code
+    assert capsys.readouterr().err == printed
+    assert (outcome.tracked is not None) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("model_provider():", "model_provider(device):",
+         "found uprof_model_provider(device), expected no parameter"),
+        ("(batch_size=4)", "()", "found uprof_input_provider(), expected exactly one parameter, "
+         "named batch_size, with an int as its default"),
+        ("(batch_size=4)", "(size=4)", "found uprof_input_provider(size=4), expected exactly"),
+        ("(batch_size=4)", "(batch_size)", "found uprof_input_provider(batch_size), expected"),
+        ("(batch_size=4)", "(batch_size=True)", "found uprof_input_provider(batch_size=True)"),
+        ("(batch_size=4)", "(batch_size=4.0)", "found uprof_input_provider(batch_size=4.0)"),
+        ("(batch_size=4)", "(batch_size=4, x=1)", "found uprof_input_provider(batch_size=4, x=1)"),
+        ("iteration_provider(model)", "iteration_provider()",
+         "found uprof_iteration_provider(), expected exactly one parameter, the model"),
+        ("iteration_provider(model)", "iteration_provider(model, x)",
+         "found uprof_iteration_provider(model, x), expected"),
+        ("return Net()", "return 3", "uprof_model_provider() returned an int, expected a callable"),
+        ("(torch.randn(batch_size, 8),)", "torch.randn(batch_size, 8)",
+         "uprof_input_provider() returned a Tensor, expected a tuple"),
+        ("(torch.randn(batch_size, 8),)", "7", "uprof_input_provider() returned an int, expected"),
+        ("    return iteration\n", "    pass\n",
+         "uprof_iteration_provider(model) returned None, expected a function"),
+        ("def uprof_model_provider():", "uprof_model_provider = 3\ndef other():",
+         "uprof_model_provider is an int, not a function"),
+    ],
+)  # fmt: skip
+def test_a_provider_that_is_not_as_it_must_be(
+    workload: Workload, right: str, wrong: str, message: str
+) -> None:
+    source = NET + PROVIDERS
+    assert right in source
+    workload.write("main.py", source.replace(right, wrong))
+    with pytest.raises(CaptureError, match=re.escape(message)) as caught:
+        workload.run()
+    assert "main.py" in str(caught.value)
+
+
+def test_some_providers_but_not_all(workload: Workload) -> None:
+    workload.write("main.py", NET + PROVIDERS.replace("def uprof_iteration_provider", "def other"))
+    with pytest.raises(
+        CaptureError,
+        match="defines uprof_model_provider and uprof_input_provider, "
+        "but not uprof_iteration_provider",
+    ):
+        workload.run()
+
+
+@pytest.mark.parametrize("prefix", ["skyline", "deepview", "uprof"])
+def test_providers_of_every_prefix(workload: Workload, prefix: str) -> None:
+    workload.write("main.py", NET + PROVIDERS.replace("uprof", prefix))
+    tracked = workload.tracked()
+    assert names(tracked) == ["mul"]
+    assert tracked.facts["mode"] == f"{prefix} providers"
+
+
+def test_providers_may_be_imported_and_the_main_part_is_not_run(workload: Workload) -> None:
+    workload.write("elsewhere.py", NET + PROVIDERS)
+    workload.write(
+        "main.py",
+        "from elsewhere import (uprof_model_provider, uprof_input_provider,\n"
+        "    uprof_iteration_provider)\n"
+        "if __name__ == '__main__':\n    raise SystemExit(9)\n",
+    )
+    assert names(workload.tracked()) == ["mul"]
+
+
+def test_an_iteration_that_does_nothing(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+def uprof_model_provider():
+    return Net()
+def uprof_input_provider(batch_size=1):
+    return ()
+def uprof_iteration_provider(model):
+    return lambda *inputs: None
+""")  # fmt: skip
+    with pytest.raises(CaptureError, match="ran no operation on tensors"):
+        workload.run()
+
+
+def test_no_operation_in_the_project(workload: Workload) -> None:
+    workload.write("main.py", "x = torch.ones(3) + 1\n")
+    with pytest.raises(CaptureError, match="none of the 2 operations of an iteration") as caught:
+        workload.run()
+    assert "--scope project" in str(caught.value.hint)
+
+
+def test_a_script_without_torch(workload: Workload, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("print('hello')\n", encoding="utf-8")
+    with pytest.raises(CaptureError, match="ran no operation on tensors"):
+        workload.run()
+
+
+def test_a_loss_that_is_not_finite_is_an_anomaly(workload: Workload) -> None:
+    tracked = workload.model(NET.replace("x * self.w", "x * self.w * float('nan')"))
+    count, detail = tracked.anomalies["loss_not_finite"]
+    assert count == 2
+    assert detail == "iteration 0: the loss is nan"
+
+
+def test_a_model_on_another_device(workload: Workload) -> None:
+    workload.write("main.py", (NET + PROVIDERS).replace("Net()", "Net().to('meta')"))
+    with pytest.raises(CaptureError, match=r"returned a model on meta, asked for is cpu") as caught:
+        workload.run()
+    assert "--backend meta" in str(caught.value.hint)
+
+
+def test_a_device_that_is_not_here(workload: Workload) -> None:
+    workload.write("main.py", NET)
+    with pytest.raises(DeviceUnavailableError, match="torch finds no xpu device here"):
+        workload.run(device="xpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"iterations": 0}, "0 iterations to measure"),
+        ({"warmup": -1}, "warm-up is -1"),
+        ({"scope": "all"}, "no scope 'all'; there are module and project"),
+    ],
+)
+def test_options_that_make_no_sense(
+    workload: Workload, options: dict[str, Any], message: str
+) -> None:
+    workload.write("main.py", NET)
+    with pytest.raises(UsageError, match=message):
+        workload.run(**options)

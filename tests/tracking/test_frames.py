@@ -1,0 +1,259 @@
+"""Whose code is the project's, and which of its frames an operation shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.tracking.workloads import PROVIDERS, Workload, names, places
+from unified_prof.tracking.frames import Project
+
+MODEL = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.lin(x)
+"""
+
+
+def touch(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return path
+
+
+def test_paths_are_relative_with_forward_slashes(tmp_path: Path) -> None:
+    path = touch(tmp_path / "a" / "b.py")
+    assert Project(tmp_path).relative_path(str(path)) == "a/b.py"
+
+
+def test_a_sibling_with_the_same_beginning_is_another_project(tmp_path: Path) -> None:
+    path = touch(tmp_path / "proj2" / "x.py")
+    assert Project(tmp_path / "proj").relative_path(str(path)) is None
+
+
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_installed_packages_inside_the_root_are_not_the_project(tmp_path: Path, name: str) -> None:
+    path = touch(tmp_path / "lib" / name / "torch" / "linear.py")
+    assert Project(tmp_path).relative_path(str(path)) is None
+
+
+def test_virtual_environments_inside_the_root_are_not_the_project(tmp_path: Path) -> None:
+    touch(tmp_path / "any name" / "pyvenv.cfg")
+    path = touch(tmp_path / "any name" / "src" / "package" / "x.py")
+    assert Project(tmp_path).relative_path(str(path)) is None
+
+
+def test_a_package_that_is_itself_the_root_is_the_project(tmp_path: Path) -> None:
+    path = touch(tmp_path / "site-packages" / "timm" / "layers" / "x.py")
+    root = tmp_path / "site-packages" / "timm"
+    assert Project(root).relative_path(str(path)) == "layers/x.py"
+
+
+def test_a_root_that_is_an_environment_keeps_its_own_files(tmp_path: Path) -> None:
+    touch(tmp_path / "pyvenv.cfg")
+    path = touch(tmp_path / "train.py")
+    assert Project(tmp_path).relative_path(str(path)) == "train.py"
+
+
+def test_the_standard_library_is_never_the_project() -> None:
+    assert Project(Path("/")).relative_path(str(Path(os.__file__))) is None
+
+
+def test_symbolic_links_are_followed_on_both_sides(tmp_path: Path) -> None:
+    path = touch(tmp_path / "real" / "x.py")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    linked = tmp_path / "link" / "x.py"
+    assert Project(tmp_path / "link").relative_path(str(path)) == "x.py"
+    assert Project(tmp_path / "real").relative_path(str(linked)) == "x.py"
+    outside = touch(tmp_path / "elsewhere" / "y.py")
+    (tmp_path / "real" / "y.py").symlink_to(outside)
+    assert Project(tmp_path / "real").relative_path(str(tmp_path / "real" / "y.py")) == "y.py"
+
+
+def test_relative_file_names_are_taken_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path / "a" / "b.py")
+    monkeypatch.chdir(tmp_path)
+    assert Project(Path()).relative_path("a/../a/b.py") == "a/b.py"
+
+
+@pytest.mark.parametrize("name", ["<string>", "<frozen runpy>", "<eval_with_key>.0"])
+def test_code_without_a_file_is_not_the_project(tmp_path: Path, name: str) -> None:
+    assert Project(tmp_path).relative_path(name) is None
+
+
+@pytest.mark.parametrize("name", ["<ipython-input-3-abc>", "/tmp/ipykernel_12/34.py"])
+def test_notebook_cells_are_the_project(tmp_path: Path, name: str) -> None:
+    assert Project(tmp_path).relative_path(name) is not None
+
+
+def test_frames_are_methods_of_modules_most_specific_first(workload: Workload) -> None:
+    workload.write(
+        "model.py",
+        """
+        def helper(module, x):
+            return torch.relu(module(x))
+
+        class Inner(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(8, 8)
+
+            def forward(self, x):
+                return helper(
+                    self.lin,
+                    x,
+                )
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = Inner()
+
+            def forward(self, x):
+                return self.inner(x)
+        """,
+    )
+    workload.write("main.py", "from model import Net\n" + PROVIDERS)
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    for operation in tracked.operations:
+        assert places(operation) == ["model.py:14", "model.py:25"]
+    assert [one.module_path for one in tracked.operations] == ["inner.lin", "inner"]
+    assert [one.module_class for one in tracked.operations] == ["Linear", "Inner"]
+
+
+def test_scope_project_keeps_every_operation_and_frame_of_the_project(workload: Workload) -> None:
+    workload.write("main.py", MODEL + PROVIDERS)
+    tracked = workload.tracked(scope="project")
+    assert names(tracked) == ["linear", "sum"]
+    assert places(tracked.operations[0]) == ["main.py:11", "main.py:24"]
+    assert places(tracked.operations[1]) == ["main.py:24"]
+    assert tracked.operations[1].module_path is None
+
+
+def test_an_environment_in_the_project_folder_is_left_out(workload: Workload) -> None:
+    touch(workload.folder / "env" / "pyvenv.cfg")
+    workload.write("env/lib/layers.py", MODEL.replace("Net", "Layer"))
+    workload.write(
+        "main.py",
+        """
+        import sys
+        sys.path.insert(0, "env/lib")
+        from layers import Layer
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = Layer()
+
+            def forward(self, x):
+                return self.layer(x)
+        """
+        + PROVIDERS.replace("\n", "\n        "),
+    )
+    (operation,) = workload.tracked().operations
+    assert places(operation) == ["main.py:15"]
+
+
+def test_a_method_of_something_else_is_no_module_frame(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        MODEL
+        + """
+class Trainer:
+    def __init__(self, model):
+        self.model = model
+
+    def step(self, x):
+        self.model(x).sum().backward()
+"""
+        + PROVIDERS.replace("model(*inputs).sum().backward()", "Trainer(model).step(*inputs)"),
+    )
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear"]
+    assert places(tracked.operations[0]) == ["main.py:11"]
+
+
+def test_a_mixed_in_method_counts_where_its_object_is_a_module(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        """
+class Scaled:
+    def scaled(self, x):
+        return x * 2
+
+class Plain(Scaled):
+    pass
+
+class Net(Scaled, nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        Plain().scaled(x)
+        return self.scaled(self.lin(x))
+"""
+        + PROVIDERS,
+    )
+    tracked = workload.tracked()
+    assert [places(one) for one in tracked.operations] == [
+        ["main.py:18"],
+        ["main.py:19"],
+        ["main.py:7", "main.py:19"],
+    ]
+
+
+def test_lines_are_those_a_traceback_would_show(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = (
+            self.lin(x)
+            + 1
+        )
+        return sum(
+            part
+            for part in [
+                y,
+                y.tanh()
+            ]
+        )
+"""
+        + PROVIDERS,
+    )
+    tracked = workload.tracked()
+    assert [(one.name, places(one)[0]) for one in tracked.operations] == [
+        ("linear", "main.py:12"),
+        ("add", "main.py:12"),
+        ("tanh", "main.py:19"),
+        ("add", "main.py:15"),
+        ("add", "main.py:15"),
+    ]
+
+
+def test_modules_made_for_the_moment_match_from_iteration_to_iteration(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        MODEL.replace("return self.lin(x)", "return nn.Softmax(-1)(self.lin(x))") + PROVIDERS,
+    )
+    tracked = workload.tracked(iterations=4)
+    assert all(one.matched for one in tracked.iterations)
+    assert [(one.module_path, one.module_class) for one in tracked.operations] == [
+        ("lin", "Linear"),
+        ("", "Softmax"),
+    ]

@@ -1,0 +1,116 @@
+"""Tracking from inside a program: the context manager and `step()`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.tracking.workloads import names, places
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.tracking.live import LiveTracking, step
+
+HERE = Path(__file__).parent
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.lin(x).relu()
+
+
+def train(steps: int) -> Net:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    return net
+
+
+def live(**options: Any) -> LiveTracking:
+    return LiveTracking("cpu", project_root=HERE, **{"warmup": 1, "iterations": 3, **options})
+
+
+def test_a_loop_in_the_block_is_measured() -> None:
+    with live() as tracking:
+        net = train(10)
+    tracked = tracking.tracked
+    assert tracked is not None
+    assert names(tracked) == ["linear", "relu"]
+    assert places(tracked.operations[0])[0].startswith("test_live.py:")
+    assert len(tracked.iterations) == 3
+    assert tracked.complete
+    assert tracking.failure is None
+    assert [w.size_bytes for w in tracked.weights] == [256, 32]
+    assert net is not None
+
+
+def test_weights_made_before_the_block_are_found_without_their_frames() -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with live() as tracking:
+        for _ in range(8):
+            net(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    assert tracking.tracked is not None
+    assert [(w.module_path, w.name, w.frames) for w in tracking.tracked.weights] == [
+        ("lin", "weight", ()),
+        ("lin", "bias", ()),
+    ]
+    assert {one.module_path for one in tracking.tracked.operations} == {"lin", ""}
+
+
+def test_marks_end_iterations() -> None:
+    net = Net()
+    with live() as tracking, torch.no_grad():
+        for _ in range(9):
+            net(torch.randn(4, 8))
+            step()
+    assert tracking.tracked is not None
+    assert len(tracking.tracked.iterations) == 3
+
+
+def test_a_mark_does_nothing_where_nothing_is_tracked() -> None:
+    step()
+
+
+def test_the_blocks_own_error_comes_out() -> None:
+    with pytest.raises(ZeroDivisionError), live() as tracking:
+        train(1 // (train(4) is None))
+    assert tracking.tracked is not None
+    assert not tracking.tracked.complete
+    assert tracking.failure is not None
+    assert "ZeroDivisionError" in tracking.failure
+
+
+def test_a_block_with_nothing_to_measure() -> None:
+    with pytest.raises(CaptureError, match="ran no operation"), live():
+        pass
+
+
+def test_tracking_twice_at_once_is_refused() -> None:
+    with pytest.raises(UsageError, match="under way already"), live(), live():
+        pass
+
+
+def test_modes_entered_and_left_across_the_border_stay_balanced() -> None:
+    """A loop in a `with torch.device(...)` block, tracked from within and to beyond it."""
+    tracking = live()
+    device = torch.device("cpu")
+    device.__enter__()
+    tracking.__enter__()
+    train(10)
+    device.__exit__(None, None, None)
+    train(1)
+    tracking.__exit__(None, None, None)
+    assert torch._C._len_torch_function_stack() == 0
+    assert tracking.tracked is not None
+    assert names(tracking.tracked) == ["linear", "relu"]

@@ -1,0 +1,437 @@
+"""Script mode: any training script, unmodified, and where its iterations are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.tracking.workloads import Workload, in_backward, names, places
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+    def forward(self, x):
+        return self.lin(x).relu()
+"""
+
+LOOP = """
+import sys
+def main(steps):
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(steps):
+        net(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+if __name__ == "__main__":
+    main(12)
+    print("the end")
+"""
+
+
+def test_iterations_are_found_and_the_script_runs_to_its_end(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + LOOP)
+    tracked = workload.tracked(iterations=4)
+    assert names(tracked) == ["linear", "relu"]
+    assert places(tracked.operations[0]) == ["main.py:10"]
+    assert len(tracked.iterations) == 4
+    assert all(one.matched for one in tracked.iterations)
+    assert len(tracked.operations[0].forward_ms) == 4
+    assert tracked.complete
+    assert tracked.anomalies == {}
+    assert capsys.readouterr().out == "the end\n"
+
+
+def test_arguments_name_and_path_are_those_of_a_script(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("sub/helper.py", "VALUE = 3\n")
+    workload.write(
+        "sub/main.py",
+        f"""
+        import os, sys, helper
+        print(__name__, sys.argv, os.path.basename(__file__), helper.VALUE)
+        print(sys.modules["__main__"].helper is helper, os.path.basename(sys.path[0]))
+        {textwrap.indent(NET, " " * 8).strip()}
+        Net()(torch.ones(1, 8))
+        """,
+    )
+    before = (sys.argv, list(sys.path), sys.modules["__main__"])
+    workload.tracked("sub/main.py", "-x", "--output", "y")
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == before
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        "__main__ ['sub/main.py', '-x', '--output', 'y'] main.py 3",
+        "True sub",
+    ]
+
+
+def test_a_module_is_run_by_name(workload: Workload, capsys: pytest.CaptureFixture[str]) -> None:
+    workload.write("package/__init__.py", "")
+    workload.write("package/part.py", NET)
+    workload.write(
+        "package/__main__.py",
+        "from .part import Net\nprint(__name__, __package__)\nNet()(torch.ones(1, 8))\n",
+    )
+    tracked = workload.tracked("package", is_module=True)
+    assert capsys.readouterr().out == "__main__ package\n"
+    assert places(tracked.operations[0]) == ["package/part.py:10"]
+
+
+def test_gradient_accumulation_is_one_iteration(workload: Workload) -> None:
+    workload.write("main.py", NET + LOOP.replace(
+        "        net(torch.randn(4, 8)).sum().backward()",
+        "        for _ in range(3): net(torch.randn(4, 8)).sum().backward()",
+    ))  # fmt: skip
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"] * 3
+    assert in_backward(tracked) == names(tracked)
+
+
+@pytest.mark.parametrize(
+    ("critic_steps", "expected"), [(1, ["linear", "tanh"]), (3, ["linear"] * 3 + ["tanh"])]
+)
+def test_with_two_optimizers_an_iteration_has_a_step_of_each(
+    workload: Workload, critic_steps: int, expected: list[str]
+) -> None:
+    workload.write(
+        "main.py",
+        f"""
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 1)
+    def forward(self, x):
+        return self.lin(x)
+class Generator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+    def forward(self):
+        return self.w.tanh()
+critic, generator = Critic(), Generator()
+first = torch.optim.SGD(critic.parameters(), lr=0.1)
+second = torch.optim.SGD(generator.parameters(), lr=0.1)
+for _ in range(12):
+    for _ in range({critic_steps}):
+        first.zero_grad()
+        critic(torch.randn(4, 8)).sum().backward()
+        first.step()
+    second.zero_grad()
+    generator().sum().backward()
+    second.step()
+""",
+    )
+    tracked = workload.tracked(iterations=3)
+    assert names(tracked) == expected
+    assert all(one.matched for one in tracked.iterations)
+    assert tracked.complete
+
+
+def test_a_closure_runs_within_its_iteration(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+net = Net()
+optimizer = torch.optim.LBFGS(net.parameters(), max_iter=1)
+def closure():
+    optimizer.zero_grad()
+    loss = net(torch.ones(4, 8)).sum()
+    loss.backward()
+    return loss
+for _ in range(8):
+    optimizer.step(closure)
+""",
+    )
+    assert names(workload.tracked()) == ["linear", "relu"]
+
+
+def test_a_step_left_out_by_the_gradient_scaler_still_ends_the_iteration(
+    workload: Workload,
+) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.0)  # or all relus die
+scaler = torch.amp.GradScaler("cpu")
+for number in range(8):
+    optimizer.zero_grad()
+    loss = net(torch.ones(4, 8)).sum()
+    scaler.scale(loss * (float("inf") if number == 2 else 1)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    )
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert all(one.matched for one in tracked.iterations)
+    assert tracked.anomalies["optimizer_steps_skipped"][0] == 1
+
+
+def test_a_script_that_never_steps_is_one_iteration_without_its_set_up(
+    workload: Workload,
+) -> None:
+    workload.write("main.py", NET + "net = Net()\nnet(torch.ones(4, 8))\nnet(torch.ones(4, 8))\n")
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"] * 2
+    assert in_backward(tracked) == []
+    assert len(tracked.iterations) == 1
+    assert "whole_program" in tracked.facts
+
+
+def test_a_script_marks_its_iterations_itself(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+import unified_prof.tracking.live as live
+net = Net().eval()
+with torch.no_grad():
+    for _ in range(12):
+        net(torch.ones(4, 8))
+        live.step()
+""",
+    )
+    tracked = workload.tracked(iterations=4)
+    assert names(tracked) == ["linear", "relu"]
+    assert len(tracked.iterations) == 4
+    assert tracked.complete
+
+
+def test_marks_count_and_steps_no_more_once_there_are_marks(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+import unified_prof.tracking.live as live
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(10):
+    for _ in range(2):
+        net(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    live.step()
+""",
+    )
+    assert names(workload.tracked()) == ["linear", "relu"] * 2
+
+
+def test_the_script_can_be_ended_once_all_is_measured(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + LOOP.replace("main(12)", "main(10**6)"))
+    tracked = workload.tracked(stop_after=True)
+    assert tracked.complete
+    assert "the end" not in capsys.readouterr().out
+
+
+def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> None:
+    workload.write("main.py", NET + LOOP.replace("main(12)", "main(2)"))
+    outcome = workload.run(iterations=5)
+    assert outcome.tracked is not None
+    assert not outcome.tracked.complete
+    assert outcome.failure == "the workload ended after 1 of 5 measured iterations"
+    assert names(outcome.tracked) == ["linear", "relu"]
+    assert outcome.tracked.peak_usage_bytes is None
+    assert "peak_usage_not_measured" in outcome.tracked.anomalies
+
+
+def test_iterations_that_run_other_operations_are_told_apart(workload: Workload) -> None:
+    workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
+    count = 0
+    def act(self, x):
+        Net.count += 1
+        return x.tanh() if Net.count == 7 else x.relu()
+""" + LOOP)  # fmt: skip
+    tracked = workload.tracked(iterations=5)
+    assert names(tracked) == ["linear", "relu"]
+    assert [one.matched for one in tracked.iterations].count(False) == 1
+    assert len(tracked.operations[0].forward_ms) == 4
+    count, detail = tracked.anomalies["iterations_with_other_operations"]
+    assert count == 1
+    assert "operation 1 is tanh at main.py:15 with backward, in most iterations relu" in detail
+
+
+def test_everything_in_torch_is_put_back(workload: Workload) -> None:
+    import torch
+    from torch.optim import optimizer
+
+    def places_in_torch() -> list[object]:
+        return [
+            torch.compile,
+            torch.autograd._engine_run_backward,
+            torch.autograd.graph._engine_run_backward,
+            vars(torch.autograd.Function)["apply"],
+            torch.nn.Module.register_parameter,
+            torch.nn.Module.__setstate__,
+            torch.overrides.has_torch_function,
+            torch.autograd.graph.saved_tensors_hooks.__enter__,
+            torch.autograd.graph.disable_saved_tensors_hooks,
+            torch.amp.GradScaler.step,
+            torch.autograd.profiler.profile._prepare_trace,
+            len(optimizer._global_optimizer_pre_hooks),
+            len(optimizer._global_optimizer_post_hooks),
+            torch._C._len_torch_function_stack(),
+        ]
+
+    before = places_in_torch()
+    workload.write("main.py", NET + LOOP)
+    workload.tracked()
+    assert places_in_torch() == before
+    workload.write("fails.py", NET + LOOP.replace("optimizer.zero_grad", "optimizer.nonsense"))
+    workload.run("fails.py")
+    assert places_in_torch() == before
+
+
+def test_hooks_are_gone_while_the_script_goes_on(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + LOOP.replace('print("the end")', """
+    from torch.optim import optimizer as o
+    print(len(o._global_optimizer_post_hooks), torch._C._len_torch_function_stack())
+"""))  # fmt: skip
+    workload.tracked()
+    assert capsys.readouterr().out.split() == ["0", "0"]
+
+
+def test_worker_processes_run_untouched(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, index):
+        assert torch._C._len_torch_function_stack() == 0
+        return torch.ones(8) * index
+if __name__ == "__main__":
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        for batch in DataLoader(Rows(), batch_size=4, num_workers=2,
+                                multiprocessing_context="fork"):
+            net(batch).sum().backward()
+            optimizer.step()
+    print("done")
+""",
+    )
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert capsys.readouterr().out == "done\n"
+
+
+def test_a_forked_child_trains_untouched(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+import os
+from torch.optim import optimizer as o
+def train(net, optimizer):
+    net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for number in range(9):
+    child = os.fork()
+    if child == 0:
+        train(net, optimizer)
+        clean = not o._global_optimizer_post_hooks and not torch._C._len_torch_function_stack()
+        os._exit(0 if clean else 1)
+    assert os.waitpid(child, 0)[1] == 0, number
+    train(net, optimizer)
+print("done")
+""",
+    )
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.complete
+    assert capsys.readouterr().out == "done\n"
+
+
+@pytest.mark.slow
+def test_spawned_processes_find_the_script(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + """
+import multiprocessing
+def double(x):
+    return 2 * x
+if __name__ == "__main__":
+    Net()(torch.ones(1, 8))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(double, [1, 2]))
+""",
+    )
+    runner = (
+        "from pathlib import Path\n"
+        "from unified_prof.tracking.workload import run_workload\n"
+        "if __name__ == '__main__':\n"
+        "    print(run_workload('cpu', target='main.py', is_module=False, arguments=(),\n"
+        "          reports=('run-time',), project_root=Path('.'), warmup=0, iterations=1))\n"
+    )
+    (workload.folder / "runner.py").write_text(runner, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "runner.py"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "[2, 4]" in done.stdout
+
+
+@pytest.mark.slow
+def test_distributed_data_parallel_in_one_process(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    workload.write("main.py", NET + LOOP.replace("net = Net()", """
+    import tempfile, torch.distributed as dist
+    dist.init_process_group("gloo", init_method="file://" + tempfile.mktemp(),
+                            rank=0, world_size=1)
+    net = nn.parallel.DistributedDataParallel(Net())
+""".strip()).replace('print("the end")', "torch.distributed.destroy_process_group()"))  # fmt: skip
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert in_backward(tracked) == ["linear", "relu"]
+    assert tracked.operations[0].module_path == "module.lin"
+    assert tracked.anomalies == {}
+
+
+def test_forward_in_another_thread_is_reported_as_not_seen(workload: Workload) -> None:
+    workload.write("main.py", NET + LOOP.replace(
+        "        net(torch.randn(4, 8)).sum().backward()",
+        """
+        import threading
+        box = []
+        thread = threading.Thread(target=lambda: box.append(net(torch.randn(4, 8)).sum()))
+        thread.start(); thread.join()
+        (box[0] + net(torch.randn(4, 8)).sum()).backward()
+""".strip("\n"),
+    ))  # fmt: skip
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.anomalies["backward_nodes_not_of_this_iteration"][0] > 0

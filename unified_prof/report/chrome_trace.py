@@ -1,0 +1,131 @@
+"""A recording in Chrome's JSON trace format, for chrome://tracing and other old viewers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.model import Series
+from unified_prof.analysis.tracks import Track
+from unified_prof.report import slices
+from unified_prof.report.perfetto import Written
+
+
+def write(path: Path, analyses: Iterable[tuple[str, Analysis]]) -> Written:
+    """Write analyses, each under a prefix for the names of its groups, as one trace.
+
+    Times are microseconds since the first event, which `baseTimeNanoseconds` gives: as numbers of
+    microseconds since 1970 they would lose their nanoseconds.
+    """
+    analyses = list(analyses)
+    base_ns = min((_first_ns(analysis) for _, analysis in analyses), default=0)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        head = {"displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
+        file.write(f'{json.dumps(head)[:-1]}, "traceEvents": [\n')
+        writer = _Writer(file, base_ns)
+        for prefix, analysis in analyses:
+            writer.analysis(prefix, analysis)
+        file.write("\n]}\n")
+        return writer.written
+
+
+def _first_ns(analysis: Analysis) -> int:
+    times = [int(track.start_ns[0]) for track in analysis.tracks() if len(track)]
+    series = (*analysis.memory_series(), *analysis.counter_series())
+    return min(times + [int(one.time_ns[0]) for one in series], default=0)
+
+
+class _Writer:
+    """Writes one event a line; processes and threads are numbered in order of first use."""
+
+    def __init__(self, file: IO[str], base_ns: int) -> None:
+        self._file = file
+        self._base_ns = base_ns
+        self._groups: dict[str, int] = {}
+        self._tracks = 0
+        self._flow_base = 0
+        self._separator = ""
+        self.written = Written()
+
+    def analysis(self, prefix: str, analysis: Analysis) -> None:
+        """Write all tracks and counters of one report."""
+        highest = 0
+        for track in analysis.tracks():
+            self._track(prefix, track)
+            highest = max(highest, int(track.flow_in.max(initial=0)))
+        for series in (*analysis.memory_series(), *analysis.counter_series()):
+            self._counter(prefix, series)
+        self._flow_base += highest
+
+    def _track(self, prefix: str, track: Track) -> None:
+        group = self._group(prefix + track.group)
+        self._tracks += 1
+        thread = self._tracks
+        place = f'"pid": {group}, "tid": {thread}'
+        self._event(f'"ph": "M", {place}, "name": "thread_name", {_named(track.name)}')
+        self._event(
+            f'"ph": "M", {place}, "name": "thread_sort_index", "args": {{"sort_index": {thread}}}'
+        )
+        self.written.tracks += 1
+        self.written.slices += len(track)
+        names = [json.dumps(text) for text in track.labels]
+        columns = zip(
+            track.start_ns.tolist(),
+            track.end_ns.tolist(),
+            track.label.tolist(),
+            track.flow_in.tolist(),
+            track.flow_first.tolist(),
+            track.flow_count.tolist(),
+            strict=True,
+        )
+        for index, (start, end, label, flow_in, first, count) in enumerate(columns):
+            category = json.dumps(slices.category(track, index))
+            at = f'{place}, "ts": {self._us(start)}'
+            duration = _thousandth(end - start)
+            self._event(
+                f'"ph": "X", {at}, "dur": {duration}, "name": {names[label]}, "cat": {category}'
+            )
+            flow = '"cat": "launch", "name": "launch"'
+            for number in range(first, first + count):
+                self._event(f'"ph": "s", {at}, "id": {self._flow_base + number}, {flow}')
+            if flow_in:
+                number = self._flow_base + flow_in
+                self._event(f'"ph": "f", "bp": "e", {at}, "id": {number}, {flow}')
+                self.written.flows += 1
+
+    def _counter(self, prefix: str, series: Series) -> None:
+        group = self._group(prefix + series.device)
+        name = json.dumps(f"{series.name} ({series.unit})")
+        self.written.counters += 1
+        for time_ns, value in zip(series.time_ns.tolist(), series.value.tolist(), strict=True):
+            number = json.dumps(value)
+            self._event(
+                f'"ph": "C", "pid": {group}, "ts": {self._us(time_ns)}, "name": {name},'
+                f' "args": {{"value": {number}}}'
+            )
+
+    def _group(self, name: str) -> int:
+        if name not in self._groups:
+            number = self._groups[name] = len(self._groups) + 1
+            self._event(f'"ph": "M", "pid": {number}, "name": "process_name", {_named(name)}')
+        return self._groups[name]
+
+    def _us(self, time_ns: int) -> str:
+        return _thousandth(time_ns - self._base_ns)
+
+    def _event(self, members: str) -> None:
+        self._file.write(f"{self._separator}{{{members}}}")
+        self._separator = ",\n"
+
+
+def _named(name: str) -> str:
+    return f'"args": {{"name": {json.dumps(name)}}}'
+
+
+def _thousandth(value: int) -> str:
+    """Return a whole number of nanoseconds as decimal microseconds, exactly."""
+    sign = "-" if value < 0 else ""
+    return f"{sign}{abs(value) // 1000}.{abs(value) % 1000:03d}"
