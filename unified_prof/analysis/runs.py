@@ -23,7 +23,7 @@ from unified_prof.analysis.comparable import (
     pool,
 )
 from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Gaps
+from unified_prof.analysis.model import Gaps, Row
 from unified_prof.errors import UsageError
 
 BETWEEN = "(between operations)"
@@ -237,6 +237,14 @@ def _sizes(calls: Calls) -> tuple[Sized, ...]:
     return tuple(found)
 
 
+def _own_ns(step: Row) -> float | None:
+    """Return the time of a step without what its thread waited for other programs."""
+    waited_ns = step.extra.get("waited_ns")
+    if step.total_ns is None or waited_ns is None:
+        return step.total_ns
+    return max(0, step.total_ns - waited_ns)
+
+
 def _totals(analysis: Analysis) -> dict[str, Floats]:
     """Return whole iterations where the report has them, else the report's totals, one sample."""
     totals = analysis.summary.totals
@@ -250,7 +258,7 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
         steps = sorted(analysis.breakdown("step").rows, key=lambda row: (len(row.name), row.name))
         steps = [step for step in steps if step.detail is None]
         samples = {
-            TOTAL: [row.total_ns for row in steps],
+            TOTAL: [_own_ns(row) for row in steps],
             FORWARD: [row.forward_ns for row in steps],
             BACKWARD: [row.backward_ns for row in steps],
         }

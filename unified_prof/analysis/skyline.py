@@ -116,8 +116,8 @@ class SkylineAnalysis(Analysis):
         for source in self._sources:
             if "UPROF_ITERATIONS" in source.tables:
                 rows = source.rows(
-                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms, backward_ms"
-                    " FROM UPROF_ITERATIONS ORDER BY iteration"
+                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
+                    " backward_ms, waited_ms FROM UPROF_ITERATIONS ORDER BY iteration"
                 )
                 return _iterations(rows, self._findings)
         return []
@@ -249,11 +249,14 @@ def _peak(source: Source, findings: Findings) -> int | None:
     return None if size == UNKNOWN else size
 
 
+_ITERATION_TIMES = ("total_ms", "forward_ms", "backward_ms", "waited_ms")
+
+
 def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
-    columns = list(zip(*rows, strict=True)) or [()] * 6
+    columns = list(zip(*rows, strict=True)) or [()] * 7
     times = [
         _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
-        for name, values in zip(("total_ms", "forward_ms", "backward_ms"), columns[3:], strict=True)
+        for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
     ]
     return [
         Row(
@@ -264,9 +267,12 @@ def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
             forward_ns=_known(forward),
             backward_ns=_known(backward),
             detail=None if matched else "another sequence of operations: not averaged",
-            extra={"peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None},
+            extra={
+                "peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None,
+                "waited_ns": _known(waited),
+            },
         )
-        for iteration, matched, peak, total, forward, backward in zip(
+        for iteration, matched, peak, total, forward, backward, waited in zip(
             *columns[:3], *times, strict=True
         )
     ]
