@@ -26,8 +26,10 @@ def test_msprof_analyze_answers_on_an_imported_trace(
     assert outcome.error is None
     accept = shared / "tools" / "accept.py"
     done = subprocess.run(
-        [sys.executable, str(accept), str(tmp_path / "out"), "--no-insight", "--ranks", "1"]
-        + ["--msprof-analyze", reader],
+        [
+            *(sys.executable, str(accept), str(tmp_path / "out"), "--no-insight"),
+            *("--ranks", "1", "--msprof-analyze", reader),
+        ],
         env=os.environ | {"ACCEPT_TMP": str(tmp_path)},
         capture_output=True,
         text=True,
