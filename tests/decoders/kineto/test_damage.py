@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -355,3 +356,29 @@ def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> Non
         "COMPUTE_TASK_INFO", "opType", "inputShapes", texts=["opType", "inputShapes"]
     ) == [("aten::mm", '"2"')]
     assert sink.anomalies == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    shapes = {"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Concrete Inputs": ["", "1"]}
+    events = [operation(f"aten::op{i}", i, 1, args=shapes) for i in range(30)]
+    events += [call(1, 1, i) for i in range(30)] + [kernel(40 + i, 1, i) for i in range(30)]
+    whole = write(tmp_path / "trace.json", events, distributedInfo={"rank": 0}).read_bytes()
+    inserts = [b"\\ud800", b"\\u0000", b'"', b"{", b"}", b"[", b"]", b",", b":", b"1e400", b"\xff"]
+    path = tmp_path / "damaged.json"
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 3, 10))):
+            at = chance.randrange(len(damaged))
+            if chance.random() < 0.5:
+                damaged[at:at] = chance.choice(inserts)
+            else:
+                del damaged[at : at + chance.randrange(1, 30)]
+        path.write_bytes(damaged)
+        try:
+            sink = decode(path, slice_bytes=chance.choice((500, 1 << 20)))
+        except RawFormatError as refused:
+            assert str(path) in str(refused)
+        else:
+            assert sink.tables["SESSION_TIME_INFO"]
