@@ -56,6 +56,21 @@ def test_the_parent_is_the_shortest_range_around(ranges: Ranges) -> None:
         assert parent[index] == shortest
 
 
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 12)), max_size=10))
+@settings(max_examples=300)
+def test_ranges_that_do_not_nest_belong_to_the_innermost_open_one(raw: Ranges) -> None:
+    thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
+    parent = nesting.parents(thread, start, end)
+    open_ones: list[int] = []
+    for index in range(len(thread)):
+        while open_ones and (
+            thread[open_ones[-1]] != thread[index] or end[open_ones[-1]] <= start[index]
+        ):
+            open_ones.pop()
+        assert parent[index] == (open_ones[-1] if open_ones else nesting.NONE)
+        open_ones.append(index)
+
+
 @given(nested_ranges(), st.integers(1, 3), st.integers(0, 45))
 @settings(max_examples=100)
 def test_the_innermost_range_at_a_moment(ranges: Ranges, at_thread: int, moment: int) -> None:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
+from unified_prof.cli.app import main
 
 
-def uprof(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "unified_prof", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+def uprof(*arguments: str | Path) -> Done:
+    """Run a command as the shell would, in this process."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main([*map(str, arguments)])
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        buffer = stream.buffer
+        assert isinstance(buffer, io.BytesIO)
+        texts.append(buffer.getvalue().decode())
+    return Done(int(ended.value.code or 0), *texts)
+
+
+def refused(done: Done, code: int, *words: str) -> None:
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -106,8 +121,14 @@ def test_an_empty_report_explains_itself(tmp_path: Path) -> None:
 
 def test_a_poor_terminal_still_gets_the_report(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("µ-op", 0.0015, None, [])])
-    done = uprof("report", path, PYTHONIOENCODING="ascii")
-    assert done.returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "report", str(path)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert r"\xb5-op" in done.stdout
 
 

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis import nesting
 from unified_prof.analysis.source import Source
 from unified_prof.analysis.tasks import Strings
 
@@ -25,7 +26,15 @@ _FOREIGN = re.compile(
 
 
 class Frames:
-    """Stacks of `file:line`, outermost first, of the ranges of `framework.Framework`."""
+    """Stacks of `file:line`, outermost first, of the ranges of `framework.Framework`.
+
+    Args:
+        source: the open report, for its call chains.
+        strings: texts of the report.
+        chain: id of each range's call chain, -1 where it has none.
+        parent: the range around each range, -1 where there is none.
+        python_frames: text of each range that is a Python frame.
+    """
 
     def __init__(
         self,
@@ -34,35 +43,47 @@ class Frames:
         *,
         chain: NDArray[np.int64],
         parent: NDArray[np.int64],
-        python_names: list[str | None],
+        python_frames: dict[int, str],
     ) -> None:
-        self._chain = chain.tolist()
-        self._parent = parent.tolist()
+        self._chain, self._parent = chain, parent
         self._chains = _callchains(source, strings)
-        self._own = [None if name is None else _frame(name) for name in python_names]
-        self._around: dict[int, tuple[str, ...]] = {}
-        used = [frame for frames in self._chains.values() for frame in frames]
-        used += [frame for frame in self._own if frame is not None]
-        self.root = _common_folder({frame.rpartition(":")[0] for frame in used})
-        """Folder that all absolute paths share; it is left out of the frames."""
+        texts = {text: _frame(text) for text in set(python_frames.values())}
+        own = {index: texts[text] for index, text in python_frames.items()}
+        self._own = {index: frame for index, frame in own.items() if frame is not None}
+        used = {frame for frames in self._chains.values() for frame in frames}
+        self._root = _common_folder(
+            {frame.rpartition(":")[0] for frame in used | set(self._own.values())}
+        )
+        is_frame = np.zeros(len(parent), bool)
+        is_frame[list(self._own)] = True
+        self._around = nesting.nearest_marked(parent, is_frame)
 
-    def stack(self, index: int) -> tuple[str, ...]:
-        """Return the frames around a range, outermost first; empty where none is known."""
-        frames = self._chains.get(self._chain[index]) or self._python_stack(index)
-        return tuple(frame.removeprefix(self.root) for frame in frames)
+    def stacks(self, ranges: NDArray[np.int64]) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct stacks (frames joined by newlines) and the number of each range's.
 
-    def _python_stack(self, index: int) -> tuple[str, ...]:
-        path = []
-        while index != -1 and index not in self._around:
-            path.append(index)
-            index = self._parent[index]
-        stack = () if index == -1 else self._around[index]
-        for one in reversed(path):
-            frame = self._own[one]
-            if frame is not None:
-                stack = (*stack, frame)
-            self._around[one] = stack
-        return stack
+        A range of -1, and one around which no frame is known, has None.
+        """
+        inside = ranges != nesting.NONE
+        chained = inside & np.isin(self._chain[ranges], list(self._chains))
+        python = np.where(inside, self._around[ranges], nesting.NONE)
+        # Chains and Python frames side by side, told apart by the lowest bit.
+        key = np.where(chained, self._chain[ranges] * 2, python * 2 + 1)
+        distinct, number = np.unique(key, return_inverse=True)
+        stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
+        return stacks, number
+
+    def _stack(self, number: int, *, in_chain: bool) -> str | None:
+        frames = list(self._chains[number]) if in_chain else self._python_stack(number)
+        return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
+
+    def _python_stack(self, index: int) -> list[str]:
+        """Return the frames from a Python frame outwards, turned round."""
+        frames = []
+        while index != nesting.NONE:
+            frames.append(self._own[index])
+            above = int(self._parent[index])
+            index = int(self._around[above]) if above != nesting.NONE else above
+        return frames[::-1]
 
 
 def _callchains(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:

@@ -90,24 +90,44 @@ class Framework:
     def __len__(self) -> int:
         return len(self.name_id)
 
-    def name(self, index: int) -> str:
-        """Return the text of a range's name."""
-        return self._names[int(self._name_code[index])]
+    def names(self, ranges: Ints) -> tuple[list[str], Ints]:
+        """Return the distinct names, and the number of each range's; -1 has the last one."""
+        return self._names, self._name_code[ranges]
+
+    def stacks(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct stacks of source frames, and the number of each range's."""
+        return self._frames.stacks(ranges)
+
+    def modules(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct module paths, and the number of each range's; None is no module."""
+        innermost = np.where(ranges != NONE, self._module[ranges], NONE)
+        distinct, number = np.unique(innermost, return_inverse=True)
+        return [self._module_path(one) for one in distinct.tolist()], number
 
     @cached_property
-    def frames(self) -> Frames:
-        """The source frames of each range."""
+    def _module(self) -> Ints:
+        """The innermost module around each range."""
+        return nesting.nearest_marked(self.parent, self._is_module)
+
+    def _module_path(self, index: int) -> str | None:
+        names = []
+        while index != NONE:
+            text = self._names[int(self._name_code[index])]
+            names.append(text.removeprefix(_MODULE_PREFIX))
+            above = int(self.parent[index])
+            index = int(self._module[above]) if above != NONE else NONE
+        return ".".join(names[::-1]) or None
+
+    @cached_property
+    def _frames(self) -> Frames:
+        python = np.flatnonzero(self._type == _PYTHON)
+        texts = [self._names[code] for code in self._name_code[python].tolist()]
         return Frames(
             self._source,
             self._strings,
             chain=self._chain,
             parent=self.parent,
-            python_names=[
-                self._names[code] if is_python else None
-                for code, is_python in zip(
-                    self._name_code.tolist(), (self._type == _PYTHON).tolist(), strict=True
-                )
-            ],
+            python_frames=dict(zip(python.tolist(), texts, strict=True)),
         )
 
     def launches(self, connection: Ints) -> Launches:
@@ -153,23 +173,6 @@ class Framework:
         """Ranges that stand for a whole operation: the outermost ones, in call order."""
         own = self._top == np.arange(len(self))
         return np.flatnonzero(own & ~self._in_backward)
-
-    @cached_property
-    def module_paths(self) -> list[str | None]:
-        """Path of the innermost module around each range; None: the range is in no module."""
-        innermost = nesting.nearest_marked(self.parent, self._is_module)
-        path: dict[int, str] = {}
-        for index in np.flatnonzero(self._is_module).tolist():
-            above = self.parent[index]
-            outer = innermost[above] if above != NONE else NONE
-            name = self.name(index).removeprefix(_MODULE_PREFIX)
-            path[index] = f"{path[outer]}.{name}" if outer != NONE else name
-        return [path.get(index) for index in innermost.tolist()]
-
-    @property
-    def has_modules(self) -> bool:
-        """Whether any module was recorded."""
-        return bool(self._is_module.any())
 
     def steps(self) -> list[tuple[str, int, int]]:
         """Return the profiler's steps as (number, start_ns, end_ns)."""

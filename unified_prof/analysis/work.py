@@ -157,7 +157,7 @@ class Work:
             owned = self._owned
             call, _ = self._launches
             distinct, number = np.unique(call[owned], return_inverse=True)
-            names = self.labels.numbers(self._framework.name(one) for one in distinct.tolist())
+            names = _names(self._framework, self.labels, distinct)
             owner[owned] = names[number]
             start = np.where(owned, self._framework.start_ns[call], start)
         texts = self.labels.texts
@@ -242,13 +242,12 @@ class Work:
 def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
     """Return one row per allocation, under the operation that asked for it."""
     call = framework.calls_at(allocations.names, allocations.at_ns)
-    owners = [
-        name if index == NONE else framework.name(index)
-        for name, index in zip(allocations.names, call.tolist(), strict=True)
-    ]
+    owners = np.where(
+        call != NONE, _names(framework, labels, call), labels.numbers(allocations.names)
+    )
     return {
         "when": allocations.at_ns,
-        "name": labels.numbers(owners),
+        "name": owners,
         "kind": np.full(len(call), OPERATION, np.int8),
         "allocated_bytes": allocations.size_bytes,
         **_origin(framework, labels, call),
@@ -284,21 +283,20 @@ def collective_labels(
 
 
 def _names(framework: Framework, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
-    return labels.numbers(framework.name(index) for index in chosen.tolist())
+    names, number = framework.names(chosen)
+    return labels.numbers(names)[number]
 
 
 def _origin(framework: Framework, labels: Labels, ranges: Ints) -> Columns:
     """Return module, line and stack of host ranges; -1 is a range that is not known."""
-    distinct, number = np.unique(ranges, return_inverse=True)
-    modules = framework.module_paths
-    known = [index if index != NONE else None for index in distinct.tolist()]
-    stacks = [() if index is None else framework.frames.stack(index) for index in known]
-    columns: Columns = {
-        "module": labels.numbers(None if index is None else modules[index] for index in known),
-        "line": labels.numbers(stack[-1] if stack else None for stack in stacks),
-        "stack": labels.numbers("\n".join(stack) if stack else None for stack in stacks),
-    }
-    return {name: values[number] for name, values in columns.items()}
+    columns: Columns = {}
+    modules, number = framework.modules(ranges)
+    columns["module"] = labels.numbers(modules)[number]
+    stacks, number = framework.stacks(ranges)
+    innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
+    columns["line"] = labels.numbers(innermost)[number]
+    columns["stack"] = labels.numbers(stacks)[number]
+    return columns
 
 
 def _joined(labels: Labels, parts: list[Columns]) -> Calls:
