@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from unified_prof.columns import Column, Sink, Strings
 from unified_prof.decoders.prof.coverage import undecoded
 from unified_prof.decoders.prof.directory import ProfDirectory, find_recordings
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import OutputError, UprofError
+from unified_prof.pipeline.tally import Tally
 from unified_prof.store.writer import ReportWriter
 from unified_prof.version import VERSION
 
@@ -101,7 +101,7 @@ def build_database(
         output = recording / _file_name(time.time())
     stages = _Stages(progress)
     with ReportWriter(output, revision=schema, overwrite=force) as writer:
-        tally = _Tally(writer)
+        tally = Tally(writer)
         writer.fact("tool", f"uprof {VERSION}")
         writer.fact("command", "build")
         writer.fact("recording", recording.resolve().name)
@@ -263,30 +263,6 @@ class _Stages:
         name = self._running[-1] if self._running else "other"
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
         self._since = now
-
-
-class _Tally(Sink):
-    """Counts what passes through to the writer."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.rows: dict[str, int] = {}
-        self.anomalies: dict[str, tuple[int, str]] = {}
-
-    @property
-    def strings(self) -> Strings:
-        return self._sink.strings
-
-    def write(self, table: str, columns: Mapping[str, Column]) -> int:
-        count = self._sink.write(table, columns)
-        if count:
-            self.rows[table] = self.rows.get(table, 0) + count
-        return count
-
-    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        before, first = self.anomalies.get(name, (0, detail))
-        self.anomalies[name] = (before + count, first or detail)
-        self._sink.anomaly(name, count, detail)
 
 
 def worst_exit_code(outcomes: Iterable[Outcome]) -> int:

@@ -199,3 +199,12 @@ def test_control_files_with_any_values(
         path.write_text(json.dumps(values))
     with suppress(RawFormatError):
         decoded(copy)
+
+
+def test_a_host_slice_that_is_cut_loses_one_record(recording: Path) -> None:
+    (path,) = (recording / "host" / "data").glob("unaging.api_event.data.slice_0")
+    whole = len(decoded(recording).tables()["CANN_API"]["name"])
+    path.write_bytes(path.read_bytes()[:-7])
+    sink = decoded(recording)
+    assert sink.anomalies["cut_slice"] == 1
+    assert len(sink.tables()["CANN_API"]["name"]) == whole - 1

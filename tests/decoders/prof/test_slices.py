@@ -96,3 +96,14 @@ def test_layouts_keep_every_field_inside_the_record(name: str) -> None:
     assert record.fields is not None
     for field, offset, *_ in record.fields.values():
         assert offset + field.itemsize <= record.itemsize
+
+
+def test_a_file_cut_at_its_end_keeps_its_records(tmp_path: Path) -> None:
+    record = np.dtype([("magic", "<u2"), ("number", "<u2")])
+    rows = np.zeros(5, record)
+    rows["magic"], rows["number"] = 0x5A5A, range(5)
+    (tmp_path / "hbm.data.0.slice_0").write_bytes(rows.tobytes()[:-1])
+    file = scan(tmp_path).get("hbm")
+    assert file is not None
+    (piece,) = file.pieces(record, magic=0x5A5A)
+    assert piece["number"].tolist() == [0, 1, 2, 3]

@@ -11,17 +11,19 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import Intervals, without_overlaps
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import join
-from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.host_records import checked, join
+from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
+from unified_prof.errors import RawFormatError
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
 
 _EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
 _WRITE_ROWS = 1 << 17
 _NO_ITEM = 0
+_MAX_TYPES = 1 << 16
 
 
 @dataclass(slots=True)
@@ -78,20 +80,22 @@ def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
         end[here] = timeline.move(begin[here], rows["end"])
         kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
         type_index[here] = types.index_of(kind)
+        if len(types) > _MAX_TYPES:
+            raise RawFormatError(
+                f"{file.name if file else ''}: more than {_MAX_TYPES} kinds of calls"
+            )
         item[here] = _NO_ITEM
         named = np.isin(rows["level"], (NODE, COMMUNICATION, MODEL))
         item[here][named] = items.index_of(rows["item_id"][named])
 
     if file is not None:
-        for piece in file.pieces(record):
-            good = piece["magic"] == HOST_MAGIC
-            if not good.all():
-                sink.anomaly("bad_magic_api_event", int((~good).sum()), "api_event records")
-            is_event = good & (piece["end"] == _EVENT)
+        for piece in checked(file, "api_event", sink):
+            is_event = piece["end"] == _EVENT
             if is_event.any():
                 events.append(piece[is_event])
-                good &= ~is_event
-            add(piece if good.all() else piece[good])
+                add(piece[~is_event])
+            else:
+                add(piece)
         if events:
             add(_pair_events(join(events), sink))
     order = np.argsort(begin[:filled], kind="stable")

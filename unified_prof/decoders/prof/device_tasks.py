@@ -261,7 +261,7 @@ def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> list[Reco
     file = device.data.get("stars_soc")
     if file is None:
         return
-    for piece in file.pieces(record_type(layout)):
+    for piece in file.pieces(record_type(layout), magic=STARS_MAGIC):
         good = piece["magic"] == STARS_MAGIC
         if not good.all():
             sink.anomaly("bad_magic_stars_soc", int((~good).sum()), "stars_soc records")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Strings
+from unified_prof.columns import Sink, Strings
 from unified_prof.decoders.prof.slices import DataFolder
 
 # Names that the collector does not always write.
@@ -55,6 +55,18 @@ class Dictionaries:
         distinct, inverse = np.unique(np.asarray(hash_ids, np.uint64), return_inverse=True)
         ids = strings.intern_all(self.text(int(value)) for value in distinct.tolist())
         return np.asarray(ids, np.int64)[inverse]
+
+
+def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
+    """Count what the dictionaries did not have, after everything was looked up."""
+    if dictionaries.malformed:
+        sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "no number and text")
+    if dictionaries.missing:
+        sink.anomaly(
+            "hash_without_text",
+            len(dictionaries.missing),
+            f"shown as a number, such as {min(dictionaries.missing)}",
+        )
 
 
 def read_dictionaries(data: DataFolder) -> Dictionaries:

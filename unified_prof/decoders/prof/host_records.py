@@ -10,7 +10,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.pools import Keys, Timeline
-from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.slices import RawFile, Records
 
 
 def host_records(
@@ -29,13 +29,28 @@ def host_records(
     file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
     if file is None:
         return
-    for piece in file.pieces(record_type(kind)):
-        good = piece["magic"] == HOST_MAGIC
-        if good.all():
-            yield piece
-        else:
-            sink.anomaly(f"bad_magic_{kind}", int((~good).sum()), f"{file.name} records")
-            yield piece[good]
+    yield from checked(file, kind, sink)
+
+
+def checked(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
+    """Yield the records of a host file that have their magic number; the others are counted.
+
+    Slices of the host hold whole records. If one does not, it was cut, and only it suffers.
+    """
+    record = record_type(kind)
+    cut = [
+        path for path, size in zip(file.paths, file.sizes, strict=True) if size % record.itemsize
+    ]
+    if cut:
+        sink.anomaly("cut_slice", len(cut), f"{cut[0]} ends inside a record")
+    for part in file.by_slice() if cut else (file,):
+        for piece in part.pieces(record, magic=HOST_MAGIC):
+            good = piece["magic"] == HOST_MAGIC
+            if good.all():
+                yield piece
+            else:
+                sink.anomaly(f"bad_magic_{kind}", int((~good).sum()), f"{file.name} records")
+                yield piece[good]
 
 
 def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:

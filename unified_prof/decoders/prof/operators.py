@@ -17,6 +17,7 @@ from unified_prof.decoders.prof.runs import Runs, positions
 from unified_prof.decoders.prof.tensors import TensorTexts
 
 _RANGE_LEVEL = 5500
+_CONTEXTS = 1 << 16
 
 
 @dataclass(slots=True)
@@ -111,41 +112,40 @@ def read_contexts(
     records, key = collect(host, "additional", "context_id_info", timeline, sink)
     ranged = records["level"] == _RANGE_LEVEL
     number = np.minimum(records["context_num"], records["context_ids"].shape[1]).astype(np.int64)
-    ids = records["context_ids"]
     lists = np.flatnonzero(~ranged)
+    used = np.arange(records["context_ids"].shape[1]) < number[lists, None]
     spans = np.flatnonzero(ranged & (number == 2))
     return (
-        _contexts(nodes, key[lists], ids[lists], number[lists]),
-        _contexts(communication, key[spans], *_unrolled(ids[spans], sink)),
+        _contexts(nodes, key[lists], records["context_ids"][lists][used], number[lists]),
+        _contexts(communication, key[spans], *unrolled(records["context_ids"][spans, :2], sink)),
     )
 
 
-def _unrolled(
+def unrolled(
     bounds: NDArray[np.uint32], sink: Sink
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Turn [first, last] pairs into rows of ids; a range has at most 65536 contexts."""
+    """Turn [first, last] pairs into the ids of all, one range after another, and their numbers.
+
+    A range ends below 65536, as contexts have 16 bits; others are counted and are empty.
+    """
     first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
-    size = last - first + 1
-    good = (size > 0) & (last < 1 << 16)
+    good = (first <= last) & (last < _CONTEXTS)
     if not good.all():
-        sink.anomaly("bad_context_range", int((~good).sum()), "last context below the first")
-    size = np.where(good, size, 0)
-    widest = int(size.max()) if len(size) else 0
-    return (first[:, None] + np.arange(widest)).astype(np.uint32), size
+        sink.anomaly("bad_context_range", int((~good).sum()), "contexts from one to a lower one")
+    size = np.where(good, last - first + 1, 0)
+    return (np.repeat(first, size) + positions(size)).astype(np.uint32), size
 
 
 def _contexts(
     calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: NDArray[np.int64]
 ) -> Contexts:
+    """Keep the last contexts told of every call; `ids` has those of one record after another."""
     row = calls.find(key)
     order = np.argsort(row, kind="stable")
-    row, number, ids = row[order], number[order], ids[order]
-    last = Runs(row).last
+    last = order[Runs(row[order]).last]
     last = last[row[last] != NOWHERE]
-    row, number, ids = row[last], number[last], ids[last]
-    used = np.arange(ids.shape[1]) < number[:, None]
-    stop = np.cumsum(number)
-    return Contexts(row, stop - number, stop, ids[used])
+    stop = np.cumsum(number)[last]
+    return Contexts(row[last], stop - number[last], stop, ids)
 
 
 def _newest(

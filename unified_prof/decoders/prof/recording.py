@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.device_side import File, decode_device, decode_registered
+from unified_prof.decoders.prof.dictionaries import report_gaps
 from unified_prof.decoders.prof.directory import HostDirectory, ProfDirectory
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.marks import write_marks
@@ -42,6 +43,7 @@ def decode_recording(
             sink.anomaly("undecoded_part", 1, f"tasks of device {device_id}: {err}")
         if device is not None:
             decode_registered(DEVICE_DECODERS, device, file)
+    report_gaps(prof.dictionaries, sink)
 
 
 def _decode_host(host: HostDirectory, file: File) -> HostSide | None:

@@ -52,16 +52,27 @@ class RawFile:
         """Return how many whole records the slices hold."""
         return self.size_bytes // record.itemsize
 
-    def pieces(self, record: RecordType, piece_bytes: int = PIECE_BYTES) -> Iterator[Records]:
+    def pieces(
+        self, record: RecordType, piece_bytes: int = PIECE_BYTES, *, magic: int | None = None
+    ) -> Iterator[Records]:
         """Yield the records of all slices, in file order, a few megabytes at a time.
 
-        A piece is the caller's: it is not reused. Bytes before the first whole record are skipped.
+        A piece is the caller's: it is not reused. Bytes that are no whole record are skipped: those
+        before the first one, or those after the last one if `magic` shows that the file begins
+        with a record.
+
+        Args:
+            record: the type of the records.
+            piece_bytes: about how much to read at a time.
+            magic: what the records have in their field `magic`.
 
         Raises:
             RawFormatError: a slice cannot be read.
         """
         remainder = self.size_bytes % record.itemsize
         left = self.size_bytes - remainder
+        if remainder and magic is not None and self._begins_whole(record, remainder, magic):
+            remainder = 0
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
         with closing(_Source(self.paths, remainder)) as source:
             while left > 0:
@@ -73,6 +84,22 @@ class RawFile:
                 if filled < len(buffer):
                     return  # the file shrank since it was listed
                 left -= filled
+
+    def by_slice(self) -> list[RawFile]:
+        """Return every slice as a file of its own, where none continues the one before."""
+        return [
+            RawFile(self.name, (path,), (size,))
+            for path, size in zip(self.paths, self.sizes, strict=True)
+        ]
+
+    def _begins_whole(self, record: RecordType, remainder: int, magic: int) -> bool:
+        buffer = np.zeros(remainder + record.itemsize, np.uint8)
+        with closing(_Source(self.paths, 0)) as source:
+            source.fill(buffer.data)
+        first, second = (
+            int(buffer[at : at + record.itemsize].view(record)["magic"][0]) for at in (0, remainder)
+        )
+        return first == magic != second
 
     def read_bytes(self) -> bytes:
         """Return all slices joined; for text files and dictionaries.
