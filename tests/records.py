@@ -7,6 +7,7 @@ from typing import Any
 from unified_prof.tracking.records import (
     ActivationRecord,
     Frame,
+    GapRecord,
     IterationRecord,
     OperationRecord,
     TrackedRun,
@@ -27,7 +28,15 @@ def tracked_run(**changes: Any) -> TrackedRun:
                 forward_ms=(1.0, 3.0),
                 backward_ms=(2.0, 4.0),
             ),
-            OperationRecord("relu", (Frame("net.py", 12),), "", "Net", (0.5, 0.7), None),
+            OperationRecord(
+                "relu",
+                (Frame("net.py", 12),),
+                "",
+                "Net",
+                (0.5, 0.7),
+                None,
+                GapRecord("net.py", 11, 12, (0.1, 0.3)),
+            ),
             OperationRecord(
                 "linear",
                 (Frame("net.py", 11), Frame("net.py", 21)),

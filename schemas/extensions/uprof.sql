@@ -5,6 +5,19 @@ CREATE TABLE "UPROF_ANOMALIES" (
   detail VARCHAR,
   PRIMARY KEY (name)
 );
+CREATE TABLE "UPROF_GAPS" (
+  entry_id INTEGER NOT NULL,
+  file_path VARCHAR NOT NULL,
+  first_line INTEGER NOT NULL,
+  last_line INTEGER NOT NULL,
+  PRIMARY KEY (entry_id)
+);
+CREATE TABLE "UPROF_GAP_SAMPLES" (
+  entry_id INTEGER NOT NULL,
+  iteration INTEGER NOT NULL,
+  gap_ms DOUBLE NOT NULL,
+  PRIMARY KEY (entry_id, iteration)
+);
 CREATE TABLE "UPROF_ITERATIONS" (
   iteration INTEGER NOT NULL,
   total_ms DOUBLE NOT NULL,

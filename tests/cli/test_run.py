@@ -168,6 +168,7 @@ def test_a_partial_measurement_is_told(
         (["--backend", "toy", "-o", "work.py", "work.py"], 9, "is not a folder"),
         (["--backend", "toy", "none.py"], 2, "none.py does not exist"),
         (["--backend", "cpu", "--task-time", "l1", "work.py"], 2, "no option --task-time"),
+        (["--backend=cpu", "--report=timeline", "--schema=0", "work.py"], 2, "no revision '0'"),
         (["--backend", "toy", "--dry-run", "work.py"], 2, "there is no command"),
         (["--backend", "npu", "--dry-run", "--ge-api=l7", "work.py"], 2, "--ge-api: 'l7'"),
         (["--backend", "npu", "--pid", "1", "work.py"], 2, "no workload to start"),

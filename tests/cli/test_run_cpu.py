@@ -159,6 +159,36 @@ def test_a_failure_after_some_iterations_leaves_reports_that_say_so(
     assert "AssertionError" in capfd.readouterr().err
 
 
+def test_a_workload_that_turns_its_world_over_is_reported_all_the_same(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    turning = "import os, sys\nos.chdir('/')\nsys.stdout = sys.stderr = None\n"
+    (place / "model.py").write_text(turning + providers())
+    assert uprof("model.py") == 0
+    assert "linear" in capfd.readouterr().err
+    assert (place / "out" / "run_time.sqlite").exists()
+
+
+FORKING = """\
+import os, sys, torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+if not (child := os.fork()):
+    sys.exit(3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 1)
+"""
+
+
+def test_the_report_is_written_by_the_process_that_was_started(place: Path) -> None:
+    (place / "train.py").write_text(FORKING)
+    assert uprof("-q", "--scope", "project", "train.py") == 4
+    assert (place / "out" / "run_time.sqlite").exists()
+
+
 SLOW_TRAINING = """\
 import time, torch
 model = torch.nn.Linear(2, 2)
@@ -173,7 +203,10 @@ for i in range(10_000):
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_an_interrupted_run_keeps_its_complete_iterations(
     number: signal.Signals, code: int, place: Path
 ) -> None:

@@ -87,7 +87,7 @@ def test_what_is_wrong_is_found(
         ("UPDATE COMPUTE_TASK_INFO SET opState = NULL", None),
         ("UPDATE COMPUTE_TASK_INFO SET opState = -1", None),
         ("UPDATE COMPUTE_TASK_INFO SET opState = 4294967295", None),
-        ("UPDATE NPU_MODULE_MEM SET moduleId = 59", "only newer ENUM_MODULE have: 59"),
+        ("UPDATE NPU_MODULE_MEM SET moduleId = 59", "other revisions of ENUM_MODULE name: 59"),
         ("ALTER TABLE TASK ADD COLUMN depth integer", "foreign columns: depth"),
         ("CREATE TABLE connectionCats (connectionId INT, cat)", None),
         ("DROP INDEX TaskIndex", "index TaskIndex is missing"),

@@ -267,7 +267,7 @@ def test_what_a_killed_writer_left_is_not_lost(
 def test_a_file_that_is_being_written_is_not_upgraded(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_prof.migrate.upgrade._LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("unified_prof.migrate.files._LOCK_TIMEOUT_S", 0.05)
     with closing(sqlite3.connect(old, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="written by another process"):

@@ -8,6 +8,7 @@ import pytest
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import build
+from unified_prof.pipeline.outputs import rank_of
 from unified_prof.pipeline.recordings import build_databases
 
 NATIVE = "msprof_20261120101500.db"
@@ -42,7 +43,8 @@ def builds(
 
 
 def databases(recordings: list[Recording], **options: str) -> tuple[tuple[Path, ...], list[str]]:
-    return build_databases(recordings, options, facts={"host": "here"}, force=False)
+    rank = rank_of({})
+    return build_databases(recordings, options, rank=rank, facts={"host": "here"}, force=False)
 
 
 def test_our_database_takes_the_place_of_the_vendor_s(

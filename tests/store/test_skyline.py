@@ -66,6 +66,13 @@ def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Pat
     ]
 
 
+def test_time_between_operations_stands_with_the_operation_that_follows(tmp_path: Path) -> None:
+    path = tmp_path / "run_time.sqlite"
+    skyline.write_run_time(path, tracked_run(), FACTS)
+    assert rows(path, "SELECT * FROM UPROF_GAPS") == [(2, "net.py", 11, 12)]
+    assert rows(path, "SELECT * FROM UPROF_GAP_SAMPLES") == [(2, 0, 0.1), (2, 2, 0.3)]
+
+
 def test_frames_stand_most_specific_first(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
     skyline.write_run_time(path, tracked_run(), FACTS)

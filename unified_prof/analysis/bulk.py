@@ -131,9 +131,12 @@ def _read(
 
 def _parse(text: bytes | None, count: int) -> NDArray[np.int64] | None:
     """Return the numbers in `text`, or None if it is not `count` integers."""
-    if text is None or text.translate(None, _DIGITS):
+    if text is None or text.translate(None, _DIGITS) or b"-," in text or text.endswith(b"-"):
         return None
-    values = np.fromstring(text, np.int64, sep=",")
+    try:
+        values = np.fromstring(text, np.int64, sep=",")
+    except ValueError:  # an empty text between two commas
+        return None
     return values if len(values) == count else None
 
 

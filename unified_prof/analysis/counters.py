@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,10 @@ from numpy.typing import NDArray
 from unified_prof.analysis import bulk
 from unified_prof.analysis.model import PmuFigure, Series
 from unified_prof.analysis.source import Source
-from unified_prof.analysis.tasks import NOT_AVAILABLE, Strings
+from unified_prof.analysis.tasks import MAX_TIME_NS, NOT_AVAILABLE, Strings
+
+MAX_BYTES = 1 << 53
+"""No memory has that many: 8 PiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,8 @@ def allocations(source: Source, strings: Strings) -> Allocations:
     columns = bulk.fetch(
         source, "OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"}
     )
-    known = (columns["at"] > 0) & (columns["size"] > 0) & (columns["size"] < 1 << 53)
+    known = (columns["at"] > 0) & (columns["at"] <= MAX_TIME_NS)
+    known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
     names = [strings.get(number) or "(unnamed)" for number in columns["name"][known].tolist()]
     return Allocations(names, columns["size"][known], columns["at"][known])
 
@@ -102,7 +107,7 @@ def peak_memory(source: Source) -> int | None:
         "SELECT max(hbm) FROM NPU_MEM",
     ):
         ((peak,),) = source.rows(query)
-        if isinstance(peak, int | float) and peak > 0:
+        if isinstance(peak, int | float) and 0 < peak < MAX_BYTES:
             return int(peak)
     return None
 
@@ -121,7 +126,7 @@ def _of_table(source: Source, strings: Strings, counter: _Counter) -> list[Serie
     columns = ", ".join([counter.time, device, *keys, *(column for column, _ in counter.values)])
     found: dict[tuple[object, ...], list[tuple[int, list[Any]]]] = {}
     for time_ns, where, *rest in source.rows(f'SELECT {columns} FROM "{counter.table}"'):
-        if isinstance(time_ns, int | float):
+        if isinstance(time_ns, int | float) and 0 <= time_ns <= MAX_TIME_NS:
             found.setdefault((where, *rest[: len(keys)]), []).append(
                 (int(time_ns), rest[len(keys) :])
             )
@@ -137,7 +142,7 @@ def _of_table(source: Source, strings: Strings, counter: _Counter) -> list[Serie
             points = [
                 (time_ns, float(values[index]))
                 for time_ns, values in samples
-                if isinstance(values[index], int | float)
+                if isinstance(values[index], int | float) and math.isfinite(values[index])
             ]
             if points:
                 result.append(
@@ -163,7 +168,7 @@ def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
             SELECT c.opType AS op, p.name AS counter, count(*) AS tasks,
                    avg(p.value) AS mean, total(p.value) AS total
             FROM TASK_PMU_INFO p JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = p.globalTaskId
-            WHERE p.value IS NOT NULL GROUP BY c.opType, p.name
+            WHERE p.value BETWEEN -1e300 AND 1e300 GROUP BY c.opType, p.name
         ) g LEFT JOIN STRING_IDS o ON o.id = g.op LEFT JOIN STRING_IDS n ON n.id = g.counter
         ORDER BY o.value, n.value
         """

@@ -33,7 +33,7 @@ from unified_prof.analysis.source import (
     recorded_anomalies,
     recorded_facts,
 )
-from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks, possible
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls
@@ -177,12 +177,21 @@ class MsprofAnalysis(Analysis):
 
     @cached_property
     def _steps(self) -> list[tuple[str, int, int]]:
-        rows = self._source.rows(
-            "SELECT id, startNs, endNs FROM STEP_TIME"
-            " WHERE endNs >= startNs AND startNs > 0 ORDER BY startNs"
-        )
-        if rows:
-            return [(str(number), int(start), int(end)) for number, start, end in rows]
+        columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
+        found = bulk.fetch(self._source, "STEP_TIME", columns)
+        valid = possible(found["start"], found["duration"])
+        bad = int(len(valid) - valid.sum())
+        self._findings.add("impossible_step_time", f"{bad} steps are left out", bad)
+        if valid.any():
+            order = np.flatnonzero(valid)[np.argsort(found["start"][valid], kind="stable")]
+            return [
+                (
+                    str(found["id"][row]) if found["id"][row] != bulk.MISSING else "?",
+                    int(found["start"][row]),
+                    int(found["start"][row] + found["duration"][row]),
+                )
+                for row in order
+            ]
         return self._framework.steps() if self._framework is not None else []
 
     @cached_property

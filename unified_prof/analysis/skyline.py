@@ -66,7 +66,7 @@ class SkylineAnalysis(Analysis):
         totals = self._totals()
         anomalies = [one for source in self._sources for one in recorded_anomalies(source)]
         facts = dict(fact for source in self._sources for fact in recorded_facts(source))
-        steps = bool(self._iterations)
+        steps = bool(self._steps)
         return Summary(
             path=", ".join(str(source.path) for source in self._sources),
             family=" + ".join(source.family for source in self._sources),
@@ -82,8 +82,8 @@ class SkylineAnalysis(Analysis):
 
     def breakdown(self, by: By) -> Breakdown:
         """Divide the run by `by`."""
-        if by == "step" and self._iterations:
-            return breakdowns.finish("step", [_step(*row) for row in self._iterations])
+        if by == "step" and self._steps:
+            return breakdowns.finish("step", self._steps)
         if by not in self.summary.available:
             raise UsageError(
                 f"{self.summary.path}: cannot be broken down by {by}: {_WHY_NOT[by]}",
@@ -113,19 +113,21 @@ class SkylineAnalysis(Analysis):
         return Samples(*matrices)
 
     @cached_property
-    def _iterations(self) -> list[tuple[Any, ...]]:
-        """Rows of UPROF_ITERATIONS: the two reports of one run have the same; times come first."""
+    def _steps(self) -> list[Row]:
+        """The measured iterations: the two reports of one run have the same; times come first."""
         for source in self._sources:
             if "UPROF_ITERATIONS" in source.tables:
-                return source.rows(
-                    "SELECT iteration, total_ms, forward_ms, backward_ms, peak_usage_bytes, matched"
+                rows = source.rows(
+                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms, backward_ms"
                     " FROM UPROF_ITERATIONS ORDER BY iteration"
                 )
+                return _iterations(rows, self._findings)
         return []
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        matched = [row[1] for row in self._iterations if row[5]]
+        matched = [row.total_ns for row in self._steps if not row.detail]
+        known = [time for time in matched if time is not None]
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -138,8 +140,8 @@ class SkylineAnalysis(Analysis):
             gradient_bytes=sums["gradient_bytes"],
             activation_bytes=sums["activation_bytes"],
             peak_bytes=None if self._memory is None else _peak(self._memory, self._findings),
-            iteration_ns=ms_to_ns(median(matched)) if matched else None,
-            iterations=len(self._iterations) or None,
+            iteration_ns=round(median(known)) if known else None,
+            iterations=len(self._steps) or None,
         )
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
@@ -159,7 +161,7 @@ class SkylineAnalysis(Analysis):
         elif totals.peak_bytes is None:
             missing.append(NotMeasured("peak memory", "the report does not state it"))
         for by in ("module", "line", "kernel", "step"):
-            if by == "step" and self._iterations:
+            if by == "step" and self._steps:
                 continue
             if by not in breakdowns.available(self.calls, steps=False):
                 missing.append(NotMeasured(f"time by {by}", _WHY_NOT[by]))
@@ -249,22 +251,31 @@ def _peak(source: Source, findings: Findings) -> int | None:
     return None if size == UNKNOWN else size
 
 
-def _step(
-    iteration: int, total: float, forward: float, backward: float, peak: int, matched: int
-) -> Row:
-    def ns(value: float | None) -> int | None:
-        return None if value is None else ms_to_ns(value)
+def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
+    columns = list(zip(*rows, strict=True)) or [()] * 6
+    times = [
+        _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
+        for name, values in zip(("total_ms", "forward_ms", "backward_ms"), columns[3:], strict=True)
+    ]
+    return [
+        Row(
+            name=str(iteration),
+            kind="step",
+            count=1,
+            total_ns=_known(total),
+            forward_ns=_known(forward),
+            backward_ns=_known(backward),
+            detail=None if matched else "another sequence of operations: not averaged",
+            extra={"peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None},
+        )
+        for iteration, matched, peak, total, forward, backward in zip(
+            *columns[:3], *times, strict=True
+        )
+    ]
 
-    return Row(
-        name=str(iteration),
-        kind="step",
-        count=1,
-        total_ns=ns(total),
-        forward_ns=ns(forward),
-        backward_ns=ns(backward),
-        detail=None if matched else "another sequence of operations: not averaged",
-        extra={"peak_bytes": peak},
-    )
+
+def _known(value: int) -> int | None:
+    return None if value == UNKNOWN else value
 
 
 def _text(value: object) -> str:

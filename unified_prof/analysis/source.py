@@ -81,7 +81,12 @@ def recorded_anomalies(source: Source) -> list[Anomaly]:
         return []
     rows = source.rows("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY name")
     return [
-        Anomaly(str(name), int(count or 0), None if detail is None else str(detail), "recorded")
+        Anomaly(
+            str(name),
+            count if isinstance(count, int) else 1,
+            None if detail is None else str(detail),
+            "recorded",
+        )
         for name, count, detail in rows
     ]
 

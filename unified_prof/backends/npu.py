@@ -91,7 +91,8 @@ class NpuBackend:
         Raises:
             UsageError: an option or a path that msprof would refuse.
             DeviceUnavailableError: msprof cannot be started.
-            CaptureError: nothing was recorded although the workload succeeded.
+            CaptureError: the workload broke the rules of providers; that nothing was recorded is
+                told in `Capture.failure`.
         """
         arguments = _check(spec)
         if reason := self.unavailable_reason():

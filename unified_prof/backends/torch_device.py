@@ -6,7 +6,8 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from unified_prof.backends.base import (
     MEMORY,
@@ -18,6 +19,7 @@ from unified_prof.backends.base import (
     check_options,
 )
 from unified_prof.errors import CaptureError, UsageError
+from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
@@ -41,13 +43,21 @@ def torch_missing_reason() -> str | None:
 
 
 @contextmanager
-def _told_to_workload(device: str) -> Iterator[None]:
-    """Let the workload know by UPROF_DEVICE which type of device is being profiled."""
+def _world_of_workload(device: str) -> Iterator[None]:
+    """Tell the workload by UPROF_DEVICE what is profiled; undo afterwards what it changed.
+
+    It may leave another working folder and other output streams behind, and ours are needed for
+    writing and telling the result.
+    """
+    folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
     before = os.environ.get(DEVICE_VARIABLE)
     os.environ[DEVICE_VARIABLE] = device
     try:
         yield
     finally:
+        sys.stdout, sys.stderr = stdout, stderr
+        with suppress(OSError):  # the folder is gone
+            os.chdir(folder)
         if before is None:
             os.environ.pop(DEVICE_VARIABLE, None)
         else:
@@ -77,7 +87,7 @@ class TorchBackend(ABC):
 
         process = os.getpid()
         try:
-            with _told_to_workload(self.name):
+            with _world_of_workload(self.name):
                 outcome = run_workload(
                     self.name,
                     target=spec.target,
@@ -114,10 +124,11 @@ class TorchBackend(ABC):
         """Return what records the timeline, None if it is not asked for.
 
         Raises:
-            UsageError: a detail that cannot be recorded.
+            UsageError: a detail that cannot be recorded, or a schema that is not known.
         """
         if TIMELINE not in spec.reports:
             return None
+        resolve(MSPROF, str(spec.options.get("schema") or "documented"))
         details = spec.options.get(TIMELINE_DETAIL, DETAILS)
         names = details if isinstance(details, tuple) else (str(details),)
         if unknown := [name for name in names if name not in DETAILS]:

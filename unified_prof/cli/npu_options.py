@@ -1,4 +1,4 @@
-"""The options of `uprof run` that only the NPU backend has, made from its table of options."""
+"""The options of `uprof run` for the NPU backend, made from its table of options."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ def _general() -> list[inspect.Parameter]:
             "schema",
             str | None,
             metavar="REVISION",
-            help="Revision of the database's schema: documented, latest, or a revision's name.",
+            help="Revision of the timeline's schema: documented, latest, or a revision's name.",
             show_default="documented",
+            mark="",
         ),
         _made(
             "pid",
@@ -84,9 +85,9 @@ def _parameter(option: MsprofOption) -> inspect.Parameter:
     return _made(option.name, str | None, metavar=metavar, help=option.help)
 
 
-def _made(name: str, kind: Any, **settings: Any) -> inspect.Parameter:
+def _made(name: str, kind: Any, *, mark: str = _MARK, **settings: Any) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    info = typer.Option(flag, **{**settings, "help": _MARK + settings["help"]})
+    info = typer.Option(flag, **{**settings, "help": mark + settings["help"]})
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

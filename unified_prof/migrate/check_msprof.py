@@ -135,7 +135,9 @@ def _out_of_range(
         words = f"{table}.{column} holds numbers that are not in {enum}: {_some(strange)}"
         yield problem("enum", words, sum(values[value] for value in strange))
     if newer:
-        words = f"{table}.{column} holds numbers that only newer {enum} have: {_some(newer)}"
+        words = (
+            f"{table}.{column} holds numbers that other revisions of {enum} name: {_some(newer)}"
+        )
         yield note("enum", words, sum(values[value] for value in newer))
 
 

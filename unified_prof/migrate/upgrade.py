@@ -7,19 +7,15 @@ partial copy is removed, unless the process is killed.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sqlite3
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO
 
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.migrate import ordering
+from unified_prof.migrate.files import copy_database, flushing, inherit, keep, locked, settle
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.atomic import AtomicFile, output_error
@@ -27,8 +23,6 @@ from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognis
 from unified_prof.store.fingerprint import Facts
 from unified_prof.store.opening import open_read_only, read_error
 
-_LOCK_TIMEOUT_S = 30.0
-_COPY_BYTES = 1 << 26
 _RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
 # The copy is thrown away when anything fails: no journal, no waiting for the disk.
 _FAST = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", "PRAGMA locking_mode = EXCLUSIVE")
@@ -97,7 +91,7 @@ def upgrade(
         return _to_output(found, plan, Path(output), overwrite=overwrite)
     if plan.start == plan.target:
         return Upgrade(path, path, plan.start, plan.target)
-    return _in_place(path, to, keep=backup)
+    return _in_place(path, to, backup=backup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,98 +124,39 @@ def _to_output(found: Detection, plan: _Plan, output: Path, *, overwrite: bool) 
     try:
         with ExitStack() as resources, _translated(path, output, plan):
             source = open_read_only(path, resources)
-            _copy(source, path, target.partial, resources)
-            anomalies = _migrate(target.partial, path, plan)
+            copy_database(source, path, target.partial, resources)
+            with flushing(target.partial):
+                anomalies = _migrate(target.partial, path, plan)
         target.commit()
     finally:
         target.discard()
     return Upgrade(path, output, plan.start, plan.target, None, anomalies)
 
 
-def _in_place(path: Path, to: str, *, keep: bool) -> Upgrade:
+def _in_place(path: Path, to: str, *, backup: bool) -> Upgrade:
     with ExitStack() as resources:
-        original = _locked(path, resources)
+        original = locked(path, resources)
         plan = _plan(recognise(original, path), to)
         if plan.start == plan.target:  # another process was faster
             return Upgrade(path, path, plan.start, plan.target)
         output = AtomicFile(path, overwrite=True)
+        saved = None
         try:
             with _translated(path, path, plan):
-                _copy(original, path, output.partial, resources)
-                anomalies = _migrate(output.partial, path, plan)
-                _inherit(path, output.partial)
-                _settle(original, path)
-                saved = _keep(path) if keep else None
+                copy_database(original, path, output.partial, resources)
+                with flushing(output.partial):
+                    anomalies = _migrate(output.partial, path, plan)
+                inherit(path, output.partial)
+                settle(original, path)
+                saved = keep(path) if backup else None
             output.commit()
+        except BaseException:
+            if saved is not None:
+                saved.unlink(missing_ok=True)
+            raise
         finally:
             output.discard()
     return Upgrade(path, path, plan.start, plan.target, saved, anomalies)
-
-
-def _locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
-    """Open `path` so that no other process can write it; readers are not disturbed.
-
-    A journal that a crashed writer left is rolled back by this, as by everyone who opens the
-    file to write.
-    """
-    uri = f"{path.absolute().as_uri()}?mode=rw"
-    while True:
-        before = _identity(path)
-        db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
-        try:
-            db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as err:
-            db.close()
-            if "locked" in str(err):
-                raise read_error(path, err) from err
-            raise output_error(path, err) from err
-        # Someone may have put another file in its place while this one was waited for.
-        if _identity(path) == before:
-            resources.enter_context(closing(db))
-            return db
-        db.close()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror}") from err
-    return found.st_dev, found.st_ino
-
-
-def _copy(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
-    """Copy what `source` sees, which is `path` with any log or journal beside it."""
-    if any(_size(Path(f"{path}{suffix}")) for suffix in ("-wal", "-journal")):
-        with ExitStack() as own:
-            if source.in_transaction:
-                # A connection that may write cannot be the source of a backup.
-                uri = f"{path.absolute().as_uri()}?mode=ro"
-                source = own.enter_context(closing(sqlite3.connect(uri, uri=True)))
-            source.backup(own.enter_context(closing(sqlite3.connect(copy))))
-        return
-    if not source.in_transaction:
-        source.execute("BEGIN")
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    # Closing any descriptor of a file drops the locks that the process has on it, SQLite's
-    # included. So this one stays open as long as the connection.
-    file = resources.enter_context(path.open("rb"))
-    with copy.open("wb") as destination_file, ThreadPoolExecutor(1) as pool:
-        copying = pool.submit(_copy_bytes, file, destination_file)
-        import_module("unified_prof.migrate.runner")  # takes as long as copying 1 GB
-        copying.result()
-
-
-def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
-    if hasattr(os, "copy_file_range"):
-        with suppress(OSError):  # not every pair of file systems can
-            while os.copy_file_range(source.fileno(), destination.fileno(), _COPY_BYTES):
-                pass
-            return
-        source.seek(0)
-        destination.seek(0)
-        destination.truncate()
-    shutil.copyfileobj(source, destination, _COPY_BYTES >> 6)
 
 
 def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
@@ -283,60 +218,9 @@ def _anomalies(db: sqlite3.Connection) -> dict[str, tuple[int, str | None]]:
     return {name: (count, detail) for name, count, detail in rows}
 
 
-def _inherit(path: Path, copy: Path) -> None:
-    """Give the copy the original's permissions and, where that is allowed, its owner."""
-    shutil.copymode(path, copy)
-    if hasattr(os, "chown"):
-        found = path.stat()
-        with suppress(OSError):
-            os.chown(copy, found.st_uid, found.st_gid)
-
-
-def _settle(original: sqlite3.Connection, path: Path) -> None:
-    """Empty the original's write-ahead log into it: left there, it would be read into the copy.
-
-    The content stays the same, and nobody has written it since it was copied.
-    """
-    if original.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-        return
-    version = original.execute("PRAGMA data_version").fetchone()
-    original.execute("ROLLBACK")
-    busy, *_ = original.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    original.execute("BEGIN IMMEDIATE")
-    if busy or original.execute("PRAGMA data_version").fetchone() != version:
-        raise StoreError(
-            f"{path} is in use by another process", hint="try again when that has finished"
-        )
-
-
-def _keep(path: Path) -> Path:
-    """Give the original a second name, one that nothing has yet."""
-    path = Path(os.path.realpath(path))
-    number = 1
-    while True:
-        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
-        try:
-            os.link(path, backup)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError:  # a file system without hard links
-            if backup.exists():
-                number += 1
-                continue
-            shutil.copy2(path, backup)
-        return backup
-
-
 def _quoted(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
-
-
-def _size(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_size
-    return 0
 
 
 @contextmanager

@@ -60,6 +60,27 @@ class RunTimeSample(UprofBase):
     backward_ms: Mapped[float | None] = mapped_column(doc="backward time of this call, ms, or NULL")
 
 
+class Gap(UprofBase):
+    """Time before an operation in which no operation ran: the lines of the project that took it."""
+
+    __tablename__ = "UPROF_GAPS"
+    entry_id: Mapped[int] = mapped_column(
+        primary_key=True, doc="run_time_entries.id of the operation that follows"
+    )
+    file_path: Mapped[str] = mapped_column(doc="relative to the project root")
+    first_line: Mapped[int] = mapped_column(doc="first line that can have taken it, from 1")
+    last_line: Mapped[int] = mapped_column(doc="last such line; often the same")
+
+
+class GapSample(UprofBase):
+    """One such time in one iteration."""
+
+    __tablename__ = "UPROF_GAP_SAMPLES"
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_GAPS.entry_id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    gap_ms: Mapped[float] = mapped_column(doc="between the two operations, ms")
+
+
 class ModulePath(UprofBase):
     """The qualified nn.Module path an entry belongs to, such as `encoder.layers.0.linear1`."""
 

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
-
-TIMELINE_NAME = "timeline.db"
-"""Database of the trace that torch.profiler left of a run."""
+from unified_prof.pipeline.outputs import Rank, timeline_file
 
 
 def build_databases(
     recordings: Iterable[Recording],
     options: Mapping[str, object],
     *,
+    rank: Rank,
     facts: Mapping[str, str | None],
     force: bool,
 ) -> tuple[tuple[Path, ...], list[str]]:
@@ -28,6 +27,7 @@ def build_databases(
     Args:
         recordings: What a backend brought back.
         options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
+        rank: Which process of a distributed run this is; part of the names that are ours.
         facts: Rows of UPROF_RUN.
         force: Whether a database of the same name may be overwritten.
 
@@ -40,7 +40,8 @@ def build_databases(
     notes: list[str] = []
     for recording in recordings:
         if recording.kind == "kineto":
-            path, note = _imported(recording, options, facts, force=force)
+            target = timeline_file(recording.path.parent, rank)
+            path, note = _imported(recording, target, options, facts, force=force)
         elif native:
             path, note = _kept(recording)
         else:
@@ -56,6 +57,7 @@ def build_databases(
 
 def _imported(
     recording: Recording,
+    target: Path,
     options: Mapping[str, object],
     facts: Mapping[str, str | None],
     *,
@@ -64,16 +66,15 @@ def _imported(
     from unified_prof.pipeline.import_trace import import_trace
 
     schema = str(options.get("schema") or "documented")
-    report = recording.path.with_name(TIMELINE_NAME)
     try:
         import_trace(
-            recording.path, report, schema=schema, force=force, facts=facts, of_own_run=True
+            recording.path, target, schema=schema, force=force, facts=facts, of_own_run=True
         )
     except OutputError:
         raise
     except UprofError as err:
         return None, str(err)
-    return report, None
+    return target, None
 
 
 def _kept(recording: Recording) -> tuple[Path | None, str | None]:

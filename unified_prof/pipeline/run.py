@@ -16,7 +16,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.recordings import TIMELINE_NAME, build_databases
+from unified_prof.pipeline.recordings import build_databases
 from unified_prof.tracking.records import TrackedRun
 
 
@@ -58,10 +58,10 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
     outputs.refuse_existing_files(skyline_files.values(), force=force)
     raw = outputs.raw_directory(spec.output_dir, rank)
     if TIMELINE in spec.reports:
-        outputs.refuse_existing_files([raw / TIMELINE_NAME], force=force)
+        outputs.refuse_existing_files([outputs.timeline_file(raw, rank)], force=force)
     with outputs.output_directory(spec.output_dir), outputs.output_directory(raw):
         facts = provenance.of_run(spec, backend.name, rank, provenance.now())
-        capture = backend.run(replace(spec, output_dir=raw))
+        capture = backend.run(replace(spec, output_dir=raw.absolute()))
         facts |= capture.facts
         facts["finished"] = provenance.timestamp(provenance.now())
         facts["exit_code"] = str(capture.exit_code)
@@ -71,10 +71,10 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
             for report, path in write_skyline(skyline_files, capture, facts, force=force):
                 files[report] = (path,)
             databases, notes = build_databases(
-                capture.recordings, spec.options, facts=facts, force=force
+                capture.recordings, spec.options, rank=rank, facts=facts, force=force
             )
             if databases:
-                files[TIMELINE] = databases
+                files[TIMELINE] = tuple(map(outputs.relative_to_here, databases))
             failures += notes
             if not files and not capture.exit_code:
                 raise CaptureError(capture.failure or "nothing was measured")

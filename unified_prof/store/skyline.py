@@ -54,6 +54,7 @@ def write_run_time(
                     for sample in _samples(operation, matched)
                 ),
             )
+            _fill_gaps(db, run.operations, matched)
             _fill_modules(db, "operation", run.operations)
             _fill_common(db, run, facts)
         _verify(db, path)
@@ -138,6 +139,30 @@ def _samples(
 ) -> Iterable[tuple[int, float, float | None]]:
     backward = operation.backward_ms or [None] * len(matched)
     return zip(matched, operation.forward_ms, backward, strict=True)
+
+
+def _fill_gaps(
+    db: sqlite3.Connection, operations: Iterable[OperationRecord], matched: list[int]
+) -> None:
+    gaps = [
+        (entry_id, operation.gap)
+        for entry_id, operation in enumerate(operations, start=1)
+        if operation.gap is not None
+    ]
+    uprof_tables.fill(
+        db,
+        "UPROF_GAPS",
+        ((entry_id, gap.file_path, gap.first_line, gap.last_line) for entry_id, gap in gaps),
+    )
+    uprof_tables.fill(
+        db,
+        "UPROF_GAP_SAMPLES",
+        (
+            (entry_id, iteration, gap_ms)
+            for entry_id, gap in gaps
+            for iteration, gap_ms in zip(matched, gap.ms, strict=True)
+        ),
+    )
 
 
 def _correlate(

@@ -9,8 +9,15 @@ from dataclasses import dataclass
 
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.calls import MAX_CALLS, Iteration
-from unified_prof.tracking.device import Clock
-from unified_prof.tracking.records import ActivationRecord, IterationRecord, OperationRecord
+from unified_prof.tracking.device import Clock, Mark
+from unified_prof.tracking.frames import Stack
+from unified_prof.tracking.gaps import gap_site
+from unified_prof.tracking.records import (
+    ActivationRecord,
+    GapRecord,
+    IterationRecord,
+    OperationRecord,
+)
 from unified_prof.tracking.sites import Site, SiteTable
 
 Sequenced = tuple[tuple[Site, bool], ...]
@@ -20,11 +27,15 @@ part in the backward pass."""
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One iteration in numbers; both lists run along `sequence`."""
+    """One iteration in numbers; the tuples run along `sequence`."""
 
     sequence: Sequenced
     forward_ms: tuple[float, ...]
     backward_ms: tuple[float, ...]
+    gap_ms: tuple[float | None, ...]
+    """From the call before (of any operation) in the same forward pass; None: it was the first."""
+    stacks: tuple[tuple[Stack, Stack] | None, ...]
+    """Where the call before a gap and the one after it stood; None where there is no gap."""
     record: IterationRecord
 
 
@@ -35,6 +46,9 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
     for owner, start, end in iteration.nodes:
         node_ms[owner] = node_ms.get(owner, 0.0) + elapsed(start, end)
     sequence, indexes, forward, backward = [], [], [], []
+    gap_ms: list[float | None] = []
+    stacks: list[tuple[Stack, Stack] | None] = []
+    pass_starts = {0, *iteration.optimizer_steps, *(count for count, _, _ in iteration.backwards)}
     for index, call in enumerate(iteration.calls):
         site = sites.site(call, with_set_up=iteration.with_set_up)
         if site.kept:
@@ -42,11 +56,16 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
             indexes.append(index)
             forward.append(elapsed(call.start, call.end))
             backward.append(node_ms.get(index, 0.0))
+            before = _before(iteration, index, pass_starts)
+            gap_ms.append(None if before is None else elapsed(before[0], call.start))
+            stacks.append(None if before is None else (before[1], call.stack))
     backward_total = sum(elapsed(start, end) for _, start, end in iteration.backwards)
     return Measured(
         sequence=tuple(sequence),
         forward_ms=tuple(forward),
         backward_ms=tuple(backward),
+        gap_ms=tuple(gap_ms),
+        stacks=tuple(stacks),
         record=IterationRecord(
             total_ms=elapsed(iteration.begin, iteration.end),
             forward_ms=_forward_total(iteration, indexes, clock) if indexes else None,
@@ -55,6 +74,18 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
             matched=True,
         ),
     )
+
+
+def _before(iteration: Iteration, index: int, pass_starts: set[int]) -> tuple[Mark, Stack] | None:
+    """Return when and where the last operation before call `index` ended, within its pass."""
+    if index == 0:
+        return (iteration.begin, ()) if iteration.begins_with_forward else None
+    if index in pass_starts:
+        return None
+    call = iteration.calls[index - 1]
+    # What ran outside the model may have loaded data since.
+    known = call.stack or iteration.begins_with_forward
+    return (call.end, call.stack) if known else None
 
 
 def _forward_total(iteration: Iteration, kept: Sequence[int], clock: Clock) -> float:
@@ -103,6 +134,7 @@ def operations_of(
             backward_ms=tuple(one.backward_ms[position] for one in matched)
             if in_backward
             else None,
+            gap=_gap(matched, position),
         )
         for position, (site, in_backward) in enumerate(commonest)
     )
@@ -117,6 +149,18 @@ def operations_of(
         for one in measured
     )
     return operations, records, matched[0]
+
+
+def _gap(matched: Sequence[Measured], position: int) -> GapRecord | None:
+    """Return the time before an operation, where every iteration has it and it has a place."""
+    samples = [value for one in matched if (value := one.gap_ms[position]) is not None]
+    stacks = matched[0].stacks[position]
+    site = None if stacks is None else gap_site(*stacks)
+    if site is None or len(samples) < len(matched):
+        return None
+    # Events of a device may be recorded out of order on two streams; a gap is never negative.
+    times = tuple(max(0.0, value) for value in samples)
+    return GapRecord(site.file_path, site.first_line, site.last_line, times)
 
 
 def activations_of(

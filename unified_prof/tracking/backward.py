@@ -31,12 +31,19 @@ _Hook = Callable[..., None]
 
 
 class _HostTimers:
-    """One hook before each node; the next one's is its end."""
+    """One hook before each node; the next one's is its end.
 
-    def __init__(self, recorder: Recorder, counter: Callable[[], int]) -> None:
+    What the hooks themselves take lies between an end and the next start, as far as it can.
+    """
+
+    def __init__(self, recorder: Recorder, counter: Callable[[], int], create_graph: bool) -> None:
         self._mark = recorder.mark
         self._counter = counter
-        self._starts: list[tuple[int, Mark, int, Mark]] = []
+        self._create_graph = create_graph
+        self._calls: list[int] = []
+        self._ends: list[Mark] = []
+        self._starts: list[Mark] = []
+        self._numbers: list[int] = []
         self._hooks: dict[int, _Hook] = {}
 
     def attach(self, node: Any, call: int) -> list[Any]:
@@ -46,29 +53,35 @@ class _HostTimers:
         return [node.register_prehook(hook)]
 
     def _make(self, call: int) -> _Hook:
-        mark, counter, append = self._mark, self._counter, self._starts.append
+        mark, counter, create_graph = self._mark, self._counter, self._create_graph
+        end, start = self._ends.append, self._starts.append
+        note_call, note_number = self._calls.append, self._numbers.append
 
         def before(_gradients: Any) -> None:
-            entered = mark()
-            append((call, entered, counter(), mark()))
+            end(mark())
+            note_call(call)
+            if create_graph:
+                note_number(counter())
+            start(mark())
 
         return before
 
-    def finish(self, iteration: Iteration, end: Mark, create_graph: bool) -> None:
-        starts = self._starts
-        starts.append((_ACCUMULATES, end, self._counter(), end))
-        for (call, _, first, start), (_, stop, last, _) in pairwise(starts):
+    def finish(self, iteration: Iteration, end: Mark) -> None:
+        ends = [*self._ends[1:], end]
+        for call, start, stop in zip(self._calls, self._starts, ends, strict=True):
             if call != _ACCUMULATES:
                 iteration.nodes.append((call, start, stop))
-                # What the node's backward made belongs to its call, for a backward through it.
-                if create_graph and call != NO_CALL and last > first:
-                    iteration.claim_nodes(first, last, call)
+        # What a node's backward made belongs to its call, for a backward through it.
+        numbers = [*self._numbers, self._counter()]
+        for call, (first, last) in zip(self._calls, pairwise(numbers), strict=False):
+            if call >= 0 and last > first:
+                iteration.claim_nodes(first, last, call)
 
 
 class _DeviceTimers:
     """A hook before and one after each node, whichever thread runs it."""
 
-    def __init__(self, recorder: Recorder, counter: Callable[[], int]) -> None:
+    def __init__(self, recorder: Recorder, counter: Callable[[], int], create_graph: bool) -> None:
         self._mark = recorder.mark
         self._nodes: list[tuple[int, Mark, Mark]] = []
 
@@ -87,7 +100,7 @@ class _DeviceTimers:
 
         return [node.register_prehook(before), node.register_hook(after)]
 
-    def finish(self, iteration: Iteration, end: Mark, create_graph: bool) -> None:
+    def finish(self, iteration: Iteration, end: Mark) -> None:
         # Nodes made by this backward are counted by the device's thread: they stay unclaimed.
         iteration.nodes += self._nodes
 
@@ -102,7 +115,7 @@ def run_backward(
     retain_graph = bool(args[1]) if len(args) > 1 else bool(kwargs.get("keep_graph"))
     create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
     counter = torch._C._autograd._get_sequence_nr
-    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, counter)
+    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, counter, create_graph)
     recorder.inside = recorder.in_engine = True
     lasting: list[Any] = []
     passing: list[Any] = []
@@ -117,7 +130,7 @@ def run_backward(
         result = engine(roots, *args, **kwargs)
         end = recorder.mark()
         iteration.backwards.append((calls_before, start, end))
-        timers.finish(iteration, end, create_graph)
+        timers.finish(iteration, end)
         return result
     finally:
         recorder.inside = recorder.in_engine = False

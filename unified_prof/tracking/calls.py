@@ -50,6 +50,8 @@ class Iteration:
     """Ranges of sequence numbers, ascending, and the call that made those nodes."""
     with_set_up: bool = False
     """The program sets itself up in it: the first iteration of a script."""
+    begins_with_forward: bool = False
+    """Nothing but the forward pass runs between its begin and its first operation in a module."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     foreign_nodes: int = 0

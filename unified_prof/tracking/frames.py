@@ -96,6 +96,15 @@ class CodeEntry:
         self.path = path
         self._lines: dict[int, int] = {}
 
+    @property
+    def first_line(self) -> int:
+        """The line of the `def`, which runs nothing when the function is called."""
+        return self.code.co_firstlineno
+
+    def lines(self) -> set[int]:
+        """Return the lines that have instructions; those of functions inside are not among them."""
+        return {line for _, _, line in self.code.co_lines() if line}
+
     def line(self, instruction: int) -> int:
         """Return the line of the instruction at byte offset `instruction`, as a frame would."""
         if not self._lines:

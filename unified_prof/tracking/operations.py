@@ -31,6 +31,8 @@ class OperationTracker:
         self.modules = modules
         self.with_set_up = False
         """Whether the iterations hold the program's set-up."""
+        self.begins_with_forward = False
+        """Whether they begin with the forward pass, no data being loaded before it."""
         self.clock: Clock = device.clock()
         self.iterations: list[Iteration] = []
         self._walker = walker
@@ -54,7 +56,9 @@ class OperationTracker:
         import torch
 
         assert self._recorder is not None
-        iteration = self._recorder.iteration = Iteration(with_set_up=self.with_set_up)
+        iteration = self._recorder.iteration = Iteration(
+            with_set_up=self.with_set_up, begins_with_forward=self.begins_with_forward
+        )
         self._interception.activate(self._recorder, self._run)
         iteration.first_sequence = torch._C._autograd._get_sequence_nr()
         iteration.begin = self.clock.mark()

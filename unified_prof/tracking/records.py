@@ -17,6 +17,18 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class GapRecord:
+    """The time before an operation in which no other operation ran, and the lines that took it."""
+
+    file_path: str
+    """Relative to the project root."""
+    first_line: int
+    last_line: int
+    ms: tuple[float, ...]
+    """One value per matched iteration, as the operation's own samples."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperationRecord:
     """One invocation of one operation, measured in every matched iteration.
 
@@ -32,6 +44,8 @@ class OperationRecord:
     forward_ms: tuple[float, ...]
     backward_ms: tuple[float, ...] | None
     """None: the operation took no part in the backward pass."""
+    gap: GapRecord | None = None
+    """Time since the operation before; None for the first one of a forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,6 +139,7 @@ class Session:
 
     def driver(self, *, whole_first: bool) -> Driver:
         """Return a driver through the stages; everything is taken down after the last."""
+        self.run_time.begins_with_forward = not whole_first
         return Driver(
             self.stages(whole_first=whole_first), self.options.progress, on_finished=self.remove
         )

@@ -20,7 +20,7 @@ MARKS = st.lists(
 def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int, bool]]) -> None:
     expected = []
     open_starts: dict[int, deque[int]] = {}
-    for task, moment, ends in sorted(marks):
+    for task, moment, ends in sorted(marks, key=lambda mark: mark[:2]):
         waiting = open_starts.setdefault(task, deque())
         if not ends:
             waiting.append(moment)
@@ -29,7 +29,7 @@ def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int,
     identity = np.array([mark[0] for mark in marks], np.uint64)
     ticks = np.array([mark[1] for mark in marks], np.uint64)
     is_end = np.array([mark[2] for mark in marks], bool)
-    order = mark_order(identity, ticks, is_end)
+    order = mark_order(identity, ticks)
     start, end = first_to_first(identity[order], is_end[order])
     found = zip(
         identity[order][start].tolist(),

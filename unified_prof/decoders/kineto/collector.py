@@ -17,7 +17,7 @@ from unified_prof.decoders.kineto.chains import CallChains
 from unified_prof.decoders.kineto.collectives import Collectives, from_annotation
 from unified_prof.decoders.kineto.fields import Bools, Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, to_float64
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_float64
 from unified_prof.decoders.kineto.pools import PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto.spool import Rows, Spool, TextSpool
 
@@ -114,14 +114,15 @@ class Collector(Fields):
         if self.names.steps:
             is_operation &= ~np.isin(names, list(self.names.steps))
         rows["is_operation"] = is_operation
-        rows["finished"] = [a.finished is not False for a in args]
+        rows["finished"] = ints([a.finished is not False for a in args])
         rows["external"] = self.external_ids(args)
         rows["sequence"] = self.ids([a.sequence_number for a in args])
         rows["forward_thread"] = self.ids([a.forward_thread for a in args])
         rows["signature"] = self.signature_numbers(args)
         rows["inputs"] = self.raw_texts([a.concrete_inputs for a in args])
         rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
-        rows["stack"] = [self.chains.of_stack(a.call_stack) if a.call_stack else -1 for a in args]
+        of_stack = self.chains.of_stack
+        rows["stack"] = ints([of_stack(a.call_stack) if a.call_stack else MISSING for a in args])
         rows["collective"] = self._host_collectives(events, names, rows["signature"])
         self.count_odd("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
         self.host.append(_valid(rows, valid))
@@ -151,7 +152,7 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.FRAME)
         rows["thread"] = self.thread_numbers(events)
         frames = self.chains.frames
-        rows["frame"] = [frames[event.name] for event in events]
+        rows["frame"] = ints([frames[event.name] for event in events])
         self.frames.append(_valid(rows, valid))
 
     def _calls(self, _: Kind, events: list[ev.Event]) -> None:
@@ -192,10 +193,12 @@ class Collector(Fields):
         rows["bandwidth"] = to_float64([a.bandwidth for a in args])
         rows["graph"] = self.ids([a.graph_id for a in args])
         rows["graph_node"] = self.ids([a.graph_node_id for a in args])
-        rows["collective"] = [
-            MISSING if a.collective is None else self.collectives[bytes(event.args)]
-            for a, event in zip(args, events, strict=True)
-        ]
+        rows["collective"] = ints(
+            [
+                MISSING if a.collective is None else self.collectives[bytes(event.args)]
+                for a, event in zip(args, events, strict=True)
+            ]
+        )
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)

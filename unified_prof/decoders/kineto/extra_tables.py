@@ -6,7 +6,7 @@ import numpy as np
 
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.numbers import known, null_where
 from unified_prof.decoders.kineto.spool import windows
 
 
@@ -74,7 +74,7 @@ def _write_other_events(parts: Collector, base_ns: int) -> None:
             "UPROF_TRACE_EVENTS",
             {
                 "startNs": rows["start"] + base_ns,
-                "endNs": np.ma.masked_where(instant, ends),
+                "endNs": null_where(instant, ends),
                 "category": rows["category"],
                 "name": rows["name"],
                 "process": [places[place][0] for place in rows["place"].tolist()],
@@ -102,8 +102,3 @@ def _write_threads(parts: Collector) -> None:
                 "threadName": [threads.thread_names.get(key) for key in threads],
             },
         )
-
-
-def known(values: Int64s) -> Int64s:
-    """Mask what is `MISSING`, so that it is stored as NULL."""
-    return np.ma.masked_equal(values, MISSING) if (values == MISSING).any() else values

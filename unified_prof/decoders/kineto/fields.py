@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.collectives import is_communication
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, to_int64, us_to_ns
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_int64, us_to_ns
 from unified_prof.decoders.kineto.pools import Geometries, Names, Signatures, Threads
 from unified_prof.decoders.kineto.spool import Rows
 
@@ -121,12 +121,12 @@ class Fields:
     def name_ids(self, events: list[ev.Event]) -> Int64s:
         """Return the string ids of the names."""
         names = self.names
-        return np.array([names[event.name] for event in events], dtype=np.int64)
+        return ints([names[event.name] for event in events])
 
     def thread_numbers(self, events: list[ev.Event]) -> Int64s:
         """Return the numbers of the threads, and count what each one does."""
         threads = self.threads
-        numbers = np.array([threads[event.pid, event.tid] for event in events], dtype=np.int64)
+        numbers = ints([threads[event.pid, event.tid] for event in events])
         self._activity.update(dict(enumerate(np.bincount(numbers).tolist())))
         return numbers
 
@@ -138,36 +138,41 @@ class Fields:
             stream.append(event.tid if a.stream is None else a.stream)
         return self.ids(device), self.ids(stream)
 
-    def signature_numbers(self, args: list[ev.OperationArgs]) -> list[int]:
+    def signature_numbers(self, args: list[ev.OperationArgs]) -> Int64s:
         """Return what is known of the inputs of operations."""
         signatures, absent = self.signatures, ev.ABSENT
-        return [
-            MISSING
-            if a.input_dims is absent and a.input_types is absent and a.old_input_dims is absent
-            else signatures[
-                bytes(a.input_types),
-                bytes(a.input_dims) or bytes(a.old_input_dims),
-                bytes(a.input_strides),
+        return ints(
+            [
+                MISSING
+                if a.input_dims is absent and a.input_types is absent and a.old_input_dims is absent
+                else signatures[
+                    bytes(a.input_types),
+                    bytes(a.input_dims) or bytes(a.old_input_dims),
+                    bytes(a.input_strides),
+                ]
+                for a in args
             ]
-            for a in args
-        ]
+        )
 
-    def geometry_numbers(self, args: Sequence[Any]) -> list[int]:
+    def geometry_numbers(self, args: Sequence[Any]) -> Int64s:
         """Return the sizes of launches."""
         geometries, absent = self.geometries, ev.ABSENT
-        return [
-            MISSING if a.grid is absent else geometries[bytes(a.grid), bytes(a.block)] for a in args
-        ]
+        return ints(
+            [
+                MISSING if a.grid is absent else geometries[bytes(a.grid), bytes(a.block)]
+                for a in args
+            ]
+        )
 
-    def raw_texts(self, raw: list[msgspec.Raw]) -> list[int]:
+    def raw_texts(self, raw: list[msgspec.Raw]) -> Int64s:
         """Return string ids of JSON texts, `MISSING` where there is none."""
         intern, absent = self.sink.strings.intern, ev.ABSENT
-        return [MISSING if t is absent else intern(bytes(t).decode("utf-8")) for t in raw]
+        return ints([MISSING if t is absent else intern(bytes(t).decode("utf-8")) for t in raw])
 
-    def optional_texts(self, texts: list[Any]) -> list[int]:
+    def optional_texts(self, texts: list[Any]) -> Int64s:
         """Return string ids of texts, `MISSING` where there is none."""
         names = self.names
-        return [names[text] if text else MISSING for text in texts]
+        return ints([names[text] if text else MISSING for text in texts])
 
     def are_communication(self, names: Int64s, events: list[ev.Event]) -> Bools:
         """Tell which kernels are those of collectives."""

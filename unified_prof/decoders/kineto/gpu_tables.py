@@ -17,7 +17,7 @@ from unified_prof.decoders.kineto.collectives import (
 )
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.host_tables import UNKNOWN_ID
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known
 from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
@@ -138,7 +138,7 @@ class GpuTables:
             "MEMCPY_INFO",
             {
                 "globalTaskId": ids,
-                "size": _known(rows["size"]),
+                "size": known(rows["size"]),
                 "memcpyOperation": [directions[number] for number in rows["name"].tolist()],
             },
         )
@@ -232,20 +232,20 @@ class GpuTables:
                 "globalTaskId": ids,
                 "name": rows["name"],
                 "operation": np.where(operations != MISSING, operations, self._no_text),
-                "externalId": _known(rows["external"]),
-                "contextId": _known(rows["context"]),
-                "sizeBytes": _known(np.where(is_kernel, MISSING, rows["size"])),
+                "externalId": known(rows["external"]),
+                "contextId": known(rows["context"]),
+                "sizeBytes": known(np.where(is_kernel, MISSING, rows["size"])),
                 "bandwidthGBps": rows["bandwidth"],
                 "gridDim": self._of_geometry(geometries.grids, rows),
                 "blockDim": self._of_geometry(geometries.blocks, rows),
-                "registersPerThread": _known(rows["registers"]),
-                "sharedMemoryBytes": _known(rows["shared_memory"]),
+                "registersPerThread": known(rows["registers"]),
+                "sharedMemoryBytes": known(rows["shared_memory"]),
                 "blocksPerSm": rows["blocks_per_sm"],
                 "warpsPerSm": rows["warps_per_sm"],
                 "occupancyPercent": rows["occupancy"],
-                "queuedNs": _known(rows["queued"]),
-                "graphId": _known(rows["graph"]),
-                "graphNodeId": _known(rows["graph_node"]),
+                "queuedNs": known(rows["queued"]),
+                "graphId": known(rows["graph"]),
+                "graphNodeId": known(rows["graph_node"]),
             },
         )
 
@@ -272,7 +272,7 @@ class GpuTables:
 
     def _block_counts(self, rows: Rows) -> Column:
         counts = np.array([*self._parts.geometries.block_counts, MISSING])
-        return _known(counts[rows["geometry"]])
+        return known(counts[rows["geometry"]])
 
     def _of_geometry(self, texts: list[str], rows: Rows) -> Int64s:
         ids: Int64s = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])[rows["geometry"]]
@@ -290,10 +290,6 @@ def copy_direction(name: str) -> int:
             return COPY_DIRECTIONS[word]
     older = {"CopyHostToDevice": 1, "CopyDeviceToHost": 2, "CopyDeviceToDevice": 3}
     return older.get(name, OTHER_COPY)
-
-
-def _known(values: Int64s) -> Int64s:
-    return np.ma.masked_equal(values, MISSING) if (values == MISSING).any() else values
 
 
 def _list_or_null(values: list[int]) -> list[int | None]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.nesting import NONE
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known, null_where
 from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
 from unified_prof.decoders.kineto.spool import Rows
 
@@ -65,24 +65,25 @@ class HostTables:
         pending = np.concatenate((self._pending, new)) if len(self._pending) else new
         _mark(pending, called)
         closed = pending["row"]["end"] <= bound
-        self._write(pending[closed])
+        self._write(pending, closed)
         self._pending = pending[~closed]
 
     def finish(self) -> None:
         """Write what was still open, and the call chains that operations refer to."""
-        self._write(self._pending)
+        self._write(self._pending, np.ones(len(self._pending), dtype=bool))
         self._pending = self._pending[:0]
         if self._used_chains:
             self._parts.chains.write(self._sink, np.unique(np.concatenate(self._used_chains)))
         if self._wrote_operations:
             self._sink.write("ENUM_API_TYPE", {"id": [API_TYPE_OPERATION], "name": ["op"]})
 
-    def _write(self, pending: NDArray[Any]) -> None:
+    def _write(self, pending: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
         is_operation = pending["number"] != NONE
-        if is_operation.any():
-            self._write_operations(pending[is_operation])
-        if not is_operation.all():
-            self._write_annotations(pending["row"][~is_operation])
+        operations, annotations = chosen & is_operation, chosen & ~is_operation
+        if operations.any():
+            self._write_operations(pending[operations])
+        if annotations.any():
+            self._write_annotations(pending["row"][annotations])
 
     def _write_operations(self, pending: NDArray[Any]) -> None:
         rows = pending["row"]
@@ -95,13 +96,13 @@ class HostTables:
                 "startNs": rows["start"] + self._base_ns,
                 "endNs": rows["end"] + self._base_ns,
                 "globalTid": global_tids,
-                "connectionId": np.ma.masked_where(pending["called"] == 0, pending["number"]),
+                "connectionId": null_where(pending["called"] == 0, pending["number"]),
                 "name": rows["name"],
                 "sequenceNumber": rows["sequence"],
                 "fwdThreadId": np.maximum(rows["forward_thread"], 0),
                 "inputDtypes": self._of_signature(self._parts.signatures.types, rows),
                 "inputShapes": self._of_signature(self._parts.signatures.shapes, rows),
-                "callchainId": np.ma.masked_equal(chains, NONE),
+                "callchainId": null_where(chains == NONE, chains),
                 "type": API_TYPE_OPERATION,
             },
         )
@@ -122,7 +123,7 @@ class HostTables:
                 "startNs": rows["start"] + self._base_ns,
                 "globalTid": global_tids,
                 "name": rows["name"],
-                "externalId": np.ma.masked_equal(rows["external"], MISSING),
+                "externalId": known(rows["external"]),
                 "inputStrides": self._of_signature(self._parts.signatures.strides, rows),
                 "concreteInputs": self._or_no_text(rows["inputs"]),
                 "moduleHierarchy": self._or_no_text(rows["module"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
+from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known
 from unified_prof.decoders.kineto.spool import Rows
 
 DEVICE_COMPONENT = "PTA"
@@ -56,8 +56,8 @@ class Allocations:
             {
                 "component": component,
                 "timestamp": times,
-                "totalAllocated": _known(rows["total_allocated"]),
-                "totalReserved": _known(rows["total_reserved"]),
+                "totalAllocated": known(rows["total_allocated"]),
+                "totalReserved": known(rows["total_reserved"]),
                 "deviceId": rows["device"],
             },
         )
@@ -111,10 +111,6 @@ class Allocations:
             columns = zip(*self._done, strict=True)
             self._sink.write("OP_MEMORY", dict(zip(_OPERATION_COLUMNS, columns, strict=True)))
             self._done = []
-
-
-def _known(values: Int64s) -> Int64s:
-    return np.ma.masked_equal(values, MISSING) if (values == MISSING).any() else values
 
 
 def _or_none(value: int) -> int | None:

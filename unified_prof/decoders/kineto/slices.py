@@ -37,6 +37,7 @@ _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
 _CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
 _CUTS_TRIED = 4
 _PIECES_JOINED = 8
+_OPEN, _CLOSE, _COMMA = b"[],"
 
 Count = Callable[[str, int, str], None]
 """Told (name, how many, the first case in words) of each kind of defect."""
@@ -56,7 +57,7 @@ class TraceReader:
         self._count = count
         self._slice_bytes = slice_bytes
         self._blocks = read_blocks(path)
-        self._buffer = b""
+        self._buffer = bytearray()  # among the events it begins with the `[` or `,` before one
         self._exhausted = False
         self._offset = 0  # of the buffer's first byte in the decompressed file
 
@@ -70,9 +71,9 @@ class TraceReader:
         wanted = self._slice_bytes
         while True:
             self._fill(wanted)
-            events, used = self._take_slice()
-            if used:
-                self._drop(used)
+            events, cut = self._take_slice()
+            if cut:
+                self._drop(cut)
                 self.events_read += len(events)
                 yield events
                 wanted = self._slice_bytes
@@ -93,22 +94,22 @@ class TraceReader:
         self._fill(self._slice_bytes)
         if self._buffer.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
-        start = self._buffer.lstrip()[:1]
-        if start == b"[":
-            self._drop(self._buffer.index(b"[") + 1)
+        begin = bytes(self._buffer[:4096].lstrip()[:20])
+        if begin.startswith(b"["):
+            self._drop(self._buffer.index(b"["))
             return False
-        if start != b"{":
-            found = "an empty file" if not start else repr(self._buffer.lstrip()[:20])
+        if not begin.startswith(b"{"):
+            found = repr(begin) if begin else "an empty file"
             raise self._error(f"expected a torch.profiler trace (JSON), found {found}")
         searched = 0
         while True:
             for match in _ARRAY_START.finditer(self._buffer, searched):
-                header = self._buffer[: match.start()] + b'"traceEvents":[]}'
+                header = bytes(self._buffer[: match.start()]) + b'"traceEvents":[]}'
                 found_metadata = _decode_object(header)
                 if found_metadata is not None:
                     found_metadata.pop("traceEvents")
                     self.metadata.update(found_metadata)
-                    self._drop(match.end())
+                    self._drop(match.end() - 1)
                     return True
             searched = max(0, len(self._buffer) - 64)
             if self._exhausted or len(self._buffer) > MAX_OUTSIDE_BYTES:
@@ -116,7 +117,7 @@ class TraceReader:
             self._fill(2 * len(self._buffer))
 
     def _not_a_trace(self) -> RawFormatError:
-        document = _decode_object(self._buffer)
+        document = _decode_object(bytes(self._buffer))
         if document is not None:
             keys = ", ".join(sorted(map(str, document))[:5]) or "none"
             return self._error(f"is JSON but no trace: no key traceEvents among its keys ({keys})")
@@ -129,7 +130,8 @@ class TraceReader:
         """Decode the last events and the keys behind them from the rest of the file."""
         if len(self._buffer) > MAX_OUTSIDE_BYTES + self._slice_bytes:
             raise self._error("what follows the events is longer than it can be")
-        for rest in (self._buffer, _repair(self._buffer)):
+        text = bytes(self._buffer[1:])
+        for rest in (text, _repair(text)):
             for close in _closing_brackets(rest):
                 try:
                     events = _decode_list(rest[:close])
@@ -138,14 +140,14 @@ class TraceReader:
                 after = _behind_array(rest[close + 1 :], is_object)
                 if after is not None:
                     self.metadata.update(after)
-                    if rest is not self._buffer:
+                    if rest is not text:
                         self._count("repaired_slice", 1, f"from byte {self._offset} on")
                     return events
         return self._leave_damaged_array(is_object)
 
     def _leave_damaged_array(self, is_object: bool) -> list[Event]:
         """Look for the array's end behind events that cannot all be decoded."""
-        rest = _repair(self._buffer)
+        rest = _repair(bytes(self._buffer[1:]))
         for close in _closing_brackets(rest):
             after = _behind_array(rest[close + 1 :], is_object)
             if after is not None:
@@ -159,26 +161,32 @@ class TraceReader:
     # ---- the events
 
     def _take_slice(self) -> tuple[list[Event], int]:
-        """Decode whole events from the buffer's start; return them and the bytes they took."""
-        cuts = list(_cuts(self._buffer))
+        """Decode whole events from the buffer's start; return them and where they end.
+
+        The comma there becomes the closing bracket of a list, so nothing has to be copied.
+        """
+        buffer = self._buffer
+        buffer[0] = _OPEN
+        cuts = list(_cuts(buffer))
         for cut in cuts:
+            buffer[cut] = _CLOSE
             try:
-                return _decode_list(memoryview(self._buffer)[:cut]), cut + 1
+                return _decode_events(memoryview(buffer)[: cut + 1]), cut
             except _FAILED:
-                continue
+                buffer[cut] = _COMMA
         for cut in cuts:
-            repaired = _repair(self._buffer[:cut])
+            repaired = _repair(bytes(buffer[1:cut]))
             try:
                 events = _decode_list(repaired)
             except _FAILED:
                 continue
             self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
-            return events, cut + 1
+            return events, cut
         # Behind the last event follow other keys; those are `_leave_array`'s.
-        last = _last_match_start(_BETWEEN_EVENTS, self._buffer)
-        if last is None or len(self._buffer) < self._slice_bytes:
+        last = _last_match_start(_BETWEEN_EVENTS, buffer)
+        if last is None or len(buffer) < self._slice_bytes:
             return [], 0
-        return self._decode_pieces(self._buffer[:last]), self._buffer.index(b",", last) + 1
+        return self._decode_pieces(bytes(buffer[1:last])), buffer.index(b",", last)
 
     def _decode_pieces(self, text: bytes) -> list[Event]:
         """Decode event by event, leaving out and counting those that cannot be repaired."""
@@ -205,7 +213,7 @@ class TraceReader:
 
     def _fill(self, wanted: int) -> None:
         """Read until the buffer holds `wanted` bytes or the file is exhausted."""
-        parts = [self._buffer]
+        parts: list[bytes | bytearray] = [self._buffer]
         size = len(self._buffer)
         while size < wanted:
             block = next(self._blocks, b"")
@@ -214,7 +222,8 @@ class TraceReader:
                 break
             parts.append(block)
             size += len(block)
-        self._buffer = b"".join(parts) if len(parts) > 1 else self._buffer
+        if len(parts) > 1:
+            self._buffer = bytearray().join(parts)
 
     def _drop(self, size: int) -> None:
         self._offset += size
@@ -224,11 +233,11 @@ class TraceReader:
         return RawFormatError(f"{self._path}: {what}", hint=hint)
 
 
-def _decode_list(text: bytes | memoryview) -> list[Event]:
-    return _decode_events(b"".join((b"[", text, b"]")))
+def _decode_list(text: bytes) -> list[Event]:
+    return _decode_events(b"[" + text + b"]")
 
 
-def _cuts(buffer: bytes) -> Iterator[int]:
+def _cuts(buffer: bytearray) -> Iterator[int]:
     """Yield offsets of commas that seem to separate two events, from the last one back."""
     end = len(buffer)
     for _ in range(_CUTS_TRIED):
@@ -295,7 +304,7 @@ def _repair(text: bytes) -> bytes:
     return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
 
-def _last_match_start(pattern: re.Pattern[bytes], text: bytes) -> int | None:
+def _last_match_start(pattern: re.Pattern[bytes], text: bytearray) -> int | None:
     last = None
     for match in pattern.finditer(text):
         last = match.start()

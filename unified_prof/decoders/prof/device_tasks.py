@@ -104,7 +104,7 @@ class _Marks:
             np.concatenate(column) for column in zip(*self._parts, strict=True)
         )
         self._parts.clear()
-        order = mark_order(identity, ticks, is_end)
+        order = mark_order(identity, ticks)
         is_end = is_end[order]
         identity = identity[order]
         start, end = first_to_first(identity, is_end)
@@ -113,11 +113,9 @@ class _Marks:
         return identity[start], ticks[order[start]], ticks[order[end]], code[order[start]]
 
 
-def mark_order(
-    identity: NDArray[np.uint64], ticks: NDArray[np.uint64], is_end: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Return the order by identity, time, start before end."""
-    if (ticks[1:] >= ticks[:-1]).all():  # logs are, so the place in the file says the time
+def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the order by identity, time and place in the log."""
+    if (ticks[1:] >= ticks[:-1]).all():  # as logs are: the place in the file tells the time
         count = len(identity)
         if count < 1 << 24 and int(identity.max(initial=0)) < 1 << 40:
             # Sorting the packed values is several times faster than sorting their indexes.
@@ -125,7 +123,7 @@ def mark_order(
             packed.sort()
             return (packed & np.uint64((1 << 24) - 1)).astype(np.int64)
         return np.argsort(identity, kind="stable")
-    return np.lexsort((is_end, ticks, identity))
+    return np.lexsort((ticks, identity))
 
 
 def first_to_first(

@@ -183,6 +183,10 @@ class ProfDirectory:
                     len(part.data.links),
                     f"{part.data.path / part.data.links[0]} is not a regular file",
                 )
+            if part.data.lost:
+                sink.anomaly(
+                    "lost_slice", len(part.data.lost), f"{part.data.path}: {part.data.lost[0]}"
+                )
             if part.unfinished:
                 sink.anomaly(
                     "unfinished_file",

@@ -38,11 +38,9 @@ def checked(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
     Slices of the host hold whole records. If one does not, it was cut, and only it suffers.
     """
     record = record_type(kind)
-    cut = [
-        path for path, size in zip(file.paths, file.sizes, strict=True) if size % record.itemsize
-    ]
+    cut = [part for part in file.by_slice() if part.size_bytes % record.itemsize]
     if cut:
-        sink.anomaly("cut_slice", len(cut), f"{cut[0]} ends inside a record")
+        sink.anomaly("cut_slice", len(cut), f"{cut[0].paths[0]} ends inside a record")
     for part in file.by_slice() if cut else (file,):
         for piece in part.pieces(record, magic=HOST_MAGIC):
             good = piece["magic"] == HOST_MAGIC

@@ -11,14 +11,16 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.decoders.prof import slice_runs
 from unified_prof.decoders.prof.layouts import RecordType
+from unified_prof.decoders.prof.slice_runs import Slice
 from unified_prof.errors import RawFormatError
 
 PIECE_BYTES = 4 << 20
@@ -26,6 +28,9 @@ PIECE_BYTES = 4 << 20
 
 Records = NDArray[Any]
 
+_SAMPLE_RECORDS = 64
+_DONE_BYTES = 4096
+_SAID = re.compile(rb"filesize:\s*(\d{1,15})\b")
 _SLICE = re.compile(r"(?P<name>.+)\.slice_(?P<index>\d{1,9})")
 # Files that readers must skip: companions of the collector, marks of other parsers.
 _COMPANIONS = (".done", ".complete", ".zip")
@@ -40,16 +45,21 @@ class RawFile:
     """All slices of one kind of record, in reading order."""
 
     name: str
-    paths: tuple[Path, ...]
-    sizes: tuple[int, ...]
+    streams: tuple[tuple[Slice, ...], ...]
+    """Slices that continue each other; usually one stream."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files, in reading order."""
+        return tuple(part.path for stream in self.streams for part in stream)
 
     @property
     def size_bytes(self) -> int:
         """Size of all slices together."""
-        return sum(self.sizes)
+        return sum(part.size for stream in self.streams for part in stream)
 
     def count(self, record: RecordType) -> int:
-        """Return how many whole records the slices hold."""
+        """Return how many whole records the slices hold at most."""
         return self.size_bytes // record.itemsize
 
     def pieces(
@@ -58,8 +68,7 @@ class RawFile:
         """Yield the records of all slices, in file order, a few megabytes at a time.
 
         A piece is the caller's: it is not reused. Bytes that are no whole record are skipped: those
-        before the first one, or those after the last one if `magic` shows that the file begins
-        with a record.
+        before the first one, or those at the end if the records show that it was lost.
 
         Args:
             record: the type of the records.
@@ -69,37 +78,20 @@ class RawFile:
         Raises:
             RawFormatError: a slice cannot be read.
         """
-        remainder = self.size_bytes % record.itemsize
-        left = self.size_bytes - remainder
-        if remainder and magic is not None and self._begins_whole(record, remainder, magic):
-            remainder = 0
         per_piece = max(1, piece_bytes // record.itemsize) * record.itemsize
-        with closing(_Source(self.paths, remainder)) as source:
-            while left > 0:
-                buffer = np.empty(min(per_piece, left), np.uint8)
-                filled = source.fill(buffer.data)
-                whole = filled // record.itemsize
-                if whole:
-                    yield buffer[: whole * record.itemsize].view(record)
-                if filled < len(buffer):
-                    return  # the file shrank since it was listed
-                left -= filled
+        for stream in self.streams:
+            for run, candidates in slice_runs.runs(stream, record.itemsize):
+                paths = [part.path for part in run]
+                skip = candidates[0]
+                if len(candidates) > 1:
+                    head = _head(paths, _SAMPLE_RECORDS * record.itemsize)
+                    skip = slice_runs.most_plausible(head, record, candidates, magic)
+                size = sum(part.size for part in run) - skip
+                yield from _read(paths, skip, size, record, per_piece)
 
     def by_slice(self) -> list[RawFile]:
         """Return every slice as a file of its own, where none continues the one before."""
-        return [
-            RawFile(self.name, (path,), (size,))
-            for path, size in zip(self.paths, self.sizes, strict=True)
-        ]
-
-    def _begins_whole(self, record: RecordType, remainder: int, magic: int) -> bool:
-        buffer = np.zeros(remainder + record.itemsize, np.uint8)
-        with closing(_Source(self.paths, 0)) as source:
-            source.fill(buffer.data)
-        first, second = (
-            int(buffer[at : at + record.itemsize].view(record)["magic"][0]) for at in (0, remainder)
-        )
-        return first == magic != second
+        return [RawFile(self.name, ((part,),)) for stream in self.streams for part in stream]
 
     def read_bytes(self) -> bytes:
         """Return all slices joined; for text files and dictionaries.
@@ -115,6 +107,30 @@ class RawFile:
     def lines(self) -> list[str]:
         r"""Return the text lines of all slices; undecodable bytes appear as `\xNN`."""
         return self.read_bytes().decode("utf-8", "backslashreplace").split("\n")
+
+
+def _read(
+    paths: list[Path], skip: int, size: int, record: RecordType, per_piece: int
+) -> Iterator[Records]:
+    """Yield the whole records in `size` bytes after the first `skip`."""
+    left = size // record.itemsize * record.itemsize
+    with closing(_Source(paths, skip)) as source:
+        while left > 0:
+            buffer = np.empty(min(per_piece, left), np.uint8)
+            filled = source.fill(buffer.data)
+            whole = filled // record.itemsize
+            if whole:
+                yield buffer[: whole * record.itemsize].view(record)
+            if filled < len(buffer):
+                return  # the file shrank since it was listed
+            left -= filled
+
+
+def _head(paths: list[Path], size: int) -> NDArray[np.uint8]:
+    """Return the first bytes of some files."""
+    buffer = np.zeros(size, np.uint8)
+    with closing(_Source(paths, 0)) as source:
+        return buffer[: source.fill(buffer.data)]
 
 
 class _Source:
@@ -171,6 +187,8 @@ class DataFolder:
     """Files that have no `.done` companion: still being written, or left by a crash."""
     links: tuple[str, ...]
     """Symbolic links and other non-regular files, which are not read."""
+    lost: tuple[str, ...]
+    """What is missing of slices, a phrase each: their end, or whole ones between others."""
 
     def get(self, *names: str) -> RawFile | None:
         """Return the files called `names` as one, in that order; None when none is there.
@@ -180,11 +198,7 @@ class DataFolder:
         found = [self.files[name] for name in names if name in self.files]
         if not found:
             return None
-        return RawFile(
-            found[0].name,
-            tuple(path for file in found for path in file.paths),
-            tuple(size for file in found for size in file.sizes),
-        )
+        return RawFile(found[0].name, tuple(stream for file in found for stream in file.streams))
 
     def host_file(self, kind: str) -> RawFile | None:
         """Return a host record file such as `compact.task_track`: unaging, then aging slices."""
@@ -197,31 +211,39 @@ def scan(folder: Path) -> DataFolder:
     Raises:
         RawFormatError: the folder cannot be listed.
     """
-    slices: dict[str, list[tuple[int, str, Path, int]]] = {}
+    streams: dict[str, list[Slice]] = {}
     links: list[str] = []
-    done: set[str] = set()
-    seen: list[str] = []
+    said: dict[str, int] = {}
     for path, mode, size in _entries(folder):
         if path.name.endswith(_COMPANIONS):
-            if path.name.endswith(".done"):
-                done.add(path.name[: -len(".done")])
-            continue
-        if not stat.S_ISREG(mode):
-            if not stat.S_ISDIR(mode):
-                links.append(path.name)
-            continue
-        match = _SLICE.fullmatch(path.name)
-        name, index = (match["name"], int(match["index"])) if match else (path.name, 0)
-        seen.append(path.name)
-        slices.setdefault(_kind(name), []).append((index, path.name, path, size))
-    files = {}
-    for kind, parts in slices.items():
-        parts.sort(key=lambda part: part[:2])
-        files[kind] = RawFile(
-            kind, tuple(part[2] for part in parts), tuple(part[3] for part in parts)
-        )
-    unfinished = tuple(sorted(name for name in seen if name not in done))
-    return DataFolder(folder, files, unfinished, tuple(sorted(links)))
+            if path.name.endswith(".done") and stat.S_ISREG(mode):
+                said[path.name[: -len(".done")]] = _said_size(path)
+        elif stat.S_ISREG(mode):
+            match = _SLICE.fullmatch(path.name)
+            name, index = (match["name"], int(match["index"])) if match else (path.name, 0)
+            streams.setdefault(_kind(name), []).append(Slice(path, size, index))
+        elif not stat.S_ISDIR(mode):
+            links.append(path.name)
+    unfinished, lost, files = [], [], {}
+    for kind, found in streams.items():
+        found.sort(key=lambda part: (part.index, part.path.name))
+        unfinished += [part.path.name for part in found if part.path.name not in said]
+        stream = tuple(replace(part, said=said.get(part.path.name, 0)) for part in found)
+        lost += slice_runs.losses(stream)
+        files[kind] = RawFile(kind, (stream,))
+    return DataFolder(
+        folder, files, tuple(sorted(unfinished)), tuple(sorted(links)), tuple(sorted(lost))
+    )
+
+
+def _said_size(done: Path) -> int:
+    """Return the size that a `.done` companion tells, 0 if it does not."""
+    try:
+        with done.open("rb") as source:
+            match = _SAID.search(source.read(_DONE_BYTES))
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0
 
 
 def _kind(name: str) -> str:

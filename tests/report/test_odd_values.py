@@ -1,0 +1,131 @@
+"""Values that no program should have written: every format still appears, or says why not."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from unified_prof.analysis.load import open_analyses
+from unified_prof.errors import UsageError
+from unified_prof.report import chrome_trace, csv_text, html, markdown, text
+from unified_prof.report.figures import as_document, collect
+
+ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
+
+
+def everything(path: Path) -> None:
+    """Print a report in every format."""
+    with open_analyses(path) as analyses:
+        figures = [collect(one) for one in analyses]
+        json.dumps(as_document(figures), allow_nan=False)
+        text.render(figures, width=80, color=False)
+        markdown.render(figures)
+        csv_text.render(figures)
+        html.render(analyses)
+        for sort in ("time", "size", "name"):
+            with suppress(UsageError):  # nothing has the figure
+                collect(analyses[0], sort=sort)
+        chrome_trace.write(path.with_suffix(".json"), [("", one) for one in analyses])
+    json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def full_database(path: Path) -> None:
+    """Write an msprof database with a row in every table that a report reads."""
+    training_step(path)
+    with Device(path.with_name("more.db")) as device:
+        row: dict[str, Any] = {"timestampNs": [device.T0, device.T0 + 5], "deviceId": 0}
+        name = device.text("a name")
+        device.writer.write("NPU_MEM", row | {"type": name, "hbm": [5, 7], "ddr": 1})
+        device.writer.write("HBM", row | {"type": name, "hbmId": 0, "bandwidth": [1, 2]})
+        device.writer.write("AICORE_FREQ", row | {"freq": [1000, 1800]})
+        record = {"component": name, "totalAllocated": [3, 4], "timestamp": row["timestampNs"]}
+        device.writer.write("MEMORY_RECORD", record | {"totalReserved": 9, "deviceId": 0})
+        memory = {"name": name, "size": [512, 1024], "allocationTime": row["timestampNs"]}
+        device.writer.write("OP_MEMORY", memory)
+        times: dict[str, Any] = {"startNs": row["timestampNs"], "endNs": [device.T0 + 9] * 2}
+        device.writer.write("CANN_API", times | {"connectionId": [1, 2], "name": name})
+        device.writer.write("MSTX_EVENTS", times | {"message": name, "globalTid": 1})
+        task = device.task(0, 10, kernel=("k", "K"), connection=1)
+        device.writer.write("TASK_PMU_INFO", {"globalTaskId": [task], "name": name, "value": 0.5})
+        device.writer.write("HOST_INFO", {"hostUid": ["1"], "hostName": "h"})
+        device.writer.write("RANK_DEVICE_MAP", {"rankId": [0], "deviceId": 0})
+        device.writer.anomaly("skipped", 2, "the first")
+        device.writer.fact("torch", "2.13")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("ATTACH ? AS more", (str(path.with_name("more.db")),))
+        own = {name for (name,) in db.execute("SELECT name FROM main.sqlite_master")}
+        for (name,) in db.execute("SELECT name FROM more.sqlite_master WHERE type = 'table'"):
+            if name not in own:
+                db.execute(f'CREATE TABLE main."{name}" AS SELECT * FROM more."{name}"')
+
+
+def cases(build: Any) -> list[tuple[str, str]]:
+    """Return every (table, column) of a file that has rows and is not an enumeration."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "report.db"
+        build(path)
+        with closing(sqlite3.connect(path)) as db:
+            tables = [
+                name
+                for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+                if not name.startswith("ENUM_")
+            ]
+            return [
+                (table, column[1])
+                for table in tables
+                for column in db.execute(f'PRAGMA table_info("{table}")').fetchall()
+                if db.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone()
+            ]
+
+
+def skyline(path: Path) -> None:
+    run_time_report(
+        path,
+        modules=[("a.b", "C")] * 3,
+        iterations=[(0, 5.0, 2.0, 3.0, 700, 1)],
+        facts={"device": "cpu"},
+        anomalies=[("odd", 1, "detail")],
+    )
+
+
+def memory(path: Path) -> None:
+    memory_report(path, modules={"weight": [("a", "B"), None], "activation": [("", "C")]})
+
+
+BUILDERS = {"msprof": full_database, "run_time": skyline, "memory": memory}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("msprof", marks=pytest.mark.slow), "run_time", "memory"]
+)
+def test_every_format_stands_odd_values_in_any_column(kind: str, tmp_path: Path) -> None:
+    original = tmp_path / "original.db"
+    BUILDERS[kind](original)
+    everything(original)
+    columns = cases(BUILDERS[kind])
+    assert len(columns) > 10
+    for number, (table, column) in enumerate(columns):
+        check(original, tmp_path / "odd.db", table, column, ODD[number % len(ODD)])
+
+
+def check(original: Path, path: Path, table: str, column: str, odd: object) -> None:
+    path.write_bytes(original.read_bytes())
+    with closing(sqlite3.connect(path)) as db:
+        try:
+            with db:
+                sql = f'UPDATE "{table}" SET "{column}" = ? WHERE rowid = 1'
+                db.execute(sql, (odd,))
+        except sqlite3.Error:
+            return  # the format itself refuses this value
+    try:
+        everything(path)
+    except Exception as err:
+        raise AssertionError(f"{table}.{column} = {odd!r}") from err

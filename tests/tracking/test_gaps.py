@@ -1,0 +1,104 @@
+"""Time between operations is given to the lines that took it."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from tests.tracking.workloads import Workload
+from unified_prof.tracking.records import OperationRecord, TrackedRun
+
+SLEEP_MS = 5.0
+
+BLOCKS = """
+import time
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        {head}
+        y = self.lin(x)
+        {tail}
+        return y
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.block = Block()
+        self.w = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        {start}
+        x = self.first(x)
+        {between}
+        x = self.block(x)
+        x = x * self.w
+        return x + 1
+"""
+SLEEP = f"time.sleep({SLEEP_MS / 1000})"
+PLACES = ("head", "tail", "start", "between")
+
+
+def model(**where: str) -> str:
+    return BLOCKS.format(**{name: where.get(name, "# nothing") for name in PLACES})
+
+
+def slept(run: TrackedRun) -> list[OperationRecord]:
+    return [
+        operation
+        for operation in run.operations
+        if operation.gap is not None and median(operation.gap.ms) > SLEEP_MS * 0.9
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "follows", "after"),
+    [
+        ("start", "linear", 0),
+        ("between", "linear", 0),
+        ("head", "linear", 0),
+        ("tail", "mul", 1),  # the return of the block may have taken it as well
+    ],
+)
+def test_a_sleep_is_found_at_its_line(
+    workload: Workload, place: str, follows: str, after: int
+) -> None:
+    run = workload.model(model(**{place: SLEEP}), iterations=3)
+    source = (workload.folder / "main.py").read_text().splitlines()
+    (operation,) = slept(run)
+    gap = operation.gap
+    assert gap is not None
+    assert SLEEP in source[gap.first_line - 1]
+    assert gap.last_line - gap.first_line == after
+    assert gap.file_path == "main.py"
+    assert operation.name == follows
+    assert len(gap.ms) == len(operation.forward_ms)
+
+
+def test_operations_without_a_pause_have_short_gaps(workload: Workload) -> None:
+    run = workload.model(model(), iterations=5)
+    gaps = [operation.gap for operation in run.operations if operation.gap is not None]
+    assert len(gaps) >= 3
+    assert all(min(gap.ms) < SLEEP_MS / 2 for gap in gaps)
+
+
+def test_loading_data_before_the_model_is_no_gap_of_the_model(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        model(start="name = 'nothing'")
+        + f"""
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(6):
+    {SLEEP}
+    net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    )
+    assert slept(workload.tracked(iterations=2)) == []
