@@ -20,7 +20,7 @@ class TimelineInstrument:
 
     Args:
         path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete.
-        device: A torch device type: `cpu`, or `cuda` to record its kernels too.
+        device: A torch device type; what torch.profiler knows of it is recorded too.
         details: Of `DETAILS`; each makes the recording slower.
     """
 
@@ -52,8 +52,9 @@ class TimelineInstrument:
                 hint="run the workload without its own profiler",
             )
         activities = [ProfilerActivity.CPU]
-        if self._device == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        activity = getattr(ProfilerActivity, self._device.upper(), None)
+        if activity not in (None, *activities):
+            activities.append(activity)
         profiler = profile(
             activities=activities,
             record_shapes=SHAPES in self._details,
