@@ -82,3 +82,38 @@ def test_unknown_metrics_are_wrong_use(metrics: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         gate(scaled(1), scaled(1), metrics, Limits())
     assert "peak-memory" in str(caught.value.hint)
+
+
+def busy(factor: float, seed: int) -> Run:
+    """A run on a machine that other programs interrupt, at random, in most iterations."""
+    generator = np.random.default_rng(seed)
+    waits = generator.exponential(5e6, 40) * (generator.random(40) < 0.6)
+    samples = factor * 1.5e6 * generator.uniform(1, 1.03, 40) + waits
+    return replace(run_of(STEP), totals={"total": samples})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_iterations_judge_where_others_take_the_machine_in_turns(seed: int) -> None:
+    same = gate(busy(1, seed), busy(1, seed + 100), ["total"], Limits())
+    slower = gate(busy(1, seed), busy(1.2, seed + 200), ["total"], Limits())
+    assert same.outcome != "regression"
+    assert slower.outcome == "regression"
+    shift = slower.checks[0].shift
+    assert shift is not None
+    assert shift.statistic == "fastest"
+    assert shift.ratio == pytest.approx(1.2, rel=0.03)
+
+
+def test_where_only_some_iterations_are_slower_nothing_is_decided() -> None:
+    base = run_of(STEP, samples=20)
+    samples = base.totals["total"].copy()
+    samples[np.arange(20) % 3 > 0] *= 1.5
+    found = gate(base, replace(base, totals={"total": samples}), ["total"], Limits())
+    assert found.outcome == "inconclusive"
+    assert "median" in found.checks[0].reason
+    assert "fastest" in found.checks[0].reason
+
+
+def test_a_step_is_not_judged_against_a_whole_recording() -> None:
+    with pytest.raises(UsageError, match="no steps"):
+        gate(replace(scaled(1), steps=3), scaled(1), ["total"], Limits())

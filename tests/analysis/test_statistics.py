@@ -13,6 +13,8 @@ from unified_prof.analysis.statistics import (
     correct_for_many,
     mann_whitney,
     mann_whitney_rows,
+    medians,
+    shifts,
 )
 
 distinct = st.lists(st.integers(0, 10_000), min_size=4, max_size=9, unique=True)
@@ -108,3 +110,24 @@ def test_correction_never_lowers_a_p_value_and_keeps_unknown_ones() -> None:
     assert np.isnan(corrected[1])
     assert corrected[0] == pytest.approx(0.03)
     assert (corrected >= raw)[[0, 2, 3]].all()
+
+
+@given(
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+)
+def test_shifts_hold_their_ratio_and_the_steadier_one_comes_first(
+    a: list[float], b: list[float]
+) -> None:
+    first, second = shifts(np.array(a), np.array(b))
+    assert first.width <= second.width
+    assert {first.statistic, second.statistic} == {"median", "fastest"}
+    fastest = first if first.statistic == "fastest" else second
+    assert fastest.ratio == min(b) / min(a)
+    assert fastest.low <= fastest.high
+
+
+def test_medians_of_rows_pass_over_what_is_not_known() -> None:
+    matrix = np.array([[3, np.nan, 1, 2], [np.nan] * 4, [4, 1, np.nan, np.nan]])
+    assert medians(matrix).tolist() == pytest.approx([2, np.nan, 2.5], nan_ok=True)
+    assert medians(np.empty((2, 0))).tolist() == pytest.approx([np.nan] * 2, nan_ok=True)

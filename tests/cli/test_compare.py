@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from unified_prof.store import skyline
 from unified_prof.tracking.records import (
     ActivationRecord,
     Frame,
+    GapRecord,
     IterationRecord,
     OperationRecord,
     TrackedRun,
@@ -24,7 +26,14 @@ from unified_prof.tracking.records import (
 ITERATIONS = 12
 
 
-def write_run(folder: Path, *, slow_line: float = 1.0, seed: int = 0, device: str = "cpu") -> Path:
+def write_run(
+    folder: Path,
+    *,
+    slow_line: float = 1.0,
+    pause_ms: float = 0.5,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Path:
     """Write both Skyline reports of a model whose second operation can be made slower."""
     generator = np.random.default_rng(seed)
     folder.mkdir()
@@ -39,7 +48,7 @@ def write_run(folder: Path, *, slow_line: float = 1.0, seed: int = 0, device: st
     operations = (
         operation("linear", 10, 2.0),
         operation("<script>", 11, 1.0 * slow_line),
-        operation("relu", 12, 0.1),
+        replace(operation("relu", 12, 0.1), gap=GapRecord("model.py", 11, 11, times(pause_ms))),
     )
     totals = np.sum([(*op.forward_ms,) for op in operations], axis=0) * 3
     run = TrackedRun(
@@ -103,9 +112,26 @@ def test_the_diff_names_the_slower_line_first_and_nothing_else(base: Path, slowe
     assert "activation net.linear" in result.stdout
 
 
+def test_time_between_operations_is_compared_by_the_line_that_took_it(
+    base: Path, tmp_path: Path
+) -> None:
+    paused = write_run(tmp_path / "paused", pause_ms=3.0, seed=4)
+    first = json.loads(uprof("diff", base, paused, "--json").stdout)["changes"][0]
+    assert (first["status"], first["place"]["line"]) == ("slower", "model.py:11")
+    assert first["place"]["kind"] == "between"
+    assert first["delta_ns"] == pytest.approx(2.5e6, rel=0.1)
+    table = uprof("diff", base, paused).stdout.partition("Time\n")[2].splitlines()
+    assert "net (between operations)" in table[1]
+
+
 def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> None:
     document = json.loads(uprof("diff", base, slower, "--json", "--quiet").stdout)
-    assert [change["status"] for change in document["changes"]] == ["slower", "same", "same"]
+    assert [change["status"] for change in document["changes"]] == [
+        "slower",
+        "same",
+        "same",
+        "same",
+    ]
     assert document["changes"][0]["delta_ns"] == pytest.approx(1.5e6, rel=0.1)
     assert document["totals"]["total"]["verdict"] == "slower"
 
@@ -227,6 +253,13 @@ def test_a_baseline_is_saved_listed_shown_and_gated_by(
     assert [entry["version"] for entry in shown] == [1, 2]
 
 
+def test_a_store_in_the_environment_does_not_keep_from_comparing_two_reports(
+    base: Path, same: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPROF_GATE_STORE", "postgresql+psycopg://nobody@localhost:1/none")
+    assert uprof("gate", base, same).exit_code == 0
+
+
 def test_a_baseline_gives_the_verdict_that_its_report_gives(base: Path, slower: Path) -> None:
     uprof("baseline", "save", "main", base)
     by_file = json.loads(uprof("gate", base, slower, "--json").stdout)
@@ -267,3 +300,63 @@ def test_what_is_no_report_is_told(
     problem = error(uprof(command, base, path))
     assert problem.exit_code == 7
     assert "bad.sqlite" in str(problem)
+
+
+IMPOSSIBLE = (-1.0, float("inf"), 1e300, -5.0, "text", 0.0)
+
+
+def spoil(folder: Path) -> None:
+    """Put values into every time of a run that no clock gives."""
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(folder / "run_time.sqlite")) as db, db:
+        for number in range(ITERATIONS):
+            values = [IMPOSSIBLE[(number + shift) % len(IMPOSSIBLE)] for shift in range(3)]
+            db.execute(
+                "UPDATE UPROF_ITERATIONS SET total_ms = ?, forward_ms = ?, backward_ms = ?"
+                " WHERE iteration = ?",
+                (*values, number),
+            )
+        db.execute("UPDATE UPROF_RUN_TIME_SAMPLES SET forward_ms = 1e300 WHERE iteration < 6")
+        db.execute("UPDATE UPROF_RUN_TIME_SAMPLES SET forward_ms = 'text' WHERE iteration = 7")
+        db.execute("UPDATE run_time_entries SET forward_ms = 1e300 WHERE id = 2")
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown"])
+def test_impossible_times_are_no_samples(base: Path, slower: Path, form: str) -> None:
+    spoil(slower)
+    for sides in ((base, slower), (slower, base), (slower, slower)):
+        assert uprof("diff", *sides, "--format", form).exit_code == 0
+        assert uprof("gate", *sides, "--format", form).exit_code == 3
+
+
+def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> None:
+    zero = write_run(tmp_path / "zero", slow_line=0)
+    import sqlite3
+    from contextlib import closing
+
+    with closing(sqlite3.connect(zero / "run_time.sqlite")) as db, db:
+        db.execute("UPDATE UPROF_ITERATIONS SET total_ms = 0")
+    document = json.loads(uprof("gate", zero, base, "--json").stdout)
+    assert document["outcome"] == "regression"
+    assert document["checks"][0]["shift"]["ratio"] is None
+    assert uprof("diff", zero, base, "--json").exit_code == 0
+
+
+def test_runs_without_a_common_operation_are_warned_of(base: Path, tmp_path: Path) -> None:
+    import sqlite3
+    from contextlib import closing
+
+    other = write_run(tmp_path / "other")
+    with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:
+        db.execute("UPDATE run_time_entries SET operation_name = 'other ' || id")
+    assert "no operation of" in uprof("diff", base, other).stdout
+
+
+def test_the_gate_pools_several_runs_a_side(base: Path, slower: Path, same: Path) -> None:
+    document = json.loads(uprof("gate", base, same, "--new", slower, "--json").stdout)
+    comparison = document["checks"][0]["comparison"]
+    assert (comparison["base_count"], comparison["new_count"]) == (ITERATIONS, 2 * ITERATIONS)
+    uprof("baseline", "save", "main", base)
+    assert error(uprof("gate", "--baseline", "main", same, "--base", base)).exit_code == 2

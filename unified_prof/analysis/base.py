@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from unified_prof.analysis.calls import Calls
+from unified_prof.analysis.calls import Calls, Ints
 from unified_prof.analysis.model import (
     Breakdown,
     By,
     Distribution,
+    Gaps,
     PmuFigure,
     Row,
     Samples,
@@ -46,8 +47,19 @@ class Analysis(ABC):
         """
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return one row for each pair of operation and kernel under it, as (operation, row)."""
+        """Return one row for each pair of operation and kernel under it, as (operation, row).
+
+        Where the recording has steps, only what was launched in them counts.
+        """
         return []
+
+    def steps_of_calls(self) -> tuple[int, Ints] | None:
+        """Return the number of steps and the step of each call, numbered from 0.
+
+        A call that began in no step is UNKNOWN. None where calls have no place among steps: one
+        call is then one operation of a step already, or there are no steps.
+        """
+        return None
 
     def launch_delay(self) -> Distribution | None:
         """Return the time from the start of a host call that launched work to that work's start.
@@ -58,6 +70,10 @@ class Analysis(ABC):
 
     def samples(self) -> Samples | None:
         """Return the single measurements behind the calls, None where the report keeps none."""
+        return None
+
+    def gaps(self) -> Gaps | None:
+        """Return the time between operations, None where the report keeps none."""
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:

@@ -76,6 +76,8 @@ class Calls:
     gradient_bytes: Ints | None = None
     activation_bytes: Ints | None = None
     allocated_bytes: Ints | None = None
+    start_ns: Ints | None = None
+    """When each call began, in the recording's own time; not of reports that keep no moments."""
     module_class: dict[str, str] = field(default_factory=dict)
     """Module path -> class name, where the report has it."""
 

@@ -38,15 +38,15 @@ class Place:
         """Keys to align by, most specific first; None where this place has no such key.
 
         A line number shifts with every edit above it, so below the exact line stands the file.
-        The name alone says enough of an operation between two pairs, but nothing of a weight:
-        most are called `weight`.
+        The name alone says enough of an operation between two pairs, but nothing of a weight
+        (most are called `weight`) or of the time between operations.
         """
         kind, name, module, line = self.kind, self.name, self.module, self.line
         file = line.rpartition(":")[0] if line is not None else None
-        operation = kind == "operation"
+        operation = kind not in ("weight", "activation", "between")
         return (
             (kind, name, module or "", line or "")
-            if module is not None or line is not None
+            if operation or module is not None or line is not None
             else None,
             (kind, name, module) if module is not None else None,
             (kind, name, file) if file is not None and (operation or module is None) else None,
@@ -112,7 +112,11 @@ class Run:
     totals: Mapping[str, Floats]
     """Samples of whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes."""
     kernels: Kernels = field(default_factory=dict)
-    """The kernels under the operations of each name, where the recording shows them."""
+    """The kernels under the operations of each name, where the recording shows them; of one step
+    on average, where there are steps."""
+    steps: int | None = None
+    """Steps of a device recording that the samples are of; None: the samples are something else,
+    iterations of a tracked workload or whole recordings."""
 
     def named(self, label: str) -> Run:
         """Return the same run under another label."""
@@ -164,4 +168,5 @@ def pool(runs: Sequence[Run]) -> Run:
             for metric in dict.fromkeys(metric for run in runs for metric in run.totals)
         },
         kernels=first.kernels,
+        steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
     )

@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.alignment import Pair, align
-from unified_prof.analysis.comparable import PEAK, Kernels, Operations, Place, Run, Sized
+from unified_prof.analysis.comparable import PEAK, Operations, Place, Run, Sized
+from unified_prof.analysis.doubts import doubts, step_doubt
+from unified_prof.analysis.kernels import KernelChange, kernel_changes
 from unified_prof.analysis.statistics import (
+    ALPHA,
     MIN_SAMPLES,
     Comparison,
-    Verdict,
     compare,
     correct_for_many,
     mann_whitney_rows,
+    medians,
 )
 from unified_prof.errors import UsageError
 
@@ -29,37 +32,6 @@ By = Literal["operation", "line", "module"]
 # Intervals are drawn for so many of the largest changes; the smaller ones are judged by their
 # corrected p-value alone. Two thousand resamples of each of ten thousand rows take a minute.
 _INTERVALS = 200
-
-# Facts that make two runs incomparable, or at least explain a difference.
-_CONTEXT = (
-    "backend",
-    "device",
-    "driver",
-    "torch",
-    "torch_threads",
-    "cuda",
-    "cann",
-    "workload",
-    "arguments",
-    "mode",
-    "options",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelChange:
-    """What became of one kernel under the operations of one name."""
-
-    operation: str
-    name: str
-    base_ns: float | None
-    """None: it did not run there."""
-    new_ns: float | None
-
-    @property
-    def delta_ns(self) -> float:
-        """New time less base time."""
-        return (self.new_ns or 0.0) - (self.base_ns or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +141,17 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         [place.keys for place in base.operations.places],
         [place.keys for place in new.operations.places],
     )
+    unmatched = []
+    paired = any(base.operations.places[i].kind != "between" for i, _ in pairs)
+    if len(base.operations) and len(new.operations) and not paired:
+        unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
+    if step_doubt(base, new) is not None:
+        base, new = replace(base, totals={}), replace(new, totals={})
     changes = _changes(base.operations, new.operations, pairs, by)
     return Difference(
         base=base,
         new=new,
-        warnings=tuple(_warnings(base, new)),
+        warnings=(*doubts(base, new), *unmatched),
         totals={
             metric: compare(samples, new.totals[metric])
             for metric, samples in base.totals.items()
@@ -181,7 +159,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         },
         changes=tuple(_explain(changes)),
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
-        kernel_changes=tuple(_kernel_changes(base.kernels, new.kernels)),
+        kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
     )
 
 
@@ -270,41 +248,41 @@ def _out_of_order(pairs: Sequence[Pair]) -> set[Pair]:
 
 def _changes(base: Operations, new: Operations, pairs: Sequence[Pair], by: By) -> list[Change]:
     groups = _groups(base, new, pairs, by)
-    base_total, new_total = base.total_ns, new.total_ns
-    rows = [
-        (_summed(base_total, group.base_rows), _summed(new_total, group.new_rows))
-        for group in groups
-    ]
-    p_values = correct_for_many(_p_values(rows))
-    changes = []
-    for group, (base_row, new_row) in zip(groups, rows, strict=True):
-        base_ns, new_ns = _median(base_row), _median(new_row)
-        status: Status = "inconclusive"
-        if base_row is None:
-            status = "new"
-        elif new_row is None:
-            status = "gone"
-        changes.append(
-            Change(
-                place=group.place,
-                base_place=group.base_place,
-                status=status,
-                base_ns=base_ns,
-                new_ns=new_ns,
-                forward_delta_ns=_delta(base.forward_ns, new.forward_ns, group),
-                backward_delta_ns=_delta(base.backward_ns, new.backward_ns, group),
-                explained_ns=0.0,
-                comparison=None,
-                moved=group.moved,
-                count=max(len(group.base_rows), len(group.new_rows)),
-            )
+    base_rows = [group.base_rows for group in groups]
+    new_rows = [group.new_rows for group in groups]
+    before, after = _summed(base.total_ns, base_rows), _summed(new.total_ns, new_rows)
+    p_values = correct_for_many(_p_values(before, after))
+    columns = zip(
+        groups,
+        _known(medians(before)),
+        _known(medians(after)),
+        _deltas(base.forward_ns, new.forward_ns, base_rows, new_rows),
+        _deltas(base.backward_ns, new.backward_ns, base_rows, new_rows),
+        strict=True,
+    )
+    changes = [
+        Change(
+            place=group.place,
+            base_place=group.base_place,
+            status="new" if not group.base_rows else "gone" if not group.new_rows else "same",
+            base_ns=base_ns,
+            new_ns=new_ns,
+            forward_delta_ns=forward_delta_ns,
+            backward_delta_ns=backward_delta_ns,
+            explained_ns=0.0,
+            comparison=None,
+            moved=group.moved,
+            count=max(len(group.base_rows), len(group.new_rows)),
         )
+        for group, base_ns, new_ns, forward_delta_ns, backward_delta_ns in columns
+    ]
     largest = sorted(range(len(changes)), key=lambda index: -abs(changes[index].delta_ns))
     for rank, index in enumerate(largest):
-        base_row, new_row = rows[index]
-        if changes[index].status == "inconclusive" and base_row is not None and new_row is not None:
+        if changes[index].status == "same":
+            p_value = float(p_values[index])
+            with_interval = rank < _INTERVALS
             changes[index] = _judged(
-                changes[index], base_row, new_row, float(p_values[index]), rank < _INTERVALS
+                changes[index], before[index], after[index], p_value, with_interval
             )
     certain = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
     return sorted(
@@ -313,57 +291,57 @@ def _changes(base: Operations, new: Operations, pairs: Sequence[Pair], by: By) -
 
 
 def _judged(
-    change: Change, base_row: Floats, new_row: Floats, p_value: float, interval: bool
+    change: Change, base_row: Floats, new_row: Floats, p_value: float, with_interval: bool
 ) -> Change:
-    base_row, new_row = base_row[~np.isnan(base_row)], new_row[~np.isnan(new_row)]
-    if not len(base_row) or not len(new_row) or np.isnan(p_value):
-        return change
-    if interval:
-        comparison = compare(base_row, new_row)
+    if np.isnan(p_value):
+        return replace(change, status="inconclusive")
+    if with_interval:
+        comparison = compare(base_row[~np.isnan(base_row)], new_row[~np.isnan(new_row)])
         return replace(change, comparison=comparison, status=comparison.verdict(p_value))
-    status: Verdict = "same"
-    if p_value < 0.05:
-        status = "slower" if change.delta_ns > 0 else "faster"
-    return replace(change, status=status)
+    if p_value >= ALPHA or not change.delta_ns:
+        return change
+    return replace(change, status="slower" if change.delta_ns > 0 else "faster")
 
 
-def _summed(matrix: Floats, rows: Sequence[int]) -> Floats | None:
-    """Return the samples of several operations together, None for no operation."""
-    if not rows:
-        return None
-    chosen = matrix[list(rows)]
-    summed: Floats = np.nansum(chosen, axis=0)
-    summed[np.isnan(chosen).all(axis=0)] = np.nan
+def _summed(matrix: Floats, groups: Sequence[Sequence[int]]) -> Floats:
+    """Return the samples of each group of rows together; NaN where none of them has one."""
+    row = np.array([row for rows in groups for row in rows], np.intp)
+    group = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
+    values = matrix[row]
+    known = ~np.isnan(values)
+    summed = np.zeros((len(groups), matrix.shape[1]))
+    np.add.at(summed, group, np.where(known, values, 0.0))
+    measured = np.zeros(summed.shape, bool)
+    np.logical_or.at(measured, group, known)
+    summed[~measured] = np.nan
     return summed
 
 
-def _median(row: Floats | None) -> float | None:
-    if row is None or np.isnan(row).all():
-        return None
-    return float(np.nanmedian(row))
+def _deltas(
+    base: Floats,
+    new: Floats,
+    base_rows: Sequence[Sequence[int]],
+    new_rows: Sequence[Sequence[int]],
+) -> list[float | None]:
+    return _known(medians(_summed(new, new_rows)) - medians(_summed(base, base_rows)))
 
 
-def _delta(base: Floats, new: Floats, group: _Group) -> float | None:
-    before = _median(_summed(base, group.base_rows))
-    after = _median(_summed(new, group.new_rows))
-    return None if before is None or after is None else after - before
+def _known(values: Floats) -> list[float | None]:
+    return [None if np.isnan(value) else value for value in values.tolist()]
 
 
-def _p_values(rows: Sequence[tuple[Floats | None, Floats | None]]) -> Floats:
-    """Test each pair of rows; NaN where there are too few samples."""
-    p_values = np.full(len(rows), np.nan)
-    by_shape: dict[tuple[int, int], list[tuple[int, Floats, Floats]]] = {}
-    for index, (a, b) in enumerate(rows):
-        if a is None or b is None:
-            continue
-        a, b = a[~np.isnan(a)], b[~np.isnan(b)]
-        if min(len(a), len(b)) >= MIN_SAMPLES:
-            by_shape.setdefault((len(a), len(b)), []).append((index, a, b))
-    for members in by_shape.values():
-        tested = mann_whitney_rows(
-            np.stack([a for _, a, _ in members]), np.stack([b for _, _, b in members])
-        )
-        p_values[[index for index, _, _ in members]] = tested
+def _p_values(before: Floats, after: Floats) -> Floats:
+    """Test each row of the one against that of the other; NaN where there are too few samples."""
+    p_values = np.full(len(before), np.nan)
+    shapes = np.stack([(~np.isnan(side)).sum(axis=1) for side in (before, after)], axis=1)
+    for count_a, count_b in np.unique(shapes, axis=0).tolist():
+        if min(count_a, count_b) >= MIN_SAMPLES:
+            rows = np.flatnonzero((shapes == (count_a, count_b)).all(axis=1))
+            a, b = before[rows], after[rows]
+            p_values[rows] = mann_whitney_rows(
+                a[~np.isnan(a)].reshape(len(rows), count_a),
+                b[~np.isnan(b)].reshape(len(rows), count_b),
+            )
     return p_values
 
 
@@ -403,33 +381,3 @@ def _size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChang
         if i not in paired_base
     ]
     return sorted(changes, key=lambda change: -abs(change.delta_bytes))
-
-
-def _kernel_changes(base: Kernels, new: Kernels) -> list[KernelChange]:
-    """Put the kernels of both sides under each operation; another device has other kernels."""
-    found: list[list[KernelChange]] = []
-    for operation in base.keys() | new.keys():
-        before, after = base.get(operation, {}), new.get(operation, {})
-        changes = [
-            KernelChange(operation, name, before.get(name), after.get(name))
-            for name in before.keys() | after.keys()
-        ]
-        found.append(sorted(changes, key=lambda one: (-abs(one.delta_ns), one.name)))
-    found.sort(key=lambda ones: (-abs(sum(one.delta_ns for one in ones)), ones[0].operation))
-    return [change for changes in found for change in changes]
-
-
-def _warnings(base: Run, new: Run) -> list[str]:
-    found = [
-        f"the runs differ in {name}: {base.facts[name]} and {new.facts[name]}"
-        for name in _CONTEXT
-        if name in base.facts and name in new.facts and base.facts[name] != new.facts[name]
-    ]
-    if base.clock != new.clock:
-        found.append(f"the runs measured different times: {base.clock} time and {new.clock} time")
-    found += [
-        f"{run.label} is of a run that ended early"
-        for run in (base, new)
-        if run.facts.get("complete") == "false"
-    ]
-    return found

@@ -30,6 +30,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     sizes: list[tuple[str, str | None, str | None, str, int]]
     totals: dict[str, bytes]
     kernels: dict[str, dict[str, float]]
+    steps: int | None = None
 
 
 def dump(run: Run) -> bytes:
@@ -47,6 +48,7 @@ def dump(run: Run) -> bytes:
         sizes=[(*_place(one.place), one.size_bytes) for one in run.sizes],
         totals={metric: _bytes(values) for metric, values in run.totals.items()},
         kernels={name: dict(kernels) for name, kernels in run.kernels.items()},
+        steps=run.steps,
     )
     return zlib.compress(msgspec.msgpack.encode(document))
 
@@ -83,6 +85,7 @@ def load(data: bytes, *, where: str) -> Run:
             sizes=tuple(Sized(Place(*one[:4]), one[4]) for one in document.sizes),
             totals={metric: _floats(values) for metric, values in document.totals.items()},
             kernels=document.kernels,
+            steps=document.steps,
         )
     except (zlib.error, msgspec.MsgspecError, ValueError) as err:
         raise StoreError(f"{where} is damaged: {err}") from None

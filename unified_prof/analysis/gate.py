@@ -1,4 +1,8 @@
-"""Whether a change may pass: thresholds on differences, and no guess where samples are few."""
+"""Whether a change may pass: thresholds on differences, and no guess where samples are few.
+
+Of the median and the fastest iteration that one judges which scatters less (see
+`statistics.shifts`); where the other one surely says the opposite, nothing is decided.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
-from unified_prof.analysis.statistics import Comparison, compare
+from unified_prof.analysis.doubts import step_doubt
+from unified_prof.analysis.statistics import Comparison, Shift, compare, shifts
 from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -46,6 +51,8 @@ class Check:
     unit: Literal["ns", "B"]
     comparison: Comparison | None
     """None where a side has no value."""
+    shift: Shift | None = None
+    """What was judged; None where there were too few samples for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +80,12 @@ def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict
     """Judge `new` against `base` by each of `metrics`.
 
     Raises:
-        UsageError: a metric that does not exist, or none at all.
+        UsageError: a metric that does not exist, or none at all; the times of the one are of a
+            step and those of the other of a whole recording.
     """
     check_metrics(metrics)
+    if (doubt := step_doubt(base, new)) is not None:
+        raise UsageError(doubt, hint="record both with steps, or both without")
     return Verdict(tuple(_check(base, new, metric, limits) for metric in metrics), limits)
 
 
@@ -100,38 +110,53 @@ def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
         reason = f"not measured in {' and '.join(sides)}"
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after)
-    least = limits.min_abs_bytes if metric == PEAK else limits.min_abs_ns
-    if metric == PEAK and not found.conclusive:
+    if metric == PEAK:
         # An allocator's peak does not scatter as times do: one value a side is enough.
-        low: float | None = found.ratio
-    else:
-        low = found.ratio_low
-    bound = 1 + limits.max_regress
-    delta = found.new_median - found.base_median
-    if found.ratio is None:
-        ratio = float("inf") if delta > 0 else 1.0
-        low = ratio
-    else:
-        ratio = found.ratio
-    outcome, reason = _judge(ratio, low, bound, delta > least, found)
-    return Check(metric, outcome, reason, unit, found)
+        outcome, reason = _judge_size(found, limits)
+        return Check(metric, outcome, reason, unit, found)
+    if not found.conclusive:
+        percent = _percent(found.new_median, found.base_median)
+        reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
+        return Check(metric, "inconclusive", reason, unit, found)
+    decisive, other = shifts(before, after)
+    outcome, reason = _judge(decisive, other, limits)
+    return Check(metric, outcome, reason, unit, found, decisive)
 
 
-def _judge(
-    ratio: float, low: float | None, bound: float, large: bool, found: Comparison
-) -> tuple[Outcome, str]:
-    percent = f"{(ratio - 1) * 100:+.1f} %" if np.isfinite(ratio) else "from nothing"
-    if low is None:
-        return "inconclusive", (
-            f"{percent}, but only {found.base_count} and {found.new_count} samples"
-        )
-    if ratio <= bound:
+def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
+    percent = _percent(found.new_median, found.base_median)
+    if found.new_median <= found.base_median * (1 + limits.max_regress):
         return "pass", f"{percent}, within the limit"
-    if not large:
+    if found.new_median - found.base_median <= limits.min_abs_bytes:
         return "pass", f"{percent}, but less than the absolute limit"
-    if low > bound:
-        return "regression", f"{percent}, above the limit"
-    return "inconclusive", f"{percent}, but the samples scatter too much to be sure"
+    return "regression", f"{percent}, above the limit"
+
+
+def _judge(decisive: Shift, other: Shift, limits: Limits) -> tuple[Outcome, str]:
+    bound = 1 + limits.max_regress
+    said = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
+    contrary = f"{said}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
+
+    def large(shift: Shift) -> bool:
+        return shift.new - shift.base > limits.min_abs_ns
+
+    if decisive.ratio <= bound:
+        if other.low > bound and large(other):
+            return "inconclusive", contrary
+        return "pass", f"{said}, within the limit"
+    if not large(decisive):
+        return "pass", f"{said}, but less than the absolute limit"
+    if decisive.low <= bound:
+        return "inconclusive", f"{said}, but the samples scatter too much to be sure"
+    if other.high <= bound:
+        return "inconclusive", contrary
+    return "regression", f"{said}, above the limit"
+
+
+def _percent(new: float, base: float) -> str:
+    if base <= 0:
+        return "from nothing" if new > 0 else "+0.0 %"
+    return f"{(new / base - 1) * 100:+.1f} %"
 
 
 def samples(run: Run, metric: str) -> Floats:

@@ -10,7 +10,7 @@ import numpy as np
 
 from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline, tracks
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import UNKNOWN, Calls
+from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
 from unified_prof.analysis.collectives import Collectives
 from unified_prof.analysis.device import DeviceWork, step_rows, stream_rows
 from unified_prof.analysis.framework import NO_CONNECTION, Framework
@@ -36,7 +36,7 @@ from unified_prof.analysis.source import (
 from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks, possible
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
-from unified_prof.analysis.work import Work, host_calls
+from unified_prof.analysis.work import Work, host_calls, step_of
 from unified_prof.errors import UsageError
 
 
@@ -101,8 +101,17 @@ class MsprofAnalysis(Analysis):
         return breakdowns.by_label(self.calls, by)
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return the kernels under each operation."""
-        return self.work.kernels_of_operations() if self._clock == "device" else []
+        """Return the kernels under each operation; where there are steps, those of the steps."""
+        if self._clock != "device":
+            return []
+        return self.work.kernels_of_operations(self._steps)
+
+    def steps_of_calls(self) -> tuple[int, Ints] | None:
+        """Return how many steps there are and the step of each call, UNKNOWN if in none."""
+        start_ns = self.calls.start_ns
+        if not self._steps or start_ns is None:
+            return None
+        return len(self._steps), step_of(start_ns.astype(np.int64), self._steps)
 
     def launch_delay(self) -> Distribution | None:
         """Return the time from a launching host call's start to the start of its first task."""

@@ -23,7 +23,11 @@ from unified_prof.analysis.comparable import (
     pool,
 )
 from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Gaps
 from unified_prof.errors import UsageError
+
+BETWEEN = "(between operations)"
+"""What the time that belongs to no operation is called."""
 
 # A recording of device work has one call for each execution; so many are compared one by one,
 # beyond that all of one module, line and name together.
@@ -54,23 +58,26 @@ def _load(path: Path) -> Run:
 
 def _run(label: str, analysis: Analysis) -> Run:
     calls, summary = analysis.calls, analysis.summary
+    stepped = _per_step(analysis, calls)
+    steps = None if stepped is None else stepped.forward_ns.shape[1]
     return Run(
         label=label,
         families=frozenset(summary.family.split(" + ")),
         clock=summary.clock,
         facts=dict(summary.facts),
-        operations=_operations(analysis, calls),
+        operations=_operations(analysis, calls) if stepped is None else stepped,
         sizes=_sizes(calls),
         totals=_totals(analysis),
-        kernels=_kernels(analysis),
+        kernels=_kernels(analysis, steps or 1),
+        steps=steps,
     )
 
 
-def _kernels(analysis: Analysis) -> dict[str, dict[str, float]]:
+def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for operation, row in analysis.kernels_of_operations():
         if row.total_ns is not None:
-            found.setdefault(operation, {})[row.name] = float(row.total_ns)
+            found.setdefault(operation, {})[row.name] = row.total_ns / steps
     return found
 
 
@@ -80,11 +87,9 @@ def _operations(analysis: Analysis, calls: Calls) -> Operations:
     timed = np.flatnonzero(calls.total_ns != UNKNOWN)
     samples = analysis.samples()
     if samples is not None and len(samples.forward_ns) == len(timed):
-        return Operations(_places(calls, timed), samples.forward_ns, samples.backward_ns)
-    forward, backward = _column(calls.forward_ns, timed), _column(calls.backward_ns, timed)
-    # Where passes are not told apart, all of the time stands as forward time.
-    unknown = np.isnan(forward) & np.isnan(backward)
-    forward[unknown] = calls.total_ns[timed][unknown].astype(np.float64)
+        measured = Operations(_places(calls, timed), samples.forward_ns, samples.backward_ns)
+        return _with_gaps(measured, analysis.gaps())
+    forward, backward = _passes(calls, timed)
     if len(timed) <= _MAX_CALLS:
         return Operations(_places(calls, timed), forward[:, None], backward[:, None])
     first, group = _grouped(calls, timed)
@@ -93,6 +98,79 @@ def _operations(analysis: Analysis, calls: Calls) -> Operations:
         _sum(forward, group, len(first))[:, None],
         _sum(backward, group, len(first))[:, None],
     )
+
+
+def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
+    """Put the time between operations where it stands in the program, as entries of its own."""
+    if gaps is None or not len(gaps.before):
+        return operations
+    order = np.argsort(
+        np.concatenate((np.arange(len(operations)) * 2 + 1, gaps.before * 2)), kind="stable"
+    )
+    places = [
+        *operations.places,
+        *(
+            Place(BETWEEN, operations.places[index].module, line, "between")
+            for index, line in zip(gaps.before.tolist(), gaps.lines, strict=True)
+        ),
+    ]
+    nothing = np.full(gaps.gap_ns.shape, np.nan)
+    return Operations(
+        tuple(places[index] for index in order.tolist()),
+        np.concatenate((operations.forward_ns, gaps.gap_ns))[order],
+        np.concatenate((operations.backward_ns, nothing))[order],
+    )
+
+
+def _per_step(analysis: Analysis, calls: Calls) -> Operations | None:
+    """Return the operations with a sample for each step, None where calls belong to no steps.
+
+    Steps are alike, but for a few calls: those that come after one another with the same module,
+    line and name, in the same number, are one operation. Calls in no step are left out, so that
+    recordings with another number of steps, or another start, can be compared.
+    """
+    found = analysis.steps_of_calls()
+    if found is None or calls.total_ns is None:
+        return None
+    count, step = found
+    rows = np.flatnonzero((calls.total_ns != UNKNOWN) & (step != UNKNOWN))
+    if not len(rows):
+        return None
+    forward, backward = _passes(calls, rows)
+    first, group = _grouped(calls, rows)
+    if len(rows) <= _MAX_CALLS * count:
+        first, group = _by_occurrence(group, step[rows])
+    cell = group * count + step[rows]
+    shape = (len(first), count)
+    return Operations(
+        _places(calls, rows[first]),
+        _sum(forward, cell, len(first) * count).reshape(shape),
+        _sum(backward, cell, len(first) * count).reshape(shape),
+    )
+
+
+def _by_occurrence(group: Ints, step: Ints) -> tuple[Ints, Ints]:
+    """Split groups by the number of the call among those of its group in its step.
+
+    Returns the first row of each of the new groups, in program order, and the group of each row.
+    """
+    order = np.lexsort((np.arange(len(group)), step, group))
+    new = np.ones(len(group), bool)
+    new[1:] = (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)
+    start = np.maximum.accumulate(np.where(new, np.arange(len(group)), 0))
+    occurrence = np.empty(len(group), np.int64)
+    occurrence[order] = np.arange(len(group)) - start
+    key = group * (int(occurrence.max()) + 1) + occurrence
+    return _in_order(key)
+
+
+def _passes(calls: Calls, rows: Ints) -> tuple[Floats, Floats]:
+    """Return forward and backward times; where passes are not told apart, all is forward time."""
+    assert calls.total_ns is not None
+    forward, backward = _column(calls.forward_ns, rows), _column(calls.backward_ns, rows)
+    unknown = np.isnan(forward) & np.isnan(backward)
+    forward[unknown] = calls.total_ns[rows][unknown].astype(np.float64)
+    return forward, backward
 
 
 def _column(values: Ints | None, rows: Ints) -> Floats:
@@ -111,6 +189,11 @@ def _grouped(calls: Calls, rows: Ints) -> tuple[Ints, Ints]:
             values = np.unique(labels[rows], return_inverse=True)[1]
             # Renumbered after each column, so that the product never overflows.
             key = np.unique(key * (int(values.max()) + 1) + values, return_inverse=True)[1]
+    return _in_order(key)
+
+
+def _in_order(key: Ints) -> tuple[Ints, Ints]:
+    """Return the first row of each distinct key, in rising order, and the key's number by row."""
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     order = np.argsort(first)
     rank = np.empty_like(order)

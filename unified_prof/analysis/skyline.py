@@ -14,13 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns
+from unified_prof.analysis import breakdowns, skyline_samples
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, concatenate
-from unified_prof.analysis.model import Breakdown, By, NotMeasured, Row, Samples, Summary, Totals
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Gaps,
+    NotMeasured,
+    Row,
+    Samples,
+    Summary,
+    Totals,
+)
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
 from unified_prof.errors import UsageError
-from unified_prof.units import NS_PER_MS, ms_to_ns
+from unified_prof.units import ms_to_ns
 
 RUN_TIME = "skyline-run-time"
 MEMORY = "skyline-memory"
@@ -92,25 +101,14 @@ class SkylineAnalysis(Analysis):
         return breakdowns.by_label(self.calls, by)
 
     def samples(self) -> Samples | None:
-        """Return each operation's time in each iteration, from UPROF_RUN_TIME_SAMPLES."""
-        if self._run_time is None or "UPROF_RUN_TIME_SAMPLES" not in self._run_time.tables:
-            return None
-        ids = [row[0] for row in self._run_time.rows("SELECT id FROM run_time_entries ORDER BY id")]
-        columns = self._run_time.columns(
-            "SELECT entry_id, iteration, forward_ms, backward_ms FROM UPROF_RUN_TIME_SAMPLES"
+        """Return each operation's time in each iteration, where the report has them."""
+        return None if self._run_time is None else skyline_samples.of_operations(self._run_time)
+
+    def gaps(self) -> Gaps | None:
+        """Return the time between operations in each iteration, where the report has it."""
+        return (
+            None if self._run_time is None else skyline_samples.between_operations(self._run_time)
         )
-        iterations, column = np.unique(columns["iteration"], return_inverse=True)
-        row = np.searchsorted(ids, columns["entry_id"])
-        inside = row < len(ids)
-        inside[inside] = np.asarray(ids)[row[inside]] == columns["entry_id"][inside]
-        matrices = []
-        for name in ("forward_ms", "backward_ms"):
-            values = np.ma.filled(columns[name].astype(np.float64), np.nan) * NS_PER_MS
-            values[(values < 0) | (values > _MAX_MS * NS_PER_MS)] = np.nan
-            matrix = np.full((len(ids), len(iterations)), np.nan)
-            matrix[row[inside], column[inside]] = values[inside]
-            matrices.append(matrix)
-        return Samples(*matrices)
 
     @cached_property
     def _steps(self) -> list[Row]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis import bulk
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.analysis.source import Findings, Source
 
 Ints = NDArray[np.int64]
@@ -196,20 +196,20 @@ class Tasks:
     def _labels(
         self, labels: Labels, chosen: NDArray[np.integer], columns: tuple[Ints, Callable[[], Ints]]
     ) -> NDArray[np.int32]:
-        by_type = labels.numbers([text or "(unnamed task)" for text in self.type_texts])
-        result = by_type[self.type[chosen]] if len(by_type) else np.empty(0, np.int32)
-        info = self.info[chosen]
-        described = np.flatnonzero(info >= 0)
-        if len(described):
+        info = self.info.take(chosen)
+        of_row = np.full(1, UNKNOWN, np.int32)
+        if len(columns[0]):
             ids, number = codes(columns[0])
-            of_id = labels.numbers(self._strings.texts(ids))
-            of_row = of_id[number]
+            of_row = labels.numbers(self._strings.texts(ids)).take(number)
             unnamed = np.flatnonzero(of_row < 0)
             if len(unnamed):
                 ids, number = codes(columns[1]()[unnamed])
                 of_row[unnamed] = labels.numbers(self._strings.texts(ids))[number]
-            found = of_row[info[described]]
-            result[described[found >= 0]] = found[found >= 0]
+        result = of_row.take(info, mode="clip")
+        unknown = np.flatnonzero((info < 0) | (result < 0))
+        if len(unknown):
+            by_type = labels.numbers([text or "(unnamed task)" for text in self.type_texts])
+            result[unknown] = by_type[self.type[chosen[unknown]]]
         if len(self._copies[0]):
             copies = np.flatnonzero(self.kind[chosen] == COPY)
             row = Lookup(self._copies[0]).rows(self.identity[chosen[copies]])

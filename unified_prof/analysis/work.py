@@ -6,6 +6,7 @@ many small tasks of a collective are part of it, not beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +31,19 @@ from unified_prof.analysis.tasks import Strings, Tasks, codes
 
 Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[np.integer]]
+
+
+Steps = Sequence[tuple[str, int, int]]
+"""Name, start and end in nanoseconds, in order of time."""
+
+
+def step_of(start_ns: Ints, steps: Steps) -> Ints:
+    """Return the index of the step that each moment lies in, UNKNOWN where in none."""
+    starts = np.array([start for _, start, _ in steps], np.int64)
+    ends = np.array([end for _, _, end in steps], np.int64)
+    step = np.searchsorted(starts, start_ns, side="right") - 1
+    result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
+    return result
 
 
 class Work:
@@ -133,17 +147,23 @@ class Work:
         }
         return group(calls, self.kernel, names, details)
 
-    def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return one row for each pair of operation and kernel under it, as (operation, row)."""
-        kernel, owner = self.kernel, self.operator.astype(np.int64)
+    def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
+        """Return one row for each pair of operation and kernel under it, as (operation, row).
+
+        Where there are steps, only what the calls that began in one of them launched counts.
+        """
+        kernel, owner, start = self.kernel, self.operator.astype(np.int64), self.start_ns
         if self._framework is not None:
             owned = self._owned
             call, _ = self._launches
             distinct, number = np.unique(call[owned], return_inverse=True)
             names = self.labels.numbers(self._framework.name(one) for one in distinct.tolist())
             owner[owned] = names[number]
+            start = np.where(owned, self._framework.start_ns[call], start)
         texts = self.labels.texts
         pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
+        if steps:
+            key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
         forward, backward = self._passes()
         calls = Calls(
             labels=self.labels,
@@ -292,7 +312,7 @@ def _joined(labels: Labels, parts: list[Columns]) -> Calls:
             )
             for name in dict.fromkeys(name for part in filled for name in part)
         }
-    when = columns.pop("when")
+    when = columns["start_ns"] = columns.pop("when")
     if np.any(when[1:] < when[:-1]):
         order = np.argsort(when, kind="stable")
         columns = {name: values[order] for name, values in columns.items()}

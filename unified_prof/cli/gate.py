@@ -35,12 +35,21 @@ def register(app: typer.Typer) -> None:
 
 
 def gate(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="[BASE] NEW", help="The reports; with --baseline only the new one(s)."
         ),
     ],
+    more_base: Annotated[
+        list[Path] | None,
+        typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
+    ] = None,
+    more_new: Annotated[
+        list[Path] | None,
+        typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
     ] = None,
@@ -92,7 +101,11 @@ def gate(
     )
     metrics = metric or ["total"]
     analysis.check_metrics(metrics)
-    base, new = _sides(files, baseline, store)
+    source = context.get_parameter_source("store")
+    if baseline is None and source is not None and source.name == "COMMANDLINE":
+        # As a setting of the project or the machine it may stand for the times it is needed.
+        raise UsageError("--store is only used with --baseline")
+    base, new = _sides(files, more_base or [], more_new or [], baseline, store)
     verdict = analysis.gate(base, new, metrics, limits)
 
     from unified_prof.report import comparison
@@ -117,21 +130,27 @@ def gate(
     raise typer.Exit(verdict.exit_code)
 
 
-def _sides(files: list[Path], baseline: str | None, store: str | None) -> tuple[Run, Run]:
+def _sides(
+    files: list[Path],
+    more_base: list[Path],
+    more_new: list[Path],
+    baseline: str | None,
+    store: str | None,
+) -> tuple[Run, Run]:
     from unified_prof.analysis import runs
 
     if baseline is None:
-        if store is not None:
-            raise UsageError("--store is only used with --baseline")
         if len(files) != 2:
             raise UsageError(
                 f"the gate takes two reports, BASE and NEW, not {len(files)}",
                 hint="or one, and --baseline NAME",
             )
-        return runs.load(files[:1]), runs.load(files[1:])
+        return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])
+    if more_base:
+        raise UsageError("--base is not used with --baseline: the baseline is the base")
     from unified_prof.pipeline import baselines
 
-    new = runs.load(files)
+    new = runs.load([*files, *more_new])
     return baselines.load(baseline, store), new
 
 

@@ -60,9 +60,7 @@ def summarize(run: TrackedRun, top: int = 10) -> RunSummary:
     iteration_ms = _median(matched, lambda iteration: iteration.total_ms)
     forward_ms = _median(matched, lambda iteration: iteration.forward_ms)
     backward_ms = _median(matched, lambda iteration: iteration.backward_ms)
-    other_ms = None
-    if iteration_ms is not None and forward_ms is not None:
-        other_ms = iteration_ms - forward_ms - (backward_ms or 0.0)
+    other_ms = _median(matched, _other_ms)
     attributed_forward_ms = sum(total.forward_ms for total in totals)
     attributed_backward_ms = sum(total.backward_ms or 0.0 for total in totals)
     return RunSummary(
@@ -113,6 +111,13 @@ def _median(
 ) -> float | None:
     known = [x for iteration in iterations if (x := value(iteration)) is not None]
     return median(known) if known else None
+
+
+def _other_ms(iteration: IterationRecord) -> float | None:
+    """Return what is neither pass; of one iteration, for medians do not add up."""
+    if iteration.forward_ms is None:
+        return None
+    return max(0.0, iteration.total_ms - iteration.forward_ms - (iteration.backward_ms or 0.0))
 
 
 def _sum_known(samples: Iterable[tuple[float, ...] | None]) -> float | None:

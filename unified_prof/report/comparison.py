@@ -57,9 +57,8 @@ def _tables(
     found: Difference, top: int, everything: bool
 ) -> Iterable[tuple[str, list[Column], int]]:
     """Yield (heading, columns, rows left out) of the tables that have rows."""
-    changes = tuple(
-        change for change in found.changes if everything or change.status not in _UNCHANGED
-    )
+    hidden = _hidden(found, everything)
+    changes = tuple(change for change in found.changes if change.status not in hidden)
     if changes:
         net_ns = found.new_ns - found.base_ns
         columns = shared.change_columns(changes[:top], net_ns)
@@ -71,6 +70,12 @@ def _tables(
     if kernels:
         columns = shared.kernel_columns(kernels[:top])
         yield "Kernels under each operation", columns, max(0, len(kernels) - top)
+
+
+def _hidden(found: Difference, everything: bool) -> tuple[str, ...]:
+    """Return the statuses not worth a row; where nothing could be tested, all is worth one."""
+    tested = any(change.status in ("same", "slower", "faster") for change in found.changes)
+    return _UNCHANGED if tested and not everything else ()
 
 
 def _remarks(found: Difference, everything: bool) -> list[str]:
@@ -114,7 +119,7 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
 
 def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
     """Return a verdict as plain data for JSON."""
-    return {
+    found: dict[str, Any] = {
         "format_version": shared.FORMAT_VERSION,
         "base": base,
         "new": new,
@@ -123,6 +128,8 @@ def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
         "limits": asdict(verdict.limits),
         "checks": [asdict(check) for check in verdict.checks],
     }
+    plain: dict[str, Any] = shared.finite(found)
+    return plain
 
 
 def gate_junit(verdict: Verdict, base: str, new: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 from unified_prof.analysis.comparable import PEAK, Place
-from unified_prof.analysis.diff import Change, Difference, KernelChange, SizeChange
+from unified_prof.analysis.diff import Change, Difference, SizeChange
+from unified_prof.analysis.kernels import KernelChange
 from unified_prof.analysis.statistics import Comparison
 from unified_prof.report import words
 from unified_prof.report.tables import Column
@@ -116,7 +118,7 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
 
 def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
     """Return a comparison as plain data for JSON."""
-    return {
+    found: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
         "base": difference.base.label,
         "new": difference.new.label,
@@ -144,6 +146,19 @@ def document(difference: Difference, *, top: int | None = None) -> dict[str, Any
             for change in difference.kernel_changes[:top]
         ],
     }
+    plain: dict[str, Any] = finite(found)
+    return plain
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with None for numbers that are not finite: JSON has none such."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
 
 
 def signed(value: float | None, show: Any = words.duration) -> str:
@@ -172,6 +187,8 @@ def _name(change: Change) -> str:
 
 
 def _qualified(place: Place) -> str:
+    if place.kind == "between":
+        return f"{place.module or ''} {place.name}".strip()
     return f"{place.module}.{place.name}" if place.module else place.name
 
 

@@ -113,13 +113,18 @@ function provenanceSection(report) {
   return section;
 }
 
+function factText(name, value) {
+  if (/^device/.test(name)) return value;
+  return `${name} ${name === "started" ? value.replace(/\.\d+/, "") : value}`;
+}
+
 function reportView(report) {
   const { figures: shown } = report;
   const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => shown.facts[name]);
   const intro = make("header", { class: "intro" },
     make("h1", { text: shown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
     make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[shown.family] ?? shown.family }),
-      ...facts.map((name) => make("li", { text: /^device/.test(name) ? shown.facts[name] : `${name} ${shown.facts[name]}` }))));
+      ...facts.map((name) => make("li", { text: factText(name, shown.facts[name]) }))));
   const sections = [splitSection(report), icicleSection(report), tableSection(report, announce), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
   const charts = sections.filter((one) => one.querySelector(".chart"));

@@ -1,0 +1,208 @@
+"""From a slower model to the line that made it slower, and to CI's verdict, on real runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unified_prof
+from unified_prof.analysis import runs
+from unified_prof.analysis.diff import Difference, diff
+from unified_prof.analysis.gate import Limits, Outcome, gate
+
+pytestmark = pytest.mark.slow
+
+# A step of one to two milliseconds: short enough to fit between two turns of other programs.
+WIDTH, BATCH, ITERATIONS = 64, 16, 40
+REPETITIONS = 20
+SLOWER = 15
+"""Layers that take a fifth more time than ten: the rest of a step takes its time too."""
+
+Measure = Callable[..., Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clock_of_this_thread() -> Iterator[None]:
+    """Stop the tracker's clock while other programs have the processor, where the system says so.
+
+    What is under test is the way from a slower model to the verdict, not the load of the machine
+    that runs the tests. Sleeping is no waiting for the processor: it counts.
+    """
+    from unified_prof.tracking.device import HostClock
+
+    schedule = Path("/proc/thread-self/schedstat")
+    if not schedule.exists():
+        yield
+        return
+    with schedule.open("rb", buffering=0) as file, pytest.MonkeyPatch.context() as patch:
+
+        def now_ns() -> int:
+            waited_ns = int(os.pread(file.fileno(), 100, 0).split()[1])
+            return time.perf_counter_ns() - waited_ns
+
+        patch.setattr(HostClock, "mark", staticmethod(now_ns))
+        yield
+
+
+@pytest.fixture(scope="module")
+def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
+    """Return a function that trains a model of so many layers and gives the run's folder."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder, numbers = tmp_path_factory.mktemp("runs"), count()
+
+    def run(
+        layers: int = 10, *, wide: int = WIDTH, nap_ms: float = 0.0, pause_ms: float = 0.0
+    ) -> Path:
+        torch.manual_seed(0)
+        model = make_model(layers, wide, nap_ms, pause_ms)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        inputs = torch.randn(BATCH, WIDTH)
+        output = folder / f"run{next(numbers)}"
+        with unified_prof.profile(
+            output,
+            device="cpu",
+            reports=("run-time",),
+            warmup=5,
+            iterations=ITERATIONS,
+            project_root=Path(__file__).parent,
+        ):
+            for _ in range(ITERATIONS + 6):
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+        return output
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def make_model(layers: int, wide: int, nap_ms: float, pause_ms: float) -> Any:
+    import torch
+    from torch import nn
+
+    class Nap(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            pause(nap_ms)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0]
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH**0.5)
+            self.expand = nn.Linear(WIDTH, wide)
+            self.shrink = nn.Linear(wide, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(layers):
+                x = torch.tanh(x @ self.weight)
+            pause(pause_ms)  # the line that pauses
+            x = self.expand(x)  # the wide line
+            x = self.shrink(torch.relu(x))
+            return Nap.apply(x)  # the line with a nap
+
+    return Net()
+
+
+def pause(duration_ms: float) -> None:
+    if duration_ms:  # sleeping for no time at all gives the processor away
+        time.sleep(duration_ms / 1000)
+
+
+def line_of(comment: str) -> str:
+    """Return this file's line that ends in `comment`."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = next(n for n, line in enumerate(lines, start=1) if line.endswith(f"  # {comment}"))
+    return f"{Path(__file__).name}:{number}"
+
+
+def compared(base: Path, new: Path) -> Difference:
+    return diff(runs.load([base]), runs.load([new]))
+
+
+def test_the_diff_names_the_line_with_the_larger_matrix_first(measure: Measure) -> None:
+    found = compared(measure(), measure(wide=24 * WIDTH))
+    slower = found.changes[0]
+    assert slower.status == "slower"
+    assert slower.place.line in (line_of("the wide line"), following(line_of("the wide line")))
+    assert slower.delta_ns > 0.1e6
+
+
+def test_the_diff_names_the_line_that_pauses_between_operations_first(measure: Measure) -> None:
+    slower = compared(measure(), measure(pause_ms=0.5)).changes[0]
+    assert slower.status == "slower"
+    assert slower.place.line == line_of("the line that pauses")
+    assert slower.delta_ns > 0.4e6
+
+
+def following(line: str) -> str:
+    """Return the line after `line`: a larger matrix is made on one line and used on the next."""
+    file, _, number = line.rpartition(":")
+    return f"{file}:{int(number) + 1}"
+
+
+def test_the_diff_names_the_line_with_the_sleep_first(measure: Measure) -> None:
+    found = compared(measure(), measure(nap_ms=1.0))
+    slower = found.changes[0]
+    assert (slower.status, slower.place.line) == ("slower", line_of("the line with a nap"))
+    assert slower.delta_ns > 0.9e6
+    assert slower.explained_ns <= found.new_ns - found.base_ns
+
+
+@pytest.fixture(scope="module")
+def unchanged_and_slower(measure: Measure) -> tuple[list[Path], list[Path]]:
+    """Return runs of one model and runs of a fifth more layers, measured in turn."""
+    base, slower = [], []
+    for _ in range(REPETITIONS + 1):
+        base.append(measure())
+        slower.append(measure(SLOWER))
+    return [*base, measure(), measure()], slower
+
+
+def verdict(
+    base: Sequence[Path], new: Sequence[Path], again: Callable[[], tuple[Path, Path]]
+) -> Outcome:
+    """Ask the gate; where it is not sure, measure both sides again and ask with all samples."""
+    before, after = [*base], [*new]
+    for _ in range(4):
+        outcome = gate(runs.load(before), runs.load(after), ["total"], Limits()).outcome
+        if outcome != "inconclusive":
+            break
+        for side, path in zip((before, after), again(), strict=True):
+            side.append(path)
+    return outcome
+
+
+def test_an_unchanged_model_never_fails_the_gate(
+    unchanged_and_slower: tuple[list[Path], list[Path]], measure: Measure
+) -> None:
+    base, _ = unchanged_and_slower
+    outcomes = [
+        verdict(base[i : i + 3 : 2], base[i + 1 : i + 4 : 2], lambda: (measure(), measure()))
+        for i in range(REPETITIONS)
+    ]
+    assert outcomes.count("regression") == 0, outcomes
+
+
+def test_a_fifth_slower_always_fails_the_gate(
+    unchanged_and_slower: tuple[list[Path], list[Path]], measure: Measure
+) -> None:
+    base, slower = unchanged_and_slower
+    outcomes = [
+        verdict(base[i : i + 2], slower[i : i + 2], lambda: (measure(), measure(SLOWER)))
+        for i in range(REPETITIONS)
+    ]
+    assert outcomes == ["regression"] * REPETITIONS
