@@ -13,7 +13,8 @@ from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.tasks import WAIT, Tasks
 
 Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+
+_PIECE = 1 << 19
 
 
 class DeviceWork:
@@ -21,21 +22,20 @@ class DeviceWork:
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None) -> None:
         here = slice(None) if device is None else np.flatnonzero(tasks.device == device)
-        kind, start = tasks.kind[here], tasks.start_ns[here]
-        end = start + tasks.duration_ns[here]
+        kind, start, duration = tasks.kind[here], tasks.start_ns[here], tasks.duration_ns[here]
         comm_here = slice(None) if device is None else comms.device == device
         self.tasks = len(kind)
-        self.compute = _merged(start, end, kind == KERNEL)
-        self.copies = _merged(start, end, kind == COPY)
+        self.compute = _merged(start, duration, kind, KERNEL)
+        self.copies = _merged(start, duration, kind, COPY)
         # The collectives as a whole; their parts only where the file has nothing but parts.
-        self.communication = intervals.merge(comms.start_ns[comm_here], comms.end_ns[comm_here])
+        comm_start, comm_end = comms.start_ns[comm_here], comms.end_ns[comm_here]
+        self.communication = intervals.merge(comm_start, comm_end)
         if not len(self.communication):
-            self.communication = _merged(start, end, kind == COMMUNICATION)
-        comm_ends = (comms.start_ns[comm_here], comms.end_ns[comm_here])
-        self.start_ns = int(
-            min((one.min() for one in (start, comm_ends[0]) if len(one)), default=0)
-        )
-        self.end_ns = int(max((one.max() for one in (end, comm_ends[1]) if len(one)), default=0))
+            self.communication = _merged(start, duration, kind, COMMUNICATION)
+        starts = [one.min() for one in (start, comm_start) if len(one)]
+        ends = [(start[piece] + duration[piece]).max() for piece in _pieces(len(start))]
+        ends += [comm_end.max()] if len(comm_end) else []
+        self.start_ns, self.end_ns = int(min(starts, default=0)), int(max(ends, default=0))
 
     def time(self, name: str, start_ns: int, end_ns: int) -> DeviceTime:
         """Return how the device spent `[start_ns, end_ns)`."""
@@ -61,10 +61,18 @@ class DeviceWork:
         )
 
 
-def _merged(start_ns: Ints, end_ns: Ints, mask: Mask) -> IntervalSet:
-    if mask.all():
-        return intervals.merge(start_ns, end_ns)
-    return intervals.merge(start_ns[mask], end_ns[mask])
+def _merged(start_ns: Ints, duration_ns: Ints, kind: NDArray[np.int8], wanted: int) -> IntervalSet:
+    """Merge the tasks of one kind, a piece at a time: the whole would need many times its size."""
+    sets = []
+    for piece in _pieces(len(start_ns)):
+        chosen = kind[piece] == wanted
+        start = start_ns[piece][chosen]
+        sets.append(intervals.merge(start, start + duration_ns[piece][chosen]))
+    return intervals.union(*sets)
+
+
+def _pieces(length: int) -> list[slice]:
+    return [slice(low, low + _PIECE) for low in range(0, length, _PIECE)]
 
 
 def stream_rows(tasks: Tasks) -> list[Row]:
@@ -77,9 +85,11 @@ def stream_rows(tasks: Tasks) -> list[Row]:
     bounds = np.searchsorted(number[order], np.arange(len(distinct) + 1))
     for index, place in enumerate(distinct.tolist()):
         own = order[bounds[index] : bounds[index + 1]]
-        kind, start, end = tasks.kind[own], tasks.start_ns[own], tasks.end_ns[own]
+        kind, start, duration = tasks.kind[own], tasks.start_ns[own], tasks.duration_ns[own]
         parts = {
-            f"{KINDS[what] if what != KERNEL else 'compute'}_ns": _merged(start, end, kind == what)
+            f"{KINDS[what] if what != KERNEL else 'compute'}_ns": _merged(
+                start, duration, kind, what
+            )
             for what in (KERNEL, COMMUNICATION, COPY)
         }
         waiting = kind == WAIT
@@ -94,8 +104,8 @@ def stream_rows(tasks: Tasks) -> list[Row]:
                 detail=_types(tasks, own),
                 extra={
                     **{name: part.total_ns for name, part in parts.items()},
-                    "wait_ns": int(tasks.duration_ns[own][waiting].sum()),
-                    "window_ns": int(end.max() - start.min()),
+                    "wait_ns": int(duration[waiting].sum()),
+                    "window_ns": int((start + duration).max() - start.min()),
                 },
             )
         )
