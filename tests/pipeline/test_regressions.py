@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -25,29 +24,6 @@ SLOWER = 15
 """Layers that take a fifth more time than ten: the rest of a step takes its time too."""
 
 Measure = Callable[..., Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def clock_of_this_thread() -> Iterator[None]:
-    """Stop the tracker's clock while other programs have the processor, where the system says so.
-
-    What is under test is the way from a slower model to the verdict, not the load of the machine
-    that runs the tests. Sleeping is no waiting for the processor: it counts.
-    """
-    from unified_prof.tracking.device import HostClock
-
-    schedule = Path("/proc/thread-self/schedstat")
-    if not schedule.exists():
-        yield
-        return
-    with schedule.open("rb", buffering=0) as file, pytest.MonkeyPatch.context() as patch:
-
-        def now_ns() -> int:
-            waited_ns = int(os.pread(file.fileno(), 100, 0).split()[1])
-            return time.perf_counter_ns() - waited_ns
-
-        patch.setattr(HostClock, "mark", staticmethod(now_ns))
-        yield
 
 
 @pytest.fixture(scope="module")
