@@ -49,10 +49,31 @@ def test_windows_give_all_rows_back_sorted_whatever_the_sizes(
         assert got == sorted(zip(flat, range(len(flat)), strict=True), key=lambda row: row[0])
 
 
-def test_windows_stay_small_when_the_spool_is_large() -> None:
+def sizes_of_windows(order: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[int]:
     with Spool(ROW, "key", run_rows=1000) as spool:
-        for start in range(0, 50_000, 500):
-            spool.append(rows(range(start, start + 500), start))
+        for start in range(0, len(order), 500):
+            spool.append(rows(order[start : start + 500].tolist(), start))
         sizes = [len(part) for (part,) in windows(spool, window_rows=2000)]
-    assert sum(sizes) == 50_000
+    assert sum(sizes) == len(order)
+    return sizes
+
+
+def test_runs_that_follow_one_another_make_windows_of_the_wanted_size() -> None:
+    sizes = sizes_of_windows(np.arange(50_000))
+    assert max(sizes) <= 8 * 2000
+    assert len(sizes) <= 50
+
+
+def test_runs_that_overlap_slightly_do_not_pile_up() -> None:
+    order = np.arange(50_000)
+    order[::1000] += 1500
+    sizes = sizes_of_windows(order)
+    assert max(sizes) <= 8 * 2000
+    assert len(sizes) <= 100
+
+
+def test_runs_that_overlap_everywhere_neither_pile_up_nor_crawl() -> None:
+    order = np.random.default_rng(1).permutation(50_000)
+    sizes = sizes_of_windows(order)
     assert max(sizes) <= 50 * 256
+    assert len(sizes) <= 100

@@ -24,6 +24,8 @@ Rows = NDArray[Any]
 RUN_ROWS = 1 << 18
 WINDOW_ROWS = 1 << 15
 _MIN_BLOCK_ROWS = 256
+_RUNS_EXPECTED = 8  # that overlap, before it is known how many do
+_LIMIT_WINDOWS = 4  # windows that may be in memory at a time
 
 
 class Spool:
@@ -41,7 +43,7 @@ class Spool:
         self._pending: list[Rows] = []
         self._pending_rows = 0
         self._file: IO[bytes] | None = None
-        self._runs: list[tuple[int, int]] = []  # (first row, behind the last row) in the file
+        self._runs: list[tuple[int, int, int]] = []  # first row, behind the last one, first key
 
     def append(self, rows: Rows) -> None:
         """Add a batch of rows."""
@@ -67,17 +69,18 @@ class Spool:
                 self._file = _temporary_file()
             self._file.write(rows.view(np.uint8).data)
         first = self._runs[-1][1] if self._runs else 0
-        self._runs.append((first, first + len(rows)))
+        self._runs.append((first, first + len(rows), int(rows[self.key][0])))
 
     def cursors(self) -> list[Cursor]:
         """Return a cursor for each run; appending afterwards is not allowed."""
         if self._file is None:
             if self._pending:
                 self._pending = [self._sorted_pending()]
-            return [Cursor(self, rows) for rows in self._pending]
+            return [Cursor(self, rows) for rows in self._pending if len(rows)]
         if self._pending:
             self._put_away()
-        return [Cursor(self, np.empty(0, dtype=self.dtype), *run) for run in self._runs]
+        nothing = np.empty(0, dtype=self.dtype)
+        return [Cursor(self, nothing, *run) for run in self._runs]
 
     def read(self, first: int, rows: int) -> Rows:
         """Return `rows` rows of the file, from row `first` on."""
@@ -148,11 +151,15 @@ def _translated() -> Iterator[None]:
 class Cursor:
     """A position in one sorted run, of which one block is in memory."""
 
-    def __init__(self, spool: Spool, block: Rows, first: int = 0, end: int = 0) -> None:
+    def __init__(
+        self, spool: Spool, block: Rows, first: int = 0, end: int = 0, first_key: int = 0
+    ) -> None:
         self._spool = spool
         self._block = block
         self._first = first
         self._end = end
+        self.next_key = int(block[spool.key][0]) if len(block) else first_key
+        """The smallest key not yet taken, unless finished."""
 
     @property
     def exhausted(self) -> bool:
@@ -160,9 +167,17 @@ class Cursor:
         return self._first >= self._end
 
     @property
-    def last_key(self) -> int | None:
-        """The largest key in memory, None without rows."""
-        return int(self._block[self._spool.key][-1]) if len(self._block) else None
+    def finished(self) -> bool:
+        """Whether everything was taken."""
+        return self.exhausted and not len(self._block)
+
+    @property
+    def last_key(self) -> int:
+        """The largest key in memory, where there are rows."""
+        return int(self._block[self._spool.key][-1])
+
+    def __len__(self) -> int:
+        return len(self._block)
 
     def load(self, rows: int) -> None:
         """Bring the rows in memory up to at least `rows`, where the run has them."""
@@ -172,50 +187,74 @@ class Cursor:
             self._first += missing
             self._block = np.concatenate((self._block, more)) if len(self._block) else more
 
-    def take_through(self, key: int | None) -> Rows:
-        """Remove and return the rows in memory whose key is not above `key` (None: all)."""
+    def take_below(self, key: int | None) -> Rows:
+        """Remove and return the rows in memory whose key is below `key` (None: all)."""
         keys = self._block[self._spool.key]
-        cut = len(keys) if key is None else int(np.searchsorted(keys, key, side="right"))
+        cut = len(keys) if key is None else int(np.searchsorted(keys, key, side="left"))
         taken, self._block = self._block[:cut], self._block[cut:]
+        if not len(self._block):
+            self.load(1)
+        if len(self._block):
+            self.next_key = int(self._block[self._spool.key][0])
         return taken
-
-    def __len__(self) -> int:
-        return len(self._block)
 
 
 def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:
     """Read several spools in step: each window holds all their rows of one range of keys.
 
+    Runs mostly follow one another, so only those that reach into a window are read for it.
+
     Yields:
         One sorted array per spool. No key appears in two windows; keys only grow.
     """
     groups = [spool.cursors() for spool in spools]
-    cursors = [cursor for group in groups for cursor in group]
-    if not cursors:
-        return
-    block = max(_MIN_BLOCK_ROWS, window_rows // len(cursors))
-    wanted = block
-    while True:
-        for cursor in cursors:
-            cursor.load(wanted)
-        # Up to the smallest key that some run may continue behind, everything is in memory;
-        # that key itself may go on in the same run, so it waits for the next window.
-        limits = [cursor.last_key for cursor in cursors if not cursor.exhausted]
-        bound = min((limit for limit in limits if limit is not None), default=None)
+    live = [cursor for group in groups for cursor in group]
+    wanted = max(_MIN_BLOCK_ROWS, window_rows // min(_RUNS_EXPECTED, max(1, len(live))))
+    limit = _LIMIT_WINDOWS * window_rows
+    while live:
+        live.sort(key=lambda cursor: cursor.next_key)
+        bound, active = _activate(live, wanted, window_rows, limit)
         taken = tuple(
-            _merge(
-                [cursor.take_through(None if bound is None else bound - 1) for cursor in group],
-                spool,
-            )
+            _merge([cursor.take_below(bound) for cursor in group if cursor in active], spool)
             for group, spool in zip(groups, spools, strict=True)
         )
-        if any(len(rows) for rows in taken):
-            wanted = block
+        count = sum(len(rows) for rows in taken)
+        if count:
             yield taken
-        elif bound is None:
-            return
-        else:
-            wanted = 2 * max(len(cursor) for cursor in cursors)
+        wanted = max(_MIN_BLOCK_ROWS, window_rows // len(active)) if count else 2 * wanted
+        # Many runs that overlap everywhere: read less of each, but of more of them.
+        limit = 2 * limit if count < window_rows // 8 else _LIMIT_WINDOWS * window_rows
+        live = [cursor for cursor in live if not cursor.finished]
+
+
+def _activate(
+    cursors: list[Cursor], wanted: int, window_rows: int, limit: int
+) -> tuple[int | None, set[Cursor]]:
+    """Read blocks of the runs that come first; return the key below which all is in memory.
+
+    Args:
+        cursors: By their next keys.
+        wanted: Rows of each block.
+        window_rows: Rows that are enough, as soon as no further run overlaps them.
+        limit: Rows that are enough in any case.
+    """
+    bound: int | None = None
+    active: set[Cursor] = set()
+    loaded, first_key, reach = 0, cursors[0].next_key, cursors[0].next_key
+    for cursor in cursors:
+        if bound is not None and cursor.next_key >= bound:
+            break
+        enough = loaded >= limit or (loaded >= window_rows and cursor.next_key > reach)
+        if enough and cursor.next_key > first_key:
+            bound = cursor.next_key
+            break
+        cursor.load(wanted)
+        active.add(cursor)
+        loaded += len(cursor)
+        reach = max(reach, cursor.last_key)
+        if not cursor.exhausted:
+            bound = cursor.last_key if bound is None else min(bound, cursor.last_key)
+    return bound, active
 
 
 def _merge(parts: list[Rows], spool: Spool) -> Rows:
