@@ -1,7 +1,7 @@
 """Integer columns of big tables, straight from SQLite into NumPy.
 
 A row of a Python cursor costs a tuple and an object a value. Here SQLite itself prints a column of
-65,536 rows as one text, and NumPy parses that: half the time of `np.fromiter` over a cursor. All
+16,384 rows as one text, and NumPy parses that: half the time of `np.fromiter` over a cursor. All
 but the parsing happens outside Python's global lock, so a big table is read by two threads.
 """
 
@@ -22,7 +22,7 @@ from unified_prof.store.reader import open_report
 MISSING = np.iinfo(np.int64).min
 """Stands for NULL and for a value that is no integer. No column of a report means this number."""
 
-_CHUNK_ROWS = 65_536
+_CHUNK_ROWS = 16_384
 _TWO_READERS_FROM_ROWS = 1_000_000
 _INT32 = 1 << 31
 # A character that no text among the values has: `1,2` beside a NULL would pass for two numbers.

@@ -129,9 +129,11 @@ class Tasks:
         self.start_ns = self._keep(start)
         self.duration_ns = self._keep(duration)
         device_and_type = self._keep(columns.pop("device_and_type"))
-        self.device = (device_and_type >> 32).astype(np.int32)
-        self._type_ids, self.type = codes(device_and_type & 0xFFFFFFFF)
-        del device_and_type
+        self.device = _small(device_and_type >> 32)
+        device_and_type &= 0xFFFFFFFF
+        self._type_ids, type_codes = codes(device_and_type)
+        self.type = _small(type_codes)
+        del device_and_type, type_codes
         identity = self._keep(columns.pop("id"))
         self._compute = bulk.fetch(
             source,
@@ -245,7 +247,7 @@ class Tasks:
             # The database says which tasks are kernels; others that look like one are containers
             # (a collective's own AI_CORE task) and would be counted twice.
             by_type[by_type == KERNEL] = OTHER
-        kind = by_type[self.type]
+        kind: NDArray[np.int8] = by_type[self.type]
         kind[self.info >= 0] = KERNEL
         for table, what in (
             ("MEMCPY_INFO", COPY),
@@ -264,6 +266,13 @@ def possible(start_ns: Ints, duration_ns: Ints) -> NDArray[np.bool_]:
     result &= duration_ns >= 0
     result &= duration_ns <= MAX_DURATION_NS
     return result
+
+
+def _small(values: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return small numbers (there are few devices and types) in two bytes each, others in four."""
+    limits = np.iinfo(np.int16)
+    fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
+    return values.astype(np.int16 if fits else np.int32)
 
 
 def codes(values: Ints) -> tuple[list[int], NDArray[np.int32]]:
