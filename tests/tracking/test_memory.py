@@ -67,6 +67,16 @@ def test_a_replaced_parameter_gives_way_to_the_new_one(workload: Workload) -> No
     assert tracked.weights[0].frames[0].line_number == 9
 
 
+def test_a_parametrized_weight_keeps_the_name_it_was_registered_under(workload: Workload) -> None:
+    tracked = workload.model(
+        net(
+            "self.lin = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8, bias=False))",
+            "return self.lin(x)",
+        )
+    )
+    assert weights(tracked) == [("lin.parametrizations.weight", "weight", 256, 256)]
+
+
 def test_copied_layers_have_weights_of_their_own(workload: Workload) -> None:
     tracked = workload.model(
         net(
@@ -182,6 +192,29 @@ from torch.testing._internal.two_tensor import TwoTensor
 def test_operations_that_save_nothing_are_listed_with_nothing(workload: Workload) -> None:
     tracked = workload.model(net("self.w = nn.Parameter(torch.ones(8))", "return x + self.w"))
     assert [(one.operation_name, one.size_bytes) for one in tracked.activations] == [("add", 0)]
+
+
+def test_what_no_backward_goes_through_is_no_activation(workload: Workload) -> None:
+    tracked = workload.model(
+        net(
+            "self.lin, self.aux = nn.Linear(8, 8), nn.Linear(8, 8)",
+            "aux = self.aux(x).tanh(); return self.lin(x)",
+        )
+    )
+    row = 4 * 8 * FLOAT
+    assert names(tracked) == ["linear", "tanh", "linear"]
+    (only,) = tracked.activations  # the input, which both layers saved, is kept for this one
+    assert (only.module_path, only.size_bytes) == ("lin", row)
+    assert tracked.facts["saved_bytes_of_no_operation"] == str(row)  # of tanh
+
+
+def test_without_a_backward_all_that_could_be_for_one_is_kept(workload: Workload) -> None:
+    tracked = workload.model(
+        net("self.lin = nn.Linear(8, 8)", "return self.lin(x).tanh()"),
+        providers=PROVIDERS.replace(".sum().backward()", "").replace("optimizer.step()", ""),
+    )
+    row = 4 * 8 * FLOAT
+    assert saved(tracked) == {"linear": row, "tanh": row}
 
 
 def test_what_is_saved_outside_the_model_is_counted_apart(workload: Workload) -> None:

@@ -1,14 +1,16 @@
 """Bytes that operations save for the backward pass, seen by torch's saved-tensor hooks.
 
 A storage is charged once, whole, to the first operation that saves any view of it: that is
-the memory its saving keeps alive. Storages of parameters and buffers live anyway.
+the memory its saving keeps alive. Storages of parameters and buffers live anyway. What an
+operation saves that no backward pass goes through is freed with its result, not kept for one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from unified_prof.tracking.calls import Recorder
@@ -18,14 +20,23 @@ from unified_prof.tracking.sizes import plain_tensors, storage_of
 NO_CALL = -1
 
 
+@dataclass(slots=True)
+class _Saved:
+    """A storage that was saved, and by which calls, in their order."""
+
+    storage: Any
+    """A weak reference: it keeps the address from being used for another storage."""
+    size_bytes: int
+    calls: list[int]
+
+
 class SavedTensors:
     """Sizes what is saved between `start` and `stop`, by the index of the call that saves."""
 
     def __init__(self, device: str, recorder: Recorder) -> None:
         self._device = device
         self._recorder = recorder
-        self._bytes: dict[int, int] = {}
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, _Saved] = {}
         self._excluded: dict[int, Any] = {}
         self._patches = Patches()
 
@@ -45,13 +56,25 @@ class SavedTensors:
         self._patches.replace(graph, "disable_saved_tensors_hooks", self._wrap_disable(disable))
         self._insert()
 
-    def stop(self) -> dict[int, int]:
-        """End; return call index -> bytes, with what no call saved under -1."""
+    def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int]:
+        """End; return call index -> bytes, with what none of the calls saved under -1.
+
+        Args:
+            in_backward: The calls that a backward pass went through; each is in the result. None:
+                there was no backward pass, so that of any call may still come.
+        """
         self._take_out()
         self._patches.restore()
+        found = dict.fromkeys(in_backward or (), 0)
+        for saved in self._seen.values():
+            calls = saved.calls
+            if in_backward is not None:
+                calls = [call for call in calls if call in in_backward]
+            call = calls[0] if calls else NO_CALL
+            found[call] = found.get(call, 0) + saved.size_bytes
         self._seen.clear()
         self._excluded.clear()
-        return self._bytes
+        return found
 
     def exclude_parameters(self, arguments: Iterable[Any]) -> None:
         """Leave out parameters that are arguments: some exist only while they are used (FSDP)."""
@@ -135,10 +158,13 @@ class SavedTensors:
             if storage is None:
                 continue
             key = storage._cdata
-            if key not in self._excluded and key not in self._seen:
-                # A weak reference keeps the address from being used for another storage.
-                self._seen[key] = _weak(storage)
-                self._bytes[call] = self._bytes.get(call, 0) + storage.nbytes()
+            if key in self._excluded:
+                continue
+            saved = self._seen.get(key)
+            if saved is None:
+                self._seen[key] = _Saved(_weak(storage), storage.nbytes(), [call])
+            elif saved.calls[-1] != call:
+                saved.calls.append(call)
 
     def _exclude(self, tensor: Any) -> None:
         for part in plain_tensors(tensor):

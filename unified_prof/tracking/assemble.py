@@ -159,12 +159,17 @@ def _gap(matched: Sequence[Measured], position: int) -> GapRecord | None:
 def activations_of(
     iteration: Iteration, saved_bytes: dict[int, int], sites: SiteTable
 ) -> tuple[tuple[ActivationRecord, ...], int]:
-    """Return what each kept operation with autograd nodes saved, and the bytes of all others."""
+    """Return what each kept operation of the backward pass saved, and the bytes of all others.
+
+    Where there was no backward pass, every operation with autograd nodes could be of one.
+    """
     records = []
+    anything = not iteration.backwards
     rest = dict(saved_bytes)
     for index, call in enumerate(iteration.calls):
         site = sites.site(call, with_set_up=iteration.with_set_up)
-        if site.kept and (call.last_node != call.first_node or index in saved_bytes):
+        in_graph = index in saved_bytes or (anything and call.last_node != call.first_node)
+        if site.kept and in_graph:
             records.append(
                 ActivationRecord(
                     operation_name=site.name,

@@ -116,9 +116,11 @@ class ActivationTracker(OperationTracker):
         super().__init__(device, walker, interception, modules)
         self._weights = weights
         self._argument_devices: set[str] = set()
+        self._in_backward: set[int] = set()
         self._saved: SavedTensors | None = None
         self.saved_bytes: list[dict[int, int]] = []
-        """For each iteration: bytes by index of the call; -1 is what no call saved."""
+        """For each iteration: bytes by index of the call; -1 is what no call of the backward
+        pass saved."""
         self.weight_records: tuple[WeightRecord, ...] = ()
         """As they were, with their gradients, when the last iteration ended."""
         self.oddities = Anomalies()
@@ -134,6 +136,7 @@ class ActivationTracker(OperationTracker):
         """Begin to watch what is saved."""
         assert self._recorder is not None
         self._argument_devices.clear()
+        self._in_backward.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
         self._saved.start(self._weights.parameters(), self.modules.running())
         super().begin_iteration(index)
@@ -143,7 +146,8 @@ class ActivationTracker(OperationTracker):
         super().end_iteration(index)
         assert self._saved is not None
         saved, self._saved = self._saved, None
-        self.saved_bytes.append(saved.stop())
+        backwards = self.iterations[-1].backwards
+        self.saved_bytes.append(saved.stop(self._in_backward if backwards else None))
         parameters = {item.device.type for item in self._weights.parameters()}
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:
@@ -172,6 +176,8 @@ class ActivationTracker(OperationTracker):
 
     def _on_node(self, node: Any, call: int) -> None:
         assert self._saved is not None
+        if call >= 0:
+            self._in_backward.add(call)
         self._saved.saved_numbers(node, call)
 
 

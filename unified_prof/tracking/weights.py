@@ -129,9 +129,10 @@ class Weights:
             first = self._first.get(id(parameter))
             if first is not None and first.parameter() is parameter:
                 owner = first.module()
-                # A first owner that gave the parameter away since does not name it any more.
+                # A first owner that gave the parameter away since does not hold it any more. Its
+                # name stays: the weight of a parametrized layer is its `weight`, as in Skyline.
                 if owner is not None and owner._parameters.get(first.name) is parameter:
-                    module, name = owner, first.name
-                frames = first.frames
+                    module = owner
+                name, frames = first.name, first.frames
             found.append((module, name, parameter, frames))
         return found
