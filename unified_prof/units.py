@@ -12,6 +12,8 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+_MAX_EXPONENT = 30  # of a time in ns: far beyond any, and still quick to compute with
+
 
 def us_text_to_ns(text: str) -> int:
     """Convert decimal microseconds, as vendors print them, to whole nanoseconds.
@@ -19,10 +21,12 @@ def us_text_to_ns(text: str) -> int:
     Digits beyond the nanosecond are cut off towards zero.
 
     Raises:
-        ValueError: `text` is not a finite decimal number.
+        ValueError: `text` is not a finite decimal number of less than 30 digits.
     """
     try:
         value = Decimal(text) * NS_PER_US
+        if value.adjusted() > _MAX_EXPONENT:  # 1e999999 would be a number of a million digits
+            raise ValueError
         return int(value)
     except (ArithmeticError, ValueError, OverflowError):
         raise ValueError(f"not a decimal number of microseconds: {text!r}") from None

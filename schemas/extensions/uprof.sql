@@ -25,6 +25,7 @@ CREATE TABLE "UPROF_ITERATIONS" (
   backward_ms DOUBLE,
   peak_usage_bytes INTEGER,
   matched INTEGER NOT NULL,
+  waited_ms DOUBLE,
   PRIMARY KEY (iteration)
 );
 CREATE TABLE "UPROF_MODULES" (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from unified_prof.store import skyline
 from unified_prof.tracking.records import (
     ActivationRecord,
     Frame,
+    GapRecord,
     IterationRecord,
     OperationRecord,
     TrackedRun,
@@ -24,7 +26,14 @@ from unified_prof.tracking.records import (
 ITERATIONS = 12
 
 
-def write_run(folder: Path, *, slow_line: float = 1.0, seed: int = 0, device: str = "cpu") -> Path:
+def write_run(
+    folder: Path,
+    *,
+    slow_line: float = 1.0,
+    pause_ms: float = 0.5,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Path:
     """Write both Skyline reports of a model whose second operation can be made slower."""
     generator = np.random.default_rng(seed)
     folder.mkdir()
@@ -39,7 +48,7 @@ def write_run(folder: Path, *, slow_line: float = 1.0, seed: int = 0, device: st
     operations = (
         operation("linear", 10, 2.0),
         operation("<script>", 11, 1.0 * slow_line),
-        operation("relu", 12, 0.1),
+        replace(operation("relu", 12, 0.1), gap=GapRecord("model.py", 11, 11, times(pause_ms))),
     )
     totals = np.sum([(*op.forward_ms,) for op in operations], axis=0) * 3
     run = TrackedRun(
@@ -103,9 +112,26 @@ def test_the_diff_names_the_slower_line_first_and_nothing_else(base: Path, slowe
     assert "activation net.linear" in result.stdout
 
 
+def test_time_between_operations_is_compared_by_the_line_that_took_it(
+    base: Path, tmp_path: Path
+) -> None:
+    paused = write_run(tmp_path / "paused", pause_ms=3.0, seed=4)
+    first = json.loads(uprof("diff", base, paused, "--json").stdout)["changes"][0]
+    assert (first["status"], first["place"]["line"]) == ("slower", "model.py:11")
+    assert first["place"]["kind"] == "between"
+    assert first["delta_ns"] == pytest.approx(2.5e6, rel=0.1)
+    table = uprof("diff", base, paused).stdout.partition("Time\n")[2].splitlines()
+    assert "net (between operations)" in table[1]
+
+
 def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> None:
     document = json.loads(uprof("diff", base, slower, "--json", "--quiet").stdout)
-    assert [change["status"] for change in document["changes"]] == ["slower", "same", "same"]
+    assert [change["status"] for change in document["changes"]] == [
+        "slower",
+        "same",
+        "same",
+        "same",
+    ]
     assert document["changes"][0]["delta_ns"] == pytest.approx(1.5e6, rel=0.1)
     assert document["totals"]["total"]["verdict"] == "slower"
 
@@ -225,6 +251,13 @@ def test_a_baseline_is_saved_listed_shown_and_gated_by(
     assert "main@2" in uprof("baseline", "list").stdout
     shown = json.loads(uprof("baseline", "show", "main", "--json").stdout)
     assert [entry["version"] for entry in shown] == [1, 2]
+
+
+def test_a_store_in_the_environment_does_not_keep_from_comparing_two_reports(
+    base: Path, same: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPROF_GATE_STORE", "postgresql+psycopg://nobody@localhost:1/none")
+    assert uprof("gate", base, same).exit_code == 0
 
 
 def test_a_baseline_gives_the_verdict_that_its_report_gives(base: Path, slower: Path) -> None:

@@ -170,6 +170,7 @@ def test_the_layout_of_torch_npu(tmp_path: Path) -> None:
         steps = db.execute("SELECT step, computing, free, stage FROM StepTraceTime").fetchall()
     db.close()
     assert steps == [("3", 2, 0, 2)]
+    assert "COMMUNICATION_OP" in tables(folder / names[1]), "readers fail where it is missing"
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q") == 9
     assert uprof("import", trace, "-o", out, "--layout", "ascend-pt", "-q", "--force") == 0
     assert sorted(path.name for path in folder.iterdir()) == names

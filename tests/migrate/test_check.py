@@ -81,6 +81,12 @@ def test_what_is_wrong_is_found(
     assert re.search(words, message), message
 
 
+def test_the_threads_of_one_context_may_share_their_task(tmp_path: Path) -> None:
+    threads = [(start, start + 9, 0, -1, 3, 42, 7, 2, 1, 5, 4294967295) for start in (300, 320)]
+    found = check(make(tmp_path / "a.db", REVISION, {**ROWS, "TASK": [*ROWS["TASK"], *threads]}))
+    assert found.sound
+
+
 @pytest.mark.parametrize(
     ("statement", "words"),
     [

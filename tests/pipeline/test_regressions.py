@@ -59,9 +59,11 @@ def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
     torch.set_num_threads(1)
     folder, numbers = tmp_path_factory.mktemp("runs"), count()
 
-    def run(layers: int = 10, *, wide: int = WIDTH, nap_ms: float = 0.0) -> Path:
+    def run(
+        layers: int = 10, *, wide: int = WIDTH, nap_ms: float = 0.0, pause_ms: float = 0.0
+    ) -> Path:
         torch.manual_seed(0)
-        model = make_model(layers, wide, nap_ms)
+        model = make_model(layers, wide, nap_ms, pause_ms)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         inputs = torch.randn(BATCH, WIDTH)
         output = folder / f"run{next(numbers)}"
@@ -83,14 +85,14 @@ def measure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Measure]:
     torch.set_num_threads(threads)
 
 
-def make_model(layers: int, wide: int, nap_ms: float) -> Any:
+def make_model(layers: int, wide: int, nap_ms: float, pause_ms: float) -> Any:
     import torch
     from torch import nn
 
     class Nap(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(nap_ms / 1000)
+            pause(nap_ms)
             return x.clone()
 
         @staticmethod
@@ -107,11 +109,17 @@ def make_model(layers: int, wide: int, nap_ms: float) -> Any:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for _ in range(layers):
                 x = torch.tanh(x @ self.weight)
+            pause(pause_ms)  # the line that pauses
             x = self.expand(x)  # the wide line
             x = self.shrink(torch.relu(x))
             return Nap.apply(x)  # the line with a nap
 
     return Net()
+
+
+def pause(duration_ms: float) -> None:
+    if duration_ms:  # sleeping for no time at all gives the processor away
+        time.sleep(duration_ms / 1000)
 
 
 def line_of(comment: str) -> str:
@@ -131,6 +139,13 @@ def test_the_diff_names_the_line_with_the_larger_matrix_first(measure: Measure) 
     assert slower.status == "slower"
     assert slower.place.line in (line_of("the wide line"), following(line_of("the wide line")))
     assert slower.delta_ns > 0.1e6
+
+
+def test_the_diff_names_the_line_that_pauses_between_operations_first(measure: Measure) -> None:
+    slower = compared(measure(), measure(pause_ms=0.5)).changes[0]
+    assert slower.status == "slower"
+    assert slower.place.line == line_of("the line that pauses")
+    assert slower.delta_ns > 0.4e6
 
 
 def following(line: str) -> str:

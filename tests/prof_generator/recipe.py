@@ -79,4 +79,4 @@ class Recipe:
     @property
     def offset_ns(self) -> Fraction:
         """How much later than the start log says everything happened."""
-        return Fraction(self.counter_offset * 1000, self.host_mhz) if self.host_mhz else Fraction(0)
+        return Fraction(self.counter_offset * 1000, self.host_mhz or 1000)

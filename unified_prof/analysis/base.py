@@ -10,6 +10,7 @@ from unified_prof.analysis.model import (
     Breakdown,
     By,
     Distribution,
+    Gaps,
     PmuFigure,
     Row,
     Samples,
@@ -69,6 +70,10 @@ class Analysis(ABC):
 
     def samples(self) -> Samples | None:
         """Return the single measurements behind the calls, None where the report keeps none."""
+        return None
+
+    def gaps(self) -> Gaps | None:
+        """Return the time between operations, None where the report keeps none."""
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:

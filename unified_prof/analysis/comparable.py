@@ -38,12 +38,12 @@ class Place:
         """Keys to align by, most specific first; None where this place has no such key.
 
         A line number shifts with every edit above it, so below the exact line stands the file.
-        The name alone says enough of an operation between two pairs, but nothing of a weight:
-        most are called `weight`.
+        The name alone says enough of an operation between two pairs, but nothing of a weight
+        (most are called `weight`) or of the time between operations.
         """
         kind, name, module, line = self.kind, self.name, self.module, self.line
         file = line.rpartition(":")[0] if line is not None else None
-        operation = kind not in ("weight", "activation")
+        operation = kind not in ("weight", "activation", "between")
         return (
             (kind, name, module or "", line or "")
             if operation or module is not None or line is not None

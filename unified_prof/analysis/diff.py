@@ -142,7 +142,8 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         [place.keys for place in new.operations.places],
     )
     unmatched = []
-    if len(base.operations) and len(new.operations) and not pairs:
+    paired = any(base.operations.places[i].kind != "between" for i, _ in pairs)
+    if len(base.operations) and len(new.operations) and not paired:
         unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
     if step_doubt(base, new) is not None:
         base, new = replace(base, totals={}), replace(new, totals={})

@@ -96,6 +96,18 @@ class Samples:
     backward_ns: NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """Time between operations, which belongs to none, by the lines that may have taken it."""
+
+    before: NDArray[np.int64]
+    """Index of the timed operation of `Analysis.calls` that follows, rising."""
+    lines: tuple[str, ...]
+    """`file:line`, or `file:first-last` where several lines are possible."""
+    gap_ns: NDArray[np.float64]
+    """One row a gap, one column an iteration, as in `Samples`; NaN is "not measured"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """The headline figures of one report."""

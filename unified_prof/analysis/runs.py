@@ -23,7 +23,11 @@ from unified_prof.analysis.comparable import (
     pool,
 )
 from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Gaps, Row
 from unified_prof.errors import UsageError
+
+BETWEEN = "(between operations)"
+"""What the time that belongs to no operation is called."""
 
 # A recording of device work has one call for each execution; so many are compared one by one,
 # beyond that all of one module, line and name together.
@@ -83,7 +87,8 @@ def _operations(analysis: Analysis, calls: Calls) -> Operations:
     timed = np.flatnonzero(calls.total_ns != UNKNOWN)
     samples = analysis.samples()
     if samples is not None and len(samples.forward_ns) == len(timed):
-        return Operations(_places(calls, timed), samples.forward_ns, samples.backward_ns)
+        measured = Operations(_places(calls, timed), samples.forward_ns, samples.backward_ns)
+        return _with_gaps(measured, analysis.gaps())
     forward, backward = _passes(calls, timed)
     if len(timed) <= _MAX_CALLS:
         return Operations(_places(calls, timed), forward[:, None], backward[:, None])
@@ -92,6 +97,28 @@ def _operations(analysis: Analysis, calls: Calls) -> Operations:
         _places(calls, timed[first]),
         _sum(forward, group, len(first))[:, None],
         _sum(backward, group, len(first))[:, None],
+    )
+
+
+def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
+    """Put the time between operations where it stands in the program, as entries of its own."""
+    if gaps is None or not len(gaps.before):
+        return operations
+    order = np.argsort(
+        np.concatenate((np.arange(len(operations)) * 2 + 1, gaps.before * 2)), kind="stable"
+    )
+    places = [
+        *operations.places,
+        *(
+            Place(BETWEEN, operations.places[index].module, line, "between")
+            for index, line in zip(gaps.before.tolist(), gaps.lines, strict=True)
+        ),
+    ]
+    nothing = np.full(gaps.gap_ns.shape, np.nan)
+    return Operations(
+        tuple(places[index] for index in order.tolist()),
+        np.concatenate((operations.forward_ns, gaps.gap_ns))[order],
+        np.concatenate((operations.backward_ns, nothing))[order],
     )
 
 
@@ -210,6 +237,14 @@ def _sizes(calls: Calls) -> tuple[Sized, ...]:
     return tuple(found)
 
 
+def _own_ns(step: Row) -> float | None:
+    """Return the time of a step without what its thread waited for other programs."""
+    waited_ns = step.extra.get("waited_ns")
+    if step.total_ns is None or waited_ns is None:
+        return step.total_ns
+    return max(0, step.total_ns - waited_ns)
+
+
 def _totals(analysis: Analysis) -> dict[str, Floats]:
     """Return whole iterations where the report has them, else the report's totals, one sample."""
     totals = analysis.summary.totals
@@ -223,7 +258,7 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
         steps = sorted(analysis.breakdown("step").rows, key=lambda row: (len(row.name), row.name))
         steps = [step for step in steps if step.detail is None]
         samples = {
-            TOTAL: [row.total_ns for row in steps],
+            TOTAL: [_own_ns(row) for row in steps],
             FORWARD: [row.forward_ns for row in steps],
             BACKWARD: [row.backward_ns for row in steps],
         }

@@ -14,13 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns
+from unified_prof.analysis import breakdowns, skyline_samples
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, concatenate
-from unified_prof.analysis.model import Breakdown, By, NotMeasured, Row, Samples, Summary, Totals
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    Gaps,
+    NotMeasured,
+    Row,
+    Samples,
+    Summary,
+    Totals,
+)
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
 from unified_prof.errors import UsageError
-from unified_prof.units import NS_PER_MS, ms_to_ns
+from unified_prof.units import ms_to_ns
 
 RUN_TIME = "skyline-run-time"
 MEMORY = "skyline-memory"
@@ -92,27 +101,14 @@ class SkylineAnalysis(Analysis):
         return breakdowns.by_label(self.calls, by)
 
     def samples(self) -> Samples | None:
-        """Return each operation's time in each iteration, from UPROF_RUN_TIME_SAMPLES."""
-        if self._run_time is None or "UPROF_RUN_TIME_SAMPLES" not in self._run_time.tables:
-            return None
-        ids = [row[0] for row in self._run_time.rows("SELECT id FROM run_time_entries ORDER BY id")]
-        columns = self._run_time.columns(
-            f"SELECT entry_id, iteration, {_number('forward_ms')}, {_number('backward_ms')}"
-            " FROM UPROF_RUN_TIME_SAMPLES"
-            " WHERE typeof(entry_id) = 'integer' AND typeof(iteration) = 'integer'"
+        """Return each operation's time in each iteration, where the report has them."""
+        return None if self._run_time is None else skyline_samples.of_operations(self._run_time)
+
+    def gaps(self) -> Gaps | None:
+        """Return the time between operations in each iteration, where the report has it."""
+        return (
+            None if self._run_time is None else skyline_samples.between_operations(self._run_time)
         )
-        iterations, column = np.unique(columns["iteration"], return_inverse=True)
-        row = np.searchsorted(ids, columns["entry_id"])
-        inside = row < len(ids)
-        inside[inside] = np.asarray(ids)[row[inside]] == columns["entry_id"][inside]
-        matrices = []
-        for name in ("forward_ms", "backward_ms"):
-            values = np.ma.filled(columns[name].astype(np.float64), np.nan) * NS_PER_MS
-            values[(values < 0) | (values > _MAX_MS * NS_PER_MS)] = np.nan
-            matrix = np.full((len(ids), len(iterations)), np.nan)
-            matrix[row[inside], column[inside]] = values[inside]
-            matrices.append(matrix)
-        return Samples(*matrices)
 
     @cached_property
     def _steps(self) -> list[Row]:
@@ -120,8 +116,8 @@ class SkylineAnalysis(Analysis):
         for source in self._sources:
             if "UPROF_ITERATIONS" in source.tables:
                 rows = source.rows(
-                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms, backward_ms"
-                    " FROM UPROF_ITERATIONS ORDER BY iteration"
+                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
+                    " backward_ms, waited_ms FROM UPROF_ITERATIONS ORDER BY iteration"
                 )
                 return _iterations(rows, self._findings)
         return []
@@ -253,11 +249,14 @@ def _peak(source: Source, findings: Findings) -> int | None:
     return None if size == UNKNOWN else size
 
 
+_ITERATION_TIMES = ("total_ms", "forward_ms", "backward_ms", "waited_ms")
+
+
 def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
-    columns = list(zip(*rows, strict=True)) or [()] * 6
+    columns = list(zip(*rows, strict=True)) or [()] * 7
     times = [
         _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
-        for name, values in zip(("total_ms", "forward_ms", "backward_ms"), columns[3:], strict=True)
+        for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
     ]
     return [
         Row(
@@ -268,9 +267,12 @@ def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
             forward_ns=_known(forward),
             backward_ns=_known(backward),
             detail=None if matched else "another sequence of operations: not averaged",
-            extra={"peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None},
+            extra={
+                "peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None,
+                "waited_ns": _known(waited),
+            },
         )
-        for iteration, matched, peak, total, forward, backward in zip(
+        for iteration, matched, peak, total, forward, backward, waited in zip(
             *columns[:3], *times, strict=True
         )
     ]
@@ -278,11 +280,6 @@ def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
 
 def _known(value: int) -> int | None:
     return None if value == UNKNOWN else value
-
-
-def _number(column: str) -> str:
-    """Return SQL for a column as a number, NULL where it holds something else."""
-    return f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN {column} END AS {column}"
 
 
 def _text(value: object) -> str:

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gate(
+    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -100,6 +101,10 @@ def gate(
     )
     metrics = metric or ["total"]
     analysis.check_metrics(metrics)
+    source = context.get_parameter_source("store")
+    if baseline is None and source is not None and source.name == "COMMANDLINE":
+        # As a setting of the project or the machine it may stand for the times it is needed.
+        raise UsageError("--store is only used with --baseline")
     base, new = _sides(files, more_base or [], more_new or [], baseline, store)
     verdict = analysis.gate(base, new, metrics, limits)
 
@@ -135,8 +140,6 @@ def _sides(
     from unified_prof.analysis import runs
 
     if baseline is None:
-        if store is not None:
-            raise UsageError("--store is only used with --baseline")
         if len(files) != 2:
             raise UsageError(
                 f"the gate takes two reports, BASE and NEW, not {len(files)}",

@@ -18,6 +18,7 @@ _NO_TEXT = 4294967295
 # The domain of marks was this constant in the exporters of four days in February 2025.
 _NO_DOMAIN = ("MSTX_EVENTS", "domainId", 65535)
 _INTERVALS = ("TASK", "COMMUNICATION_OP", "CANN_API")
+_TASK_IDENTITY = ("deviceId", "streamId", "taskId", "contextId")
 
 
 def contents(db: sqlite3.Connection, detection: Detection, facts: Facts) -> Iterator[Finding]:
@@ -162,10 +163,15 @@ def _rows(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
     timed = facts.has("SESSION_TIME_INFO", "startTimeNs", "endTimeNs")
     if timed and _count(db, "SESSION_TIME_INFO WHERE endTimeNs < startTimeNs"):
         yield note("interval", "the recording has no end: it was not stopped properly")
-    if facts.has("TASK", "globalTaskId"):
-        twice = "SELECT 1 FROM TASK WHERE globalTaskId >= 0 GROUP BY globalTaskId"
-        if count := _count(db, f"({twice} HAVING count(*) > 1)"):
-            yield problem("duplicate", "TASK: globalTaskId that more than one row has", count)
+    if facts.has("TASK", "globalTaskId", *_TASK_IDENTITY):
+        # The threads of an FFTS+ context are one task with a row each.
+        tasks = (
+            f"SELECT DISTINCT globalTaskId, {', '.join(_TASK_IDENTITY)}"
+            " FROM TASK WHERE globalTaskId >= 0"
+        )
+        twice = f"SELECT 1 FROM ({tasks}) GROUP BY globalTaskId HAVING count(*) > 1"
+        if count := _count(db, f"({twice})"):
+            yield problem("duplicate", "TASK: globalTaskId that more than one task has", count)
 
 
 def _keys(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterator[Finding]:

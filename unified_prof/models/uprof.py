@@ -48,6 +48,10 @@ class Iteration(UprofBase):
     matched: Mapped[int] = mapped_column(
         doc="1: same operation sequence as the report's entries; 0: differs, not averaged"
     )
+    waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of total_ms in which the program's thread waited for a processor, ms; "
+        "NULL: not known, or total_ms is a device's time"
+    )
 
 
 class RunTimeSample(UprofBase):

@@ -56,6 +56,7 @@ def import_trace(
     force: bool = False,
     facts: Mapping[str, str | None] | None = None,
     of_own_run: bool = False,
+    all_tables: bool = False,
     progress: Progress = lambda _: None,
 ) -> Imported:
     """Make an msprof database of a torch.profiler trace.
@@ -67,6 +68,7 @@ def import_trace(
         force: Whether an existing report may be replaced.
         facts: More provenance to record.
         of_own_run: Whether uprof ran the program: its own frames are left out of call chains.
+        all_tables: Whether to create the tables without rows as well.
         progress: Told in a few words what is going on.
 
     Raises:
@@ -81,7 +83,7 @@ def import_trace(
         raise UsageError(f"{trace} is a folder", hint="name the traces in it")
     if not trace.exists():
         raise RawFormatError(f"{trace}: no such file")
-    with ReportWriter(report, revision=schema, overwrite=force) as writer:
+    with ReportWriter(report, revision=schema, overwrite=force, all_tables=all_tables) as writer:
         tally = Tally(writer)
         decoded = kineto.decode(
             trace,
@@ -174,13 +176,29 @@ def _import_as_ascend_pt(
     replaced = ascend_layout.databases_in(folder, force=force)
     with _folder(folder / ascend_layout.OUTPUT_FOLDER) as output:
         unnamed = output / ascend_layout.database_name(None)
-        made = import_trace(trace, unnamed, schema=schema, force=force, progress=progress)
+        made = import_trace(
+            trace,
+            unnamed,
+            schema=schema,
+            force=force,
+            all_tables=_wants_all_tables(schema),
+            progress=progress,
+        )
         try:
             report = ascend_layout.complete(unnamed, made.decoded.rank, replaced)
         except BaseException:
             unnamed.unlink(missing_ok=True)
             raise
     return replace(made, report=report)
+
+
+def _wants_all_tables(schema: str) -> bool:
+    """Tell whether readers of the layout do better with empty tables than without.
+
+    msprof-analyze fails where COMMUNICATION_OP is missing. But an empty OVERLAP_ANALYSIS, which
+    newer revisions have, would keep MindStudio Insight from computing its own.
+    """
+    return "OVERLAP_ANALYSIS" not in catalogue.load(catalogue.MSPROF, schema).tables
 
 
 @contextmanager

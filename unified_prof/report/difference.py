@@ -187,6 +187,8 @@ def _name(change: Change) -> str:
 
 
 def _qualified(place: Place) -> str:
+    if place.kind == "between":
+        return f"{place.module or ''} {place.name}".strip()
     return f"{place.module}.{place.name}" if place.module else place.name
 
 

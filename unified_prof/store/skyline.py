@@ -213,6 +213,7 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
                 iteration.backward_ms,
                 iteration.peak_usage_bytes,
                 int(iteration.matched),
+                iteration.waited_ms,
             )
             for number, iteration in enumerate(run.iterations)
         ),

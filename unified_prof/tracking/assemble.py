@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.calls import MAX_CALLS, Iteration
@@ -19,6 +19,7 @@ from unified_prof.tracking.records import (
     OperationRecord,
 )
 from unified_prof.tracking.sites import Site, SiteTable
+from unified_prof.units import NS_PER_MS
 
 Sequenced = tuple[tuple[Site, bool], ...]
 """The kept operations of an iteration, in order: what was called where, and whether it took
@@ -72,6 +73,7 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
             backward_ms=backward_total if iteration.backwards else None,
             peak_usage_bytes=None,
             matched=True,
+            waited_ms=None if iteration.waited_ns is None else iteration.waited_ns / NS_PER_MS,
         ),
     )
 
@@ -138,16 +140,7 @@ def operations_of(
         )
         for position, (site, in_backward) in enumerate(commonest)
     )
-    records = tuple(
-        IterationRecord(
-            total_ms=one.record.total_ms,
-            forward_ms=one.record.forward_ms,
-            backward_ms=one.record.backward_ms,
-            peak_usage_bytes=None,
-            matched=one.sequence == commonest,
-        )
-        for one in measured
-    )
+    records = tuple(replace(one.record, matched=one.sequence == commonest) for one in measured)
     return operations, records, matched[0]
 
 

@@ -48,6 +48,8 @@ class Iteration:
     node_ends: list[int] = field(default_factory=list)
     node_calls: list[int] = field(default_factory=list)
     """Ranges of sequence numbers, ascending, and the call that made those nodes."""
+    waited_ns: int | None = None
+    """Time this thread waited for the processor; None: not known."""
     with_set_up: bool = False
     """The program sets itself up in it: the first iteration of a script."""
     begins_with_forward: bool = False

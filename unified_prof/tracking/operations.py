@@ -14,6 +14,7 @@ from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.records import WeightRecord
+from unified_prof.tracking.waiting import WaitingTime
 from unified_prof.tracking.weights import Weights
 
 
@@ -38,6 +39,8 @@ class OperationTracker:
         self._walker = walker
         self._interception = interception
         self._recorder: Recorder | None = None
+        self._waiting: WaitingTime | None = None
+        self._waited_before_ns: int | None = None
         self._run: Runner = _not_started
 
     def start(self) -> None:
@@ -47,6 +50,8 @@ class OperationTracker:
         self._run = make_runner(recorder, self._walker)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
+        if self.device.is_cpu:  # a device's time does not depend on the host's processor
+            self._waiting = WaitingTime()
 
     def _listen(self, recorder: Recorder) -> None:
         """Ask to be told more than what is recorded anyway."""
@@ -60,6 +65,7 @@ class OperationTracker:
             with_set_up=self.with_set_up, begins_with_forward=self.begins_with_forward
         )
         self._interception.activate(self._recorder, self._run)
+        self._waited_before_ns = self._waited_ns()
         iteration.first_sequence = torch._C._autograd._get_sequence_nr()
         iteration.begin = self.clock.mark()
 
@@ -68,6 +74,9 @@ class OperationTracker:
         assert self._recorder is not None
         iteration = self._recorder.iteration
         iteration.end = self.clock.mark()
+        waited_ns = self._waited_ns()
+        if waited_ns is not None and self._waited_before_ns is not None:
+            iteration.waited_ns = waited_ns - self._waited_before_ns
         self._interception.deactivate()
         for call in iteration.calls:  # named now: the model may be gone when the program ends
             if call.module is not None:
@@ -79,6 +88,12 @@ class OperationTracker:
         if self._recorder is not None:
             self._interception.deactivate()
             self._recorder = None
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+
+    def _waited_ns(self) -> int | None:
+        return None if self._waiting is None else self._waiting.read_ns()
 
     def note_optimizer_step(self) -> None:
         """Note that an optimizer begins its step: what ran before is forward."""

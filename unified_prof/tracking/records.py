@@ -82,6 +82,9 @@ class IterationRecord:
     peak_usage_bytes: int | None
     matched: bool
     """Whether its operation sequence is the one the report's entries show."""
+    waited_ms: float | None = None
+    """Part of the total in which the program's thread waited for a processor that others had;
+    None: not known, or the times are a device's."""
 
 
 @dataclass(frozen=True, slots=True)

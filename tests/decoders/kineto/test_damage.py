@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -355,3 +357,37 @@ def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> Non
         "COMPUTE_TASK_INFO", "opType", "inputShapes", texts=["opType", "inputShapes"]
     ) == [("aten::mm", '"2"')]
     assert sink.anomalies == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    shapes = {"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Concrete Inputs": ["", "1"]}
+    events = [operation(f"aten::op{i}", i, 1, args=shapes) for i in range(30)]
+    events += [call(1, 1, i) for i in range(30)] + [kernel(40 + i, 1, i) for i in range(30)]
+    whole = write(tmp_path / "trace.json", events, distributedInfo={"rank": 0}).read_bytes()
+    inserts = [b"\\ud800", b"\\u0000", b'"', b"{", b"}", b"[", b"]", b",", b":", b"1e400", b"\xff"]
+    path = tmp_path / "damaged.json"
+    for _ in range(25):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 3, 10))):
+            at = chance.randrange(len(damaged))
+            if chance.random() < 0.5:
+                damaged[at:at] = chance.choice(inserts)
+            else:
+                del damaged[at : at + chance.randrange(1, 30)]
+        path.write_bytes(damaged)
+        with suppress(RawFormatError):
+            sink = decode(path, slice_bytes=chance.choice((500, 1 << 20)))
+            assert sink.tables["SESSION_TIME_INFO"]
+
+
+def test_numbers_without_end_cost_no_time(tmp_path: Path) -> None:
+    endless = json.dumps(operation("a", 1, 1)).replace('"ts": 1', '"ts": 1e999999999')
+    long = "9" * 5000
+    events = [operation(f"ProfilerStep#{long}", 2, 1, pid=long, tid="\u00b2"), kernel(9, 1, long)]
+    text = ",\n".join([endless, *map(json.dumps, events)])
+    sink = decode(write(tmp_path / "trace.json", text))
+    assert sink.anomalies["event_without_time"] == 1
+    assert len(sink.tables["PYTORCH_API"]) == 1
+    assert "STEP_TIME" not in sink.tables

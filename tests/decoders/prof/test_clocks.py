@@ -78,6 +78,9 @@ def test_host_time_stamps_may_be_nanoseconds_already() -> None:
         host_counter_diff=99,
         begin_us=1,
         begin_monotonic_ns=0,
+        device_mhz=Decimal(50),
+        device_counter=77,
     )
     assert clocks.host.one(42) == 1_042
-    assert clocks.device is None
+    assert clocks.device is not None
+    assert clocks.device.one(77) == 1_000 + 5_000 + 99  # the counter's offset is nanoseconds too

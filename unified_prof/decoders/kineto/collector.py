@@ -21,7 +21,7 @@ from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_float
 from unified_prof.decoders.kineto.pools import PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto.spool import Rows, Spool, TextSpool
 
-RUN_BYTES = 8 << 20
+RUN_BYTES = 4 << 20
 """Rows kept in memory before they are sorted and put away, of each kind."""
 _MEMORY_EVENT = "[memory]"
 _CPU_DEVICE_TYPE = 0

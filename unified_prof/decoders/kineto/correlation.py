@@ -15,7 +15,7 @@ API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""
 
 _FROM_CALL = ("thread", "operation_name", "signature")
-_WINDOW_ROWS = 1 << 16
+_WINDOW_ROWS = 1 << 15
 
 
 class Correlator:

@@ -167,7 +167,12 @@ class Fields:
     def raw_texts(self, raw: list[msgspec.Raw]) -> Int64s:
         """Return string ids of JSON texts, `MISSING` where there is none."""
         intern, absent = self.sink.strings.intern, ev.ABSENT
-        return ints([MISSING if t is absent else intern(bytes(t).decode("utf-8")) for t in raw])
+        return ints(
+            [
+                MISSING if text is absent else intern(bytes(text).decode("utf-8", "replace"))
+                for text in raw
+            ]
+        )
 
     def optional_texts(self, texts: list[Any]) -> Int64s:
         """Return string ids of texts, `MISSING` where there is none."""

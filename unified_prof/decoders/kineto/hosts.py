@@ -19,7 +19,7 @@ from unified_prof.decoders.kineto.nesting import NONE, inherit, parents, preorde
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
 
-WINDOW_ROWS = 1 << 17
+WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""
 
 INTERVAL = np.dtype(

@@ -21,7 +21,7 @@ PARAMETERS_OPERATION = "record_param_comms"
 ANNOTATION_PREFIX = "nccl:"
 """Of annotations that torch.distributed puts around the launch of a collective."""
 
-_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)$")
+_STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})$")
 
 
 class Names(dict[Any, int]):
@@ -73,7 +73,7 @@ class Threads(dict[tuple[Any, Any], int]):
         return number
 
     def _fit(self, what: str, given: Any, bits: int, first_surrogate: int) -> int:
-        if isinstance(given, str) and given.isdigit():
+        if isinstance(given, str) and given.isdecimal() and len(given) < 20:
             given = int(given)
         if isinstance(given, int) and 0 <= given < 1 << bits:
             return given

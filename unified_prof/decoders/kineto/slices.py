@@ -22,7 +22,7 @@ from unified_prof.decoders.kineto.events import Event
 from unified_prof.decoders.kineto.source import read_blocks
 from unified_prof.errors import RawFormatError
 
-SLICE_BYTES = 4 << 20
+SLICE_BYTES = 2 << 20
 MAX_OUTSIDE_BYTES = 64 << 20
 """Most that may precede or follow the events, and most that one event may take."""
 

@@ -14,7 +14,7 @@ from unified_prof.errors import RawFormatError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _READ_BYTES = 1 << 20
-_PLAIN_READ_BYTES = 4 << 20
+_PLAIN_READ_BYTES = 2 << 20
 
 # A trace compresses 10 to 60 times; deflate can reach 1032. Beyond this ratio, and once the
 # output is no longer small, the file is taken for a decompression bomb.

@@ -22,7 +22,7 @@ Rows = NDArray[Any]
 """A structured array: one field per column."""
 
 RUN_ROWS = 1 << 18
-WINDOW_ROWS = 1 << 18
+WINDOW_ROWS = 1 << 15
 _MIN_BLOCK_ROWS = 256
 
 

@@ -6,9 +6,9 @@
     monotonic ns  t -> t + collectionTimeBegin * 1000 - clockMonotonicRaw    (since 1970)
 
 F are frequencies in MHz as decimal text; M is host_start.log's clock_monotonic_raw plus
-cntvct_diff * 1000 / F_host, D dev_start.log's clock_monotonic_raw, C the counters of those logs.
-Results are cut to whole nanoseconds once, at the end, in rational arithmetic on int64: a float64
-cannot hold them.
+cntvct_diff * 1000 / F_host (1000 without F_host), D dev_start.log's clock_monotonic_raw, C the
+counters of those logs. Results are cut to whole nanoseconds once, at the end, in rational
+arithmetic on int64: a float64 cannot hold them.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ MAX_NS = (1 << 63) - 1
 """What a time beyond the range of int64 becomes: no genuine time is near (year 2262)."""
 
 _INT64_LIMIT = 1 << 63
+_NANOSECONDS_MHZ = 1000
+"""Frequency of a host counter that shows nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,7 @@ def build_clocks(
     """
     local = Fraction(begin_us * 1000 - begin_monotonic_ns)
     start = Fraction(host_monotonic_ns)
-    if host_mhz is not None:
-        start += Fraction(host_counter_diff * 1000) / Fraction(host_mhz)
+    start += Fraction(host_counter_diff * 1000) / Fraction(host_mhz or _NANOSECONDS_MHZ)
     device = device_monotonic = None
     if device_mhz is not None and device_counter is not None:
         device = _counter(device_mhz, device_counter, start + local)

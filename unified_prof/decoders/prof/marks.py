@@ -91,8 +91,8 @@ def device_marks(
 
 
 def _messages(parts: NDArray[np.bytes_], segments: NDArray[np.int64]) -> list[str]:
-    """Join the segments of every message and decode it."""
-    texts = parts.tolist()
+    """Join the segments of every message and decode it; each ends at its first NUL."""
+    texts = [part.partition(b"\0")[0] for part in parts.tolist()]
     messages, at = [], 0
     for count in segments.tolist():
         messages.append(b"".join(texts[at : at + count]).decode("utf-8", "backslashreplace"))

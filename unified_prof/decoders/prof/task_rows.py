@@ -20,7 +20,7 @@ from unified_prof.decoders.prof.ts_track import Track
 from unified_prof.errors import RawFormatError
 
 _UNKNOWN_STREAM = 0xFFFFFFFF
-_GRAPH = "FFTS_PLUS"
+_NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 _OTHER = "Other"
 _WRITE_ROWS = 1 << 17
 
@@ -155,7 +155,7 @@ def write_tasks(
 
 
 class _TypeNames:
-    """TASK.taskType: the host's type, the device's for graphs and for tasks without a host."""
+    """TASK.taskType: the host's type, the device's for graphs and where the host has none."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class _TypeNames:
         used = np.unique(launches.tasks.type_index[launches.task]).tolist()
         self._by_type = np.full(len(types) + 1, -1, np.int64)
         for index in used:
-            if types[index] != _GRAPH:
+            if types[index] not in _NAMED_BY_DEVICE:
                 self._by_type[index] = sink.strings.intern(types[index])
 
     def ids(self, piece: slice) -> NDArray[np.int64]:

@@ -1,0 +1,38 @@
+"""Other people's readers on imported traces; set MSPROF_ANALYZE to the path of msprof-analyze."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unified_prof.pipeline.import_trace import ASCEND_PT, import_all
+
+pytestmark = pytest.mark.clients
+
+
+@pytest.mark.parametrize("prefix", ["nccl", "timeline_analysis", "amd", "critical_path__alexnet"])
+def test_msprof_analyze_answers_on_an_imported_trace(
+    prefix: str, shared: Path, tmp_path: Path
+) -> None:
+    reader = os.environ.get("MSPROF_ANALYZE")
+    if not reader:
+        pytest.skip("needs msprof-analyze")
+    (trace,) = (shared / "samples" / "kineto").glob(f"{prefix}*")
+    (outcome,) = import_all([trace], tmp_path / "out", layout=ASCEND_PT)
+    assert outcome.error is None
+    accept = shared / "tools" / "accept.py"
+    done = subprocess.run(
+        [
+            *(sys.executable, str(accept), str(tmp_path / "out"), "--no-insight"),
+            *("--ranks", "1", "--msprof-analyze", reader),
+        ],
+        env=os.environ | {"ACCEPT_TMP": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
