@@ -92,7 +92,12 @@ def report(
     ] = None,
     format_: Annotated[
         FormatOption | None,
-        typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
+        typer.Option(
+            "--format",
+            envvar="UPROF_REPORT_FORMAT",
+            help="How to print it.",
+            show_default="by -o's ending, or text",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -105,7 +110,9 @@ def report(
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", envvar="UPROF_REPORT_JSON", help="The same as --format json.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
 ) -> None:
     """Show where the time and the memory of a run went."""

@@ -23,6 +23,7 @@ from unified_prof.report.source_lines import SourceLines
 from unified_prof.version import VERSION
 
 _SCRIPTS = ("base.js", "icicle.js", "table.js", "timeline.js", "chart.js", "main.js")
+_FEWEST_BLOCKS = 10_000
 _ROWS = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
 
@@ -44,7 +45,9 @@ def render(
         top: rows of a breakdown.
         source_root: folder of the source lines to include; None includes none.
     """
-    reports = [_report(one, by, sort, top or _ROWS, source_root) for one in analyses]
+    # Several ranks share the room that one report would have, down to a readable least.
+    blocks = max(page_data.BLOCKS // max(1, len(analyses)), _FEWEST_BLOCKS)
+    reports = [_report(one, by, sort, top or _ROWS, blocks, source_root) for one in analyses]
     names = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
     style = _part("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "\n})();"
@@ -62,7 +65,12 @@ def render(
 
 
 def _report(
-    analysis: Analysis, by: By | None, sort: str | None, top: int, source_root: Path | None
+    analysis: Analysis,
+    by: By | None,
+    sort: str | None,
+    top: int,
+    blocks: int,
+    source_root: Path | None,
 ) -> dict[str, Any]:
     """Return all that the page shows of one report."""
     bys = None if by is None else [by]
@@ -78,7 +86,7 @@ def _report(
     report = {
         "figures": figures,
         "trees": trees,
-        "timeline": page_data.timeline(analysis),
+        "timeline": page_data.timeline(analysis, blocks),
         "memory": page_data.series(memory, origin_ns),
         "counters": page_data.series(counters, origin_ns),
     }

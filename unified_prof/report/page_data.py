@@ -13,7 +13,7 @@ from unified_prof.analysis.trees import MEASURES, Tree
 from unified_prof.analysis.trees import trees as analysis_trees
 from unified_prof.report.encoding import encode
 
-_BLOCKS = 110_000
+BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
 _LANES = 64
 _LABEL_BYTES = 400_000
@@ -74,9 +74,9 @@ def _tree(tree: Tree) -> dict[str, Any]:
     }
 
 
-def timeline(analysis: Analysis) -> dict[str, Any] | None:
-    """Return the timeline with its columns encoded, None where there is none."""
-    found = analysis.timeline(limit=_BLOCKS)
+def timeline(analysis: Analysis, blocks: int) -> dict[str, Any] | None:
+    """Return the timeline of at most so many blocks, its columns encoded; None: there is none."""
+    found = analysis.timeline(limit=blocks)
     if found is None:
         return None
     busiest = sorted(found.lanes, key=lambda lane: -int(lane.busy_ns.sum()))[:_LANES]
