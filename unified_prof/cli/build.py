@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unified_prof.cli import conversion
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.build import Built, Outcome
@@ -57,7 +58,7 @@ def build(
 
     catalogue.resolve(catalogue.MSPROF, schema)
     outcomes = []
-    with _progress(enabled=sys.stderr.isatty() and not quiet) as progress:
+    with conversion.progress_line(enabled=sys.stderr.isatty() and not quiet) as progress:
         for outcome in build_all(
             recordings, output, schema=schema, force=force, jobs=jobs, progress=progress
         ):
@@ -71,9 +72,7 @@ def build(
 
 def _tell(outcome: Outcome, *, quiet: bool) -> None:
     if outcome.error is not None:
-        typer.echo(f"uprof: error: {outcome.error}", err=True)
-        if outcome.error.hint:
-            typer.echo(f"uprof: hint: {outcome.error.hint}", err=True)
+        conversion.put_error(outcome.error)
     elif outcome.built is not None and not quiet:
         for line in _summary(outcome.built):
             typer.echo(line, err=True)
@@ -84,8 +83,7 @@ def _summary(built: Built) -> Iterator[str]:
     width = max((len(name) for name in built.rows), default=0)
     for table, rows in sorted(built.rows.items()):
         yield f"  {table:{width}}  {rows:>12,} rows"
-    for name, (count, detail) in sorted(built.anomalies.items()):
-        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+    yield from conversion.anomaly_lines(built.anomalies)
     total = sum(built.seconds.values())
     slowest = sorted(built.seconds.items(), key=lambda stage: -stage[1])
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
@@ -95,31 +93,12 @@ def _summary(built: Built) -> Iterator[str]:
 def _record(outcome: Outcome) -> dict[str, Any]:
     record: dict[str, Any] = {"recording": str(outcome.recording)}
     if outcome.error is not None:
-        return record | {
-            "error": str(outcome.error),
-            "hint": outcome.error.hint,
-            "exit_code": outcome.error.exit_code,
-        }
+        return record | conversion.error_record(outcome.error)
     assert outcome.built is not None
     built = outcome.built
     return record | {
         "database": str(built.database),
         "rows": dict(sorted(built.rows.items())),
-        "anomalies": {
-            name: {"count": count, "detail": detail}
-            for name, (count, detail) in sorted(built.anomalies.items())
-        },
+        "anomalies": conversion.anomaly_record(built.anomalies),
         "cpu_seconds": {name: round(seconds, 4) for name, seconds in built.seconds.items()},
     }
-
-
-@contextmanager
-def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on a terminal's last line."""
-    if not enabled:
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading") as status:
-        yield lambda text: status.update(text)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from unified_prof.cli import conversion
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.import_trace import Imported, Outcome
@@ -70,7 +71,7 @@ def import_(
 
     catalogue.resolve(catalogue.MSPROF, schema)
     outcomes = []
-    with _progress(enabled=sys.stderr.isatty() and not quiet) as progress:
+    with conversion.progress_line(enabled=sys.stderr.isatty() and not quiet) as progress:
         for outcome in import_all(
             traces, output, schema=schema, layout=layout.value, force=force, progress=progress
         ):
@@ -84,9 +85,7 @@ def import_(
 
 def _tell(outcome: Outcome, *, quiet: bool) -> None:
     if outcome.error is not None:
-        typer.echo(f"uprof: error: {outcome.error}", err=True)
-        if outcome.error.hint:
-            typer.echo(f"uprof: hint: {outcome.error.hint}", err=True)
+        conversion.put_error(outcome.error)
     elif outcome.imported is not None and not quiet:
         for line in _summary(outcome.imported):
             typer.echo(line, err=True)
@@ -100,18 +99,13 @@ def _summary(imported: Imported) -> Iterator[str]:
         if decoded.tasks
         else "no device task"
     )
-    for name, (count, detail) in sorted(imported.anomalies.items()):
-        yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+    yield from conversion.anomaly_lines(imported.anomalies)
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
     record: dict[str, Any] = {"trace": str(outcome.trace)}
     if outcome.error is not None:
-        return record | {
-            "error": str(outcome.error),
-            "hint": outcome.error.hint,
-            "exit_code": outcome.error.exit_code,
-        }
+        return record | conversion.error_record(outcome.error)
     assert outcome.imported is not None
     imported = outcome.imported
     return record | {
@@ -122,20 +116,5 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         "device_tasks_joined": imported.decoded.tasks_joined,
         "rank": imported.decoded.rank,
         "rows": dict(sorted(imported.rows.items())),
-        "anomalies": {
-            name: {"count": count, "detail": detail}
-            for name, (count, detail) in sorted(imported.anomalies.items())
-        },
+        "anomalies": conversion.anomaly_record(imported.anomalies),
     }
-
-
-@contextmanager
-def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on a terminal's last line."""
-    if not enabled:
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading") as status:
-        yield lambda text: status.update(text)
