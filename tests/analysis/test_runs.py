@@ -68,6 +68,13 @@ def test_recordings_with_other_numbers_of_steps_are_compared_per_step(tmp_path: 
     assert delta_ns == pytest.approx(203)
     assert {*changes.values()} == {("slower", delta_ns), ("same", 0.0)}
     assert not found.warnings
+    assert [line.partition(" has ")[2] for line in found.left_out] == [
+        f"{found.base.outside_steps_ns / 1e6:.6g} ms of work outside its steps, "
+        "which is not compared",
+        f"{found.new.outside_steps_ns / 1e6:.6g} ms of work outside its steps, "
+        "which is not compared",
+    ]
+    assert min(found.base.outside_steps_ns, found.new.outside_steps_ns) > 0
 
 
 def test_kernels_of_a_gpu_and_an_npu_stand_under_the_same_operation(tmp_path: Path) -> None:

@@ -117,6 +117,8 @@ class Run:
     steps: int | None = None
     """Steps of a device recording that the samples are of; None: the samples are something else,
     iterations of a tracked workload or whole recordings."""
+    outside_steps_ns: float = 0.0
+    """Work of a recording with steps that belongs to none of them: it is not compared."""
 
     def named(self, label: str) -> Run:
         """Return the same run under another label."""
@@ -169,4 +171,5 @@ def pool(runs: Sequence[Run]) -> Run:
         },
         kernels=first.kernels,
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
+        outside_steps_ns=sum(run.outside_steps_ns for run in runs),
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.alignment import Pair, align
 from unified_prof.analysis.comparable import PEAK, Operations, Place, Run, Sized
-from unified_prof.analysis.doubts import doubts, step_doubt
+from unified_prof.analysis.doubts import doubts, left_out, step_doubt
 from unified_prof.analysis.kernels import KernelChange, kernel_changes
 from unified_prof.analysis.statistics import (
     ALPHA,
@@ -88,6 +88,8 @@ class Difference:
     new: Run
     warnings: tuple[str, ...]
     """Why the two may not be comparable."""
+    left_out: tuple[str, ...]
+    """What was recorded but is not compared."""
     totals: dict[str, Comparison]
     """Whole iterations by metric, where both sides have it."""
     changes: tuple[Change, ...]
@@ -152,6 +154,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         base=base,
         new=new,
         warnings=(*doubts(base, new), *unmatched),
+        left_out=tuple(left_out(base, new)),
         totals={
             metric: compare(samples, new.totals[metric])
             for metric, samples in base.totals.items()

@@ -31,6 +31,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     totals: dict[str, bytes]
     kernels: dict[str, dict[str, float]]
     steps: int | None = None
+    outside_steps_ns: float = 0.0
 
 
 def dump(run: Run) -> bytes:
@@ -49,6 +50,7 @@ def dump(run: Run) -> bytes:
         totals={metric: _bytes(values) for metric, values in run.totals.items()},
         kernels={name: dict(kernels) for name, kernels in run.kernels.items()},
         steps=run.steps,
+        outside_steps_ns=run.outside_steps_ns,
     )
     return zlib.compress(msgspec.msgpack.encode(document))
 
@@ -86,6 +88,7 @@ def load(data: bytes, *, where: str) -> Run:
             totals={metric: _floats(values) for metric, values in document.totals.items()},
             kernels=document.kernels,
             steps=document.steps,
+            outside_steps_ns=document.outside_steps_ns,
         )
     except (zlib.error, msgspec.MsgspecError, ValueError) as err:
         raise StoreError(f"{where} is damaged: {err}") from None

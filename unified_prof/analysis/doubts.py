@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unified_prof.analysis.comparable import Run
+from unified_prof.units import NS_PER_MS
 
 # Facts that make two runs incomparable, or at least explain a difference.
 _CONTEXT = (
@@ -42,6 +43,16 @@ def doubts(base: Run, new: Run) -> list[str]:
         if run.facts.get("complete") == "false"
     ]
     return found
+
+
+def left_out(base: Run, new: Run) -> list[str]:
+    """Return what of the two was recorded but is not compared, in sentences."""
+    return [
+        f"{run.label} has {run.outside_steps_ns / NS_PER_MS:,.6g} ms of work outside its steps, "
+        "which is not compared"
+        for run in (base, new)
+        if run.outside_steps_ns > 0
+    ]
 
 
 def step_doubt(base: Run, new: Run) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import KINDS, OPERATION, UNKNOWN, WEIGHT, Calls, Ints
+from unified_prof.analysis.calls import KINDS, OPERATION, UNKNOWN, WEIGHT, Calls, Ints, known_sum
 from unified_prof.analysis.comparable import (
     BACKWARD,
     FORWARD,
@@ -70,7 +70,13 @@ def _run(label: str, analysis: Analysis) -> Run:
         totals=_totals(analysis),
         kernels=_kernels(analysis, steps or 1),
         steps=steps,
+        outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
     )
+
+
+def _left_out(calls: Calls, stepped: Operations) -> float:
+    """Return the time of the calls that belong to no step."""
+    return float((known_sum(calls.total_ns) or 0) - np.nansum(stepped.total_ns))
 
 
 def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:

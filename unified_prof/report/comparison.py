@@ -79,13 +79,13 @@ def _hidden(found: Difference, everything: bool) -> tuple[str, ...]:
 
 
 def _remarks(found: Difference, everything: bool) -> list[str]:
+    lines = [words.neutral(line) for line in found.left_out]
     if everything:
-        return []
+        return lines
     count = dict.fromkeys(_UNCHANGED, 0)
     for change in found.changes:
         if change.status in count:
             count[change.status] += 1
-    lines = []
     if count["same"]:
         lines.append(f"{words.number(count['same'])} with no difference that is sure (--all)")
     if count["inconclusive"]:

@@ -123,6 +123,7 @@ def document(difference: Difference, *, top: int | None = None) -> dict[str, Any
         "base": difference.base.label,
         "new": difference.new.label,
         "warnings": list(difference.warnings),
+        "left_out": list(difference.left_out),
         "totals": {
             name: {**asdict(found), "verdict": found.verdict()}
             for name, found in difference.totals.items()
