@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check lint types contracts unit slow schemas docs clean
+.PHONY: demo test timing check lint types contracts unit slow schemas docs clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +25,11 @@ demo: $(STAMP)-run
 
 test: $(STAMP)-dev
 	$(MAKE) lint types contracts
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients'
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not clients and not timing'
+
+# Alone, and on a machine that is otherwise idle.
+timing: $(STAMP)-dev
+	$(BIN)/python -m pytest -n 0 -m timing
 
 check: lint types contracts unit
 

@@ -15,7 +15,7 @@ from unified_prof.analysis import runs
 from unified_prof.analysis.diff import Difference, diff
 from unified_prof.analysis.gate import Limits, Outcome, gate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.timing
 
 # A step of one to two milliseconds: short enough to fit between two turns of other programs.
 WIDTH, BATCH, ITERATIONS = 64, 16, 40
