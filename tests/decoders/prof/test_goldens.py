@@ -47,8 +47,9 @@ def check(case: str, shared: Path, folder: Path) -> None:
     assert result.returncode == 0, "\n".join(different) + result.stderr
 
 
-def test_every_case_is_listed(shared: Path) -> None:
-    assert sorted(ALL) == sorted(path.name for path in (shared / "goldens" / "prof").iterdir())
+def test_every_listed_case_is_there(shared: Path) -> None:
+    # Cases of chips and raw kinds that are not decoded yet lie beside those that must be equal.
+    assert set(ALL) <= {path.name for path in (shared / "goldens" / "prof").iterdir()}
 
 
 @pytest.mark.parametrize("case", QUICK)
