@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unified_prof.columns import Column, Sink, Strings
+from unified_prof.ledger import Ledger
 
 
 class Tally(Sink):
@@ -14,8 +15,7 @@ class Tally(Sink):
         self._sink = sink
         self.rows: dict[str, int] = {}
         """Rows by table, only tables that have some."""
-        self.anomalies: dict[str, tuple[int, str]] = {}
-        """(count, the first case in words) by name."""
+        self.anomalies = Ledger()
 
     @property
     def strings(self) -> Strings:
@@ -31,6 +31,5 @@ class Tally(Sink):
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
         """Pass on and count; see `columns.Sink.anomaly`."""
-        before, first = self.anomalies.get(name, (0, detail))
-        self.anomalies[name] = (before + count, first or detail)
+        self.anomalies.add(name, detail, count)
         self._sink.anomaly(name, count, detail)

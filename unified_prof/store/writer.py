@@ -12,6 +12,7 @@ from types import TracebackType
 
 from unified_prof.columns import Column
 from unified_prof.errors import StoreError, UsageError
+from unified_prof.ledger import Ledger
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF
 from unified_prof.store import batches, engine, layouts, meanings
@@ -61,7 +62,8 @@ class ReportWriter:
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}
-        self._anomalies: dict[str, tuple[int, str]] = {}
+        self.anomalies = Ledger()
+        """What was counted; complete once the block has ended."""
         self._dropped_rows: dict[str, int] = {}
         self._dropped_values: dict[str, int] = {}
         self._file: AtomicFile | None = None
@@ -121,8 +123,7 @@ class ReportWriter:
         Counts of the same name add up; the first `detail` given is kept. They become the rows
         of UPROF_ANOMALIES.
         """
-        before, first = self._anomalies.get(name, (0, ""))
-        self._anomalies[name] = (before + int(count), first or detail)
+        self.anomalies.add(name, detail, count)
 
     def fact(self, name: str, value: object) -> None:
         """Record where the report comes from: a row of UPROF_RUN; the last value counts.
@@ -235,7 +236,7 @@ class ReportWriter:
             if dropped:
                 found = ", ".join(f"{name} ({count} {unit})" for name, count in dropped.items())
                 self.anomaly(kind, sum(dropped.values()), f"{self.revision} has no {found}")
-        anomalies = sorted(self._anomalies.items())
+        anomalies = sorted(self.anomalies.items())
         self.write(
             "UPROF_ANOMALIES",
             {
