@@ -50,18 +50,3 @@ def test_a_duration_in_words_is_right_to_half_a_percent(value_ns: int) -> None:
     number, unit = words.duration(value_ns).split()
     factor = {"ns": 1, "µs": 10**3, "ms": 10**6, "s": 10**9}[unit]
     assert float(number.replace(",", "")) * factor == pytest.approx(value_ns, rel=0.0051)
-
-
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("conv2d", "conv2d"),
-        ("卷积", "卷积"),
-        ("\x1b[31mred", r"\x1b[31mred"),
-        ("two\nlines\t", r"two\x0alines\x09"),
-        ("abc\u202ecba", r"abc\u202ecba"),
-        ("\ud800", r"\ud800"),
-    ],
-)
-def test_names_do_nothing_but_appear(name: str, shown: str) -> None:
-    assert words.neutral(name) == shown

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import unicodedata
-
+from unified_prof.plain import printable
 from unified_prof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+neutral = printable
 
 NOT_MEASURED = "-"
 """What stands where a figure was not measured: never a zero."""
@@ -40,31 +41,6 @@ def share(part: float | None, whole: float | None) -> str:
 def number(value: int | None) -> str:
     """Return a count with separators."""
     return NOT_MEASURED if value is None else f"{value:,}"
-
-
-def neutral(text: str) -> str:
-    r"""Return text that does nothing but appear: control characters become `\x1b` and the like.
-
-    Names come from other people's programs: in a terminal, escape sequences could move the
-    cursor or forge output, and characters that change the direction of writing could disguise it.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        character if _is_harmless(character) else _escaped(character) for character in text
-    )
-
-
-def _is_harmless(character: str) -> bool:
-    # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:

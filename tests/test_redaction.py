@@ -1,0 +1,172 @@
+"""Secrets are masked, wherever they stand; what is no secret stays as it was."""
+
+from __future__ import annotations
+
+import string
+import time
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from unified_prof.redaction import MASK, is_secret_name, redact, redact_arguments
+
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+def _letters(first: str, count: int, alphabet: str = _ALPHANUMERIC) -> st.SearchStrategy[str]:
+    return st.text(alphabet, min_size=count, max_size=count + 8).map(lambda rest: first + rest)
+
+
+# Made here and belonging to nobody, in the shapes that the services give out.
+_SHAPED = st.one_of(
+    st.text(string.ascii_uppercase + string.digits, min_size=16, max_size=16).map("AKIA".__add__),
+    _letters("ghp_", 36),
+    _letters("github_pat_", 40),
+    _letters("hf_", 34),
+    _letters("sk-", 40),
+    _letters("sk-proj-", 40),
+    _letters("glpat-", 20),
+    _letters("xoxb-", 24, string.digits),
+    st.tuples(_letters("eyJ", 20), _letters("eyJ", 20), _letters("", 20)).map(".".join),
+)
+_SECRET = st.text(_ALPHANUMERIC + "!$%^*+_-", min_size=6, max_size=30).filter(
+    lambda text: text.lower() not in ("", "none", "null", "true", "false") and text[0] != "-"
+)
+_SECRET_NAME = st.sampled_from(
+    ["password", "token", "api_key", "api-key", "HF_TOKEN", "accessToken", "client_secret",
+     "DB_PASSWORD", "PGPASSWORD", "aws_secret_access_key", "credentials"]
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    "password --password DB_PASSWORD PGPASSWORD passwd mysql_pwd passphrase secret client_secret "
+    "token --hf-token HF_TOKEN accessToken ACCESS_TOKENS api_key apiKey APIKey OPENAI_API_KEY "
+    "AWS_SECRET_ACCESS_KEY AccountKey private-key authorization model.auth.token db_pass "
+    "AZURE_STORAGE_KEY sshpass X-Amz-Security-Token".split(),
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "PWD OLDPWD key sort_key num_key_value_heads tokenizer max_tokens --max-new-tokens eos_token "
+    "pad_token_id token_type_ids tokens tokens-per-batch token_file password_file PATH author "
+    "keyboard monkey passes forward_pass secretary SSH_AUTH_SOCK client_id seed lr -- 42".split(),
+)
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_no_name_is_no_secret() -> None:
+    assert not is_secret_name("")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "postgresql+psycopg://me:pa55@db.example:5432/runs",
+            "postgresql+psycopg://me:***@db.example:5432/runs",
+        ),
+        ("postgresql://db/runs?user=me&password=pa55", "postgresql://db/runs?user=me&password=***"),
+        ("https://h/x?key=abc&v=1#top", "https://h/x?key=***&v=1#top"),
+        ("s3://b/o?X-Amz-Signature=00ff&X-Amz-Date=1", "s3://b/o?X-Amz-Signature=***&X-Amz-Date=1"),
+        ("redis://:pa55@cache/0", "redis://:***@cache/0"),
+        ("https://me:p@55@host/path", "https://me:***@host/path"),
+        ("https://me:a/b@host/path", "https://me:***@host/path"),
+        ("https://3f7a9c1e5b2d8f604a6c@host/repo.git", "https://***@host/repo.git"),
+        ("host=db password='a b' user=me", "host=db password='***' user=me"),
+        ('{"api_key": "abc def", "lr": 0.1}', '{"api_key": "***", "lr": 0.1}'),
+        ("train.py --token abc --lr 0.1", "train.py --token *** --lr 0.1"),
+        ("Authorization: Bearer abcdefgh12", "Authorization: *** ***"),
+        ("curl -H 'X: Bearer abcdefgh12'", "curl -H 'X: Bearer ***'"),
+        ("AccountKey=Zm9vYmFy==;Endpoint=x", "AccountKey=***;Endpoint=x"),
+        ("cache_key=9f86d081884c7d659a2feaa0", "cache_key=***"),
+        (
+            "a -----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY----- b",
+            "a *** b",
+        ),
+    ],
+)
+def test_what_is_masked(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "uprof run --backend cpu -o out train.py --epochs 3 --lr 1e-3",
+        "train.py --max-tokens 4096 --eos-token </s> --sort-key name --tokenizer gpt2",
+        "https://example.org:8080/a@b?page=2&order=key",
+        "https://example.org:8080/path/me@example.org",
+        "git commit 1f3870be274f6c49b3e31a0c6728957f1f3870be",
+        "/data/runs/2026-01-01T00:00:00/report_rank3.db",
+        "sqlite:////home/me/.uprof/baselines.sqlite",
+        "C:/Users/me/report.db: not a database",
+        "--token=None --password=",
+        "PWD=/home/me/project",
+    ],
+)
+def test_what_stays(text: str) -> None:
+    assert redact(text) == text
+    assert " ".join(redact_arguments(text.split(" "))) == text
+
+
+@given(secret=_SHAPED, before=st.text(" ='\"/,:(", max_size=3), after=st.sampled_from(" ,'\");/"))
+def test_well_known_shapes_are_masked_anywhere(secret: str, before: str, after: str) -> None:
+    assert secret not in redact(f"say{before or ' '}{secret}{after}")
+    assert secret not in " ".join(redact_arguments(["x.py", secret, f"--note={secret}"]))
+
+
+@given(name=_SECRET_NAME, secret=_SECRET)
+def test_what_a_name_calls_a_secret_is_masked(name: str, secret: str) -> None:
+    assume(secret not in name)
+    for text in (
+        f"--{name}={secret}",
+        f"--{name} {secret} more",
+        f"{name}={secret}",
+        f'{{"{name}": "{secret}"}}',
+        f"https://host/path?a=1&{name}={secret}",
+    ):
+        assert secret not in redact(text), text
+
+
+@given(name=_SECRET_NAME, secret=st.text(min_size=6).filter(lambda text: text[0] != "-"))
+def test_arguments_are_masked_whatever_characters_they_have(name: str, secret: str) -> None:
+    assume(secret.lower() not in name.lower() and secret not in f"--{name}={MASK}")
+    assert redact_arguments(["x.py", f"--{name}", secret, "y"]) == ("x.py", f"--{name}", MASK, "y")
+    assert redact_arguments([f"--{name}={secret}"]) == (f"--{name}={MASK}",)
+
+
+@given(user=st.text(string.ascii_lowercase, max_size=8), secret=_SECRET)
+def test_a_url_never_shows_its_password(user: str, secret: str) -> None:
+    assume(secret not in user)
+    assert redact(f"postgresql://{user}:{secret}@host:5432/d") == (
+        f"postgresql://{user}:{MASK}@host:5432/d"
+    )
+
+
+@given(
+    st.lists(
+        st.sampled_from(["--token", "key", "=", ":", "//", "https", "@", "?", "&", " ", "'", '"',
+                         "abc", "9f86d081884c7d659a2feaa0", "Bearer", "***", "-", "\n", ";"])
+    ).map("".join)
+)  # fmt: skip
+def test_masking_twice_changes_nothing_more(text: str) -> None:
+    assert redact(redact(text)) == redact(text)
+
+
+@given(st.lists(st.text()))
+def test_there_are_as_many_arguments_as_before(arguments: list[str]) -> None:
+    assert len(redact_arguments(arguments)) == len(arguments)
+
+
+@pytest.mark.parametrize("text", ["a", "a:", "a://", "x://a:b", "- ", '"a="', "?a=", "eyJ"])
+def test_the_time_for_hostile_text_grows_with_its_length_only(text: str) -> None:
+    began = time.process_time()
+    redact(text * (100_000 // len(text)) + "@")
+    assert time.process_time() - began < 10
