@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,6 +47,18 @@ def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
                 f"{path} holds no report{found}",
                 hint=f"reports end in {', '.join(_SUFFIXES)}; make one with `uprof run`",
             )
+        yield [_analysis(group) for group in _runs(reports)]
+
+
+@contextmanager
+def open_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[list[Analysis]]:
+    """Yield the analyses of report files that belong together, such as those of one run.
+
+    Raises:
+        StoreError: a file is no report or cannot be read.
+    """
+    with ExitStack() as stack:
+        reports = [stack.enter_context(open_report(path, any_revision=True)) for path in paths]
         yield [_analysis(group) for group in _runs(reports)]
 
 

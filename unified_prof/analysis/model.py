@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 By = Literal["operation", "module", "line", "kernel", "stream", "step"]
-BREAKDOWNS: tuple[By, ...] = ("operation", "module", "line", "kernel", "stream", "step")
 
 Clock = Literal["device", "host", "operation", "none"]
 """Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
@@ -127,6 +126,11 @@ class Totals:
     """Highest memory in use at any time."""
     iteration_ns: int | None = None
     """Median time of a whole measured iteration."""
+    iteration_forward_ns: int | None = None
+    """Of the iterations in the middle, whose time the median is: so the parts add up to it."""
+    iteration_backward_ns: int | None = None
+    iteration_waited_ns: int | None = None
+    """Time of the same iterations in which their thread had no processor: others used it."""
     iterations: int | None = None
 
 

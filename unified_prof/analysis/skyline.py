@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -124,8 +123,7 @@ class SkylineAnalysis(Analysis):
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        matched = [row.total_ns for row in self._steps if not row.detail]
-        known = [time for time in matched if time is not None]
+        whole = _iteration([row for row in self._steps if not row.detail])
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -138,8 +136,8 @@ class SkylineAnalysis(Analysis):
             gradient_bytes=sums["gradient_bytes"],
             activation_bytes=sums["activation_bytes"],
             peak_bytes=None if self._memory is None else _peak(self._memory, self._findings),
-            iteration_ns=round(median(known)) if known else None,
             iterations=len(self._steps) or None,
+            **whole,
         )
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
@@ -276,6 +274,33 @@ def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
             *columns[:3], *times, strict=True
         )
     ]
+
+
+def _iteration(steps: list[Row]) -> dict[str, int | None]:
+    """Return the median iteration and its parts, by the names that `Totals` has for them.
+
+    The parts are those of the one or two iterations in the middle, not medians of their own:
+    medians of parts do not add up to the median of the whole.
+    """
+    known = sorted(
+        (row for row in steps if row.total_ns is not None), key=lambda row: row.total_ns or 0
+    )
+    middle = known[(len(known) - 1) // 2 : len(known) // 2 + 1]
+
+    def mean(values: list[int | None]) -> int | None:
+        measured = [value for value in values if value is not None]
+        return (
+            round(sum(measured) / len(measured))
+            if measured and len(measured) == len(values)
+            else None
+        )
+
+    return {
+        "iteration_ns": mean([row.total_ns for row in middle]),
+        "iteration_forward_ns": mean([row.forward_ns for row in middle]),
+        "iteration_backward_ns": mean([row.backward_ns for row in middle]),
+        "iteration_waited_ns": mean([row.extra.get("waited_ns") for row in middle]),
+    }
 
 
 def _known(value: int) -> int | None:

@@ -6,11 +6,16 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TextIO
 
 
-def terminal() -> tuple[int | None, bool]:
-    """Return the width of the terminal on stdout (None: there is none) and whether to colour."""
-    if not sys.stdout.isatty():
+def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
+    """Return the width of the terminal (None: there is none) and whether to colour.
+
+    Args:
+        stream: where the text goes; stdout unless given.
+    """
+    if not (stream or sys.stdout).isatty():
         return None, False
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return shutil.get_terminal_size().columns, color

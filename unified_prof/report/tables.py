@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unified_prof.analysis.calls import SIZES
-from unified_prof.analysis.model import By, DeviceTime, Row, Summary
+from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
 from unified_prof.report import words
 from unified_prof.report.figures import Figures, Selection
 
@@ -26,6 +26,9 @@ _DETAILS: dict[By, str] = {
     "step": "note",
 }
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
+_OTHER = "optimizer and other"
+_WORTH_A_WORD = 0.02
+"""Share of an iteration from which its waiting for a processor is told."""
 # Facts worth a place in the headline, by the names their makers use.
 _HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
 
@@ -134,7 +137,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
         passes = (
             ("forward", totals.forward_ns),
             ("backward", totals.backward_ns),
-            ("optimizer and other", totals.other_ns),
+            (_OTHER, totals.other_ns),
         )
         parts = [
             f"{name} {words.duration(value)} ({words.share(value, totals.total_ns)})"
@@ -145,8 +148,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
         text = f"{words.duration(totals.total_ns)} in {words.number(totals.count)} calls"
         lines.append((what[summary.clock], "; ".join((text, ", ".join(parts))).rstrip("; ")))
     if totals.iteration_ns is not None:
-        of = "" if totals.iterations == 1 else f", median of {words.number(totals.iterations)}"
-        lines.append(("iteration", f"{words.duration(totals.iteration_ns)}{of}"))
+        lines.append(("iteration", _iteration(totals)))
     sizes = (
         ("peak", totals.peak_bytes),
         ("weights", totals.weight_bytes),
@@ -168,16 +170,40 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     return lines
 
 
+def _iteration(totals: Totals) -> str:
+    """Say how long an iteration took, what it is made of, and whether the machine was busy."""
+    whole_ns = totals.iteration_ns
+    assert whole_ns is not None
+    text = words.duration(whole_ns)
+    if totals.iterations != 1:
+        text += f", median of {words.number(totals.iterations)}"
+    forward_ns, backward_ns = totals.iteration_forward_ns, totals.iteration_backward_ns
+    if forward_ns is not None:
+        other_ns = max(0, whole_ns - forward_ns - (backward_ns or 0))
+        parts = [("forward", forward_ns), ("backward", backward_ns), (_OTHER, other_ns)]
+        text += "; " + ", ".join(
+            f"{name} {words.duration(value)}" for name, value in parts if value is not None
+        )
+    waited_ns = totals.iteration_waited_ns
+    if waited_ns is not None and waited_ns > _WORTH_A_WORD * whole_ns:
+        text += f"; {words.duration(waited_ns)} of it waiting for a processor: the machine was busy"
+    return text
+
+
 def remarks(figures: Figures) -> list[tuple[str, str]]:
     """Return what was odd and what was not measured, as (what, why)."""
-    summary = figures.summary
+    missing = [
+        (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
+        for one in figures.summary.not_measured
+    ]
+    return oddities(figures) + missing
+
+
+def oddities(figures: Figures) -> list[tuple[str, str]]:
+    """Return what was odd about the report, as (what, how often and the first case)."""
     lines = []
-    for anomaly in summary.anomalies:
+    for anomaly in figures.summary.anomalies:
         detail = f": {anomaly.detail}" if anomaly.detail else ""
         text = f"{words.number(anomaly.count)}{detail}"
         lines.append((words.neutral(anomaly.name.replace("_", " ")), words.neutral(text)))
-    lines += [
-        (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
-        for one in summary.not_measured
-    ]
     return lines

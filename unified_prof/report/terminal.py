@@ -56,7 +56,7 @@ class Page:
 
     def fact(self, what: str, text: str) -> None:
         """Add a line of the headline."""
-        self._console.print(Text.assemble((f"{what:<14}", "cyan"), text))
+        self._console.print(Text.assemble((f"{what:<12}  ", "cyan"), text))
 
     def remark(self, what: str, text: str) -> None:
         """Add a line about something odd."""

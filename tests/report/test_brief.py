@@ -1,0 +1,95 @@
+"""What `uprof run` says at its end: the report in short, by the printer of `uprof report`."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
+from unified_prof.analysis.load import open_analyses
+from unified_prof.report import brief, tables, text
+from unified_prof.report.figures import collect
+
+
+def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_missing(
+    tmp_path: Path,
+) -> None:
+    operations: list[tuple[str, float, None, list[Frame]]] = [
+        (f"op_{number}", 1.0 + number, None, []) for number in range(12)
+    ]
+    anomalies = [("unmatched_iterations", 2, "number 3")]
+    run_time = run_time_report(tmp_path / "run_time.sqlite", operations, anomalies=anomalies)
+    memory = memory_report(tmp_path / "memory.sqlite")
+    shown = brief.of_run({"run-time": [run_time], "memory": [memory]})
+    assert "operations    78.0 ms in 12 calls" in shown
+    assert "memory        peak 97.7 KiB" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("op_")] == [
+        f"op_{number}" for number in range(11, 1, -1)
+    ]
+    assert "and 5 more" in shown
+    assert "unmatched iterations: 2: number 3" in shown
+    assert "not measured" not in shown, "that is the same at the end of every run"
+    assert shown.splitlines()[-2:] == [
+        f"run-time report  {run_time}",
+        f"memory report  {memory}",
+    ]
+
+
+def test_its_figures_are_those_of_report(tmp_path: Path) -> None:
+    path = training_step(tmp_path / "msprof_1.db")
+    shown = brief.of_run({"timeline": [path]}).splitlines()
+    with open_analyses(path) as analyses:
+        whole = text.render([collect(analyses[0], ["operation"])], width=None, color=False)
+    assert set(shown[:-2]) <= set(whole.splitlines())
+
+
+def test_a_report_that_cannot_be_read_back_is_told_and_does_not_fail_the_run(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "run_time.sqlite").write_bytes(b"")
+    shown = brief.of_run({"run-time": [tmp_path / "run_time.sqlite"]})
+    assert "warning: " in shown
+    assert "is empty" in shown
+    assert "run-time report" in shown
+
+
+ITERATIONS = [
+    # iteration, total_ms, forward_ms, backward_ms, peak_usage_bytes, matched
+    (1, 10.0, 2.0, 7.0, None, 1),
+    (2, 11.0, 7.0, 2.0, None, 1),
+    (3, 30.0, 1.0, 1.0, None, 1),
+]
+
+
+def test_the_parts_of_an_iteration_add_up_to_it(tmp_path: Path) -> None:
+    """Medians of parts would say forward 2, backward 2 of an iteration of 11 ms."""
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS)
+    with open_analyses(path) as analyses:
+        headline = dict(tables.headline(collect(analyses[0], [])))
+    assert headline["iteration"] == (
+        "11.0 ms, median of 3; forward 7.00 ms, backward 2.00 ms, optimizer and other 2.00 ms"
+    )
+
+
+def test_of_an_even_number_the_two_in_the_middle_are_taken(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:2])
+    with open_analyses(path) as analyses:
+        totals = analyses[0].summary.totals
+    assert (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns) == (
+        10_500_000,
+        4_500_000,
+        4_500_000,
+    )
+
+
+def test_a_busy_machine_is_told(tmp_path: Path) -> None:
+    path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS[:1])
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
+        db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
+    with open_analyses(path) as analyses:
+        headline = dict(tables.headline(collect(analyses[0], [])))
+    assert headline["iteration"].endswith(
+        "; 4.00 ms of it waiting for a processor: the machine was busy"
+    )
