@@ -1,12 +1,14 @@
 # make demo   set up, profile the bundled example on the CPU, show where its time went
 # make test   set up, then everything CI runs: lint, types, import contracts, all tests
 # make check  the fast part of `make test`, without installing anything
+# make compat TORCH=2.6.0 [PYTHON=python3.12] [WILD=1] [KEEP=1]
+#             the tests that touch torch, on another torch, in an environment of its own
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test timing check lint types contracts unit slow schemas docs clean
+.PHONY: demo test timing compat check lint types contracts unit slow schemas docs clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +32,10 @@ test: $(STAMP)-dev
 # Alone, and on a machine that is otherwise idle.
 timing: $(STAMP)-dev
 	$(BIN)/python -m pytest -n 0 -m timing
+
+# A torch with CUDA's libraries is several gigabytes; see scripts/compat.py.
+compat:
+	$(PYTHON) scripts/compat.py $(TORCH) --python $(PYTHON) $(if $(WILD),--wild) $(if $(KEEP),--keep)
 
 check: lint types contracts unit
 

@@ -1,0 +1,167 @@
+"""Programs built on other people's packages compute the same under uprof, and are reported.
+
+Each trains (or runs) a small random model through a library and writes a digest of every
+parameter, of its losses and of torch's random state. It runs plain and under `uprof run`: same
+exit code, same digest to the bit, and a report that names the operations and the lines of code.
+Run by `make compat TORCH=2.14.1 WILD=1`, or where the packages are installed:
+
+    HF_HUB_OFFLINE=1 python -m pytest -m clients tests/wild
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.clients
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the folder, and what its report must hold."""
+
+    name: str
+    packages: str
+    operations: frozenset[str]
+    files: frozenset[str]
+    """Ends of file names of which each must occur in the frames."""
+    trains: bool = True
+
+
+def program(name: str, packages: str, operations: str, files: str, trains: bool = True) -> Program:
+    return Program(name, packages, frozenset(operations.split()), frozenset(files.split()), trains)
+
+
+ALL = [
+    program(
+        "transformers_llama_loop",
+        "transformers",
+        "linear embedding silu scaled_dot_product_attention cross_entropy",
+        "modeling_llama.py transformers_llama_loop.py",
+    ),
+    program(
+        "transformers_trainer",
+        "transformers accelerate",
+        "addmm layer_norm embedding scaled_dot_product_attention",
+        "modeling_gpt2.py transformers_trainer.py",
+    ),
+    program(
+        "transformers_bert_accumulate",
+        "transformers",
+        "linear layer_norm gelu",
+        "modeling_bert.py transformers_bert_accumulate.py",
+    ),
+    program(
+        "transformers_generate",
+        "transformers",
+        "addmm layer_norm",
+        "modeling_gpt2.py transformers_generate.py",
+        trains=False,
+    ),
+    program(
+        "diffusers_unet",
+        "diffusers",
+        "conv2d group_norm silu mse_loss",
+        "resnet.py diffusers_unet.py",
+    ),
+    program(
+        "diffusers_autoencoder",
+        "diffusers",
+        "conv2d group_norm",
+        "autoencoder_kl.py diffusers_autoencoder.py",
+    ),
+    program(
+        "timm_vit",
+        "timm torchvision",
+        "linear layer_norm conv2d",
+        "vision_transformer.py timm_vit.py",
+    ),
+    program(
+        "torchvision_resnet",
+        "torchvision",
+        "conv2d batch_norm relu linear",
+        "resnet.py torchvision_resnet.py",
+    ),
+    program(
+        "torchvision_detector",
+        "torchvision",
+        "conv2d batch_norm",
+        "ssd.py torchvision_detector.py",
+    ),
+    program(
+        "lightning_trainer",
+        "lightning",
+        "linear relu dropout cross_entropy",
+        "lightning_trainer.py",
+    ),
+    program("lightning_gan", "lightning", "linear leaky_relu softplus", "lightning_gan.py"),
+    program(
+        "accelerate_loop",
+        "accelerate",
+        "linear layer_norm gelu cross_entropy",
+        "accelerate_loop.py",
+    ),
+    program("geometric_gcn", "torch_geometric", "linear relu dropout", "geometric_gcn.py"),
+]
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", PYTHONHASHSEED="0", OMP_NUM_THREADS="1")
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def rows(report: Path, query: str) -> set[str]:
+    connection = sqlite3.connect(f"file:{report}?mode=ro", uri=True)
+    try:
+        return {str(row[0]) for row in connection.execute(query)}
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("program", ALL, ids=lambda program: program.name)
+def test_the_program_computes_the_same_and_is_reported(program: Program, tmp_path: Path) -> None:
+    for package in program.packages.split():
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    script = str(PROGRAMS / f"{program.name}.py")
+    plain = run([sys.executable, script, "plain.json"], tmp_path)
+    options = ["--backend", "cpu", "-o", "out", "--project-root", str(PROGRAMS)]
+    counts = ["--warmup", "1", "--iterations", "5"]
+    uprof = [sys.executable, "-m", "unified_prof", "run", *options, *counts]
+    under = run([*uprof, script, "uprof.json"], tmp_path)
+    assert plain.returncode == 0, plain.stderr[-3000:]
+    assert under.returncode == 0, under.stderr[-3000:]
+    assert "Traceback" not in under.stderr
+    results = [json.loads((tmp_path / name).read_text()) for name in ("plain.json", "uprof.json")]
+    assert results[0] == results[1]
+
+    report = tmp_path / "out" / "run_time.sqlite"
+    names = rows(report, "SELECT DISTINCT operation_name FROM run_time_entries")
+    assert program.operations <= names
+    files = rows(report, "SELECT DISTINCT file_path FROM stack_frames")
+    missing = {end for end in program.files if not any(file.endswith(end) for file in files)}
+    assert not missing, sorted(files)
+    if program.trains:
+        backward = rows(report, "SELECT backward_ms FROM run_time_entries WHERE backward_ms > 0")
+        assert backward, "no operation has a backward time"
+        memory = tmp_path / "out" / "memory.sqlite"
+        assert rows(memory, "SELECT size_bytes FROM weight_entries"), "no weights"
+        assert rows(memory, "SELECT size_bytes FROM activation_entries"), "no activations"
