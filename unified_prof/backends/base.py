@@ -39,6 +39,12 @@ class RunSpec:
     """Options only one backend knows, checked by that backend before anything starts."""
     progress: Callable[[str], None] = lambda _: None
     """Told in a few words what is going on; never called from a measured region."""
+    on_measured: Callable[[Capture], None] = lambda _: None
+    """Called once by a backend that measures within the workload's process, as soon as all is
+    measured and while the workload runs on: with the records and recordings of the `Capture` that
+    `run` will return, so that reports can be written at once. The capture's exit code is 0 as yet.
+    See `tracking.workload.run_workload` for where it runs; its exceptions leave `run` at the end
+    of a workload that succeeded, and are told in `Capture.failure` otherwise."""
     relay: Callable[[str], None] = lambda _: None
     """Told what another program that runs the workload says, line by line."""
 

@@ -20,6 +20,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
+from unified_prof.tracking.records import TrackedRun
 from unified_prof.tracking.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
@@ -85,6 +86,10 @@ class TorchBackend(ABC):
         timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
 
+        def measured(tracked: TrackedRun | None) -> None:
+            failure = timeline.failure if timeline else None
+            spec.on_measured(Capture(0, tracked, _recordings(timeline), failure=failure))
+
         process = os.getpid()
         try:
             with _world_of_workload(self.name):
@@ -101,6 +106,7 @@ class TorchBackend(ABC):
                     stop_after=spec.stop_after,
                     progress=spec.progress,
                     instruments=[timeline] if timeline else [],
+                    on_measured=measured,
                 )
         except CaptureError as err:
             if timeline is None or not timeline.written:
@@ -112,7 +118,10 @@ class TorchBackend(ABC):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(outcome.exit_code)
-        failures = [outcome.failure, timeline.failure if timeline else None]
+        if outcome.report_error is not None and not outcome.exit_code:
+            raise outcome.report_error
+        reporting = None if outcome.report_error is None else str(outcome.report_error)
+        failures = [outcome.failure, reporting, timeline.failure if timeline else None]
         return Capture(
             outcome.exit_code,
             outcome.tracked,

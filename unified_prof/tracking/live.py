@@ -58,6 +58,8 @@ class LiveTracking:
         scope: `module` or `project`, as for `run_workload`.
         progress: Told in a few words what is going on.
         instruments: More recorders to drive over measured iterations.
+        on_measured: Called once all is measured, while the block still runs, as for
+            `run_workload`. After the block `report_error` is what it raised.
 
     Raises:
         UsageError: A value makes no sense, or tracking is under way already.
@@ -76,6 +78,7 @@ class LiveTracking:
         scope: str = "module",
         progress: Callable[[str], None] = lambda _: None,
         instruments: Sequence[Instrument] = (),
+        on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
     ) -> None:
         from unified_prof.tracking.device import current_device_kind
         from unified_prof.tracking.loop import TrackedLoop
@@ -89,12 +92,14 @@ class LiveTracking:
             scope=scope,
             progress=progress,
             instruments=tuple(instruments),
+            on_measured=on_measured,
         )
         self._session = Session(device or current_device_kind(), options)
         self._loop = TrackedLoop(self._session)
         self._session.facts["mode"] = "live"
         self.tracked: TrackedRun | None = None
         self.failure: str | None = None
+        self.report_error: Exception | None = None
 
     def __enter__(self) -> LiveTracking:
         self._registered = tracked_by(self._loop)
@@ -115,6 +120,7 @@ class LiveTracking:
         finally:
             self._loop.close()
             self._registered.__exit__(None, None, None)
+        self.report_error = self._session.report_error
         if self._loop.tracking_error is not None:
             self.failure = f"tracking failed: {self._loop.tracking_error}"
             return

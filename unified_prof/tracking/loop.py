@@ -60,9 +60,9 @@ class TrackedLoop:
         self._whole = False
         self._driver.boundary()
         if self.finished:
-            if self._on_finished is None:
-                self._steps.remove()
-            else:
+            self._steps.remove()
+            self._session.measured()
+            if self._on_finished is not None:
                 self._on_finished()
 
     def _restart(self) -> None:

@@ -71,6 +71,8 @@ class ProviderRun:
                 while not driver.ended:
                     call_program(iteration, *inputs)
                     driver.boundary()
+                if driver.finished:
+                    session.measured()
         except UprofError:
             raise
         except BaseException as error:

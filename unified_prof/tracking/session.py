@@ -6,6 +6,7 @@ import os
 import platform
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -49,6 +50,8 @@ class Options:
     scope: str
     progress: Callable[[str], None]
     instruments: tuple[Instrument, ...] = ()
+    on_measured: Callable[[TrackedRun | None], None] = lambda _: None
+    """See `run_workload`."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -73,6 +76,9 @@ class Session:
         self.interception = Interception()
         self.weights = Weights(self.walker)
         self.facts: dict[str, str] = {}
+        self.report_error: Exception | None = None
+        """What `Options.on_measured` raised."""
+        self._final: TrackedRun | None = None
         self.on_abandon: list[Callable[[], None]] = []
         """What else is to be let go of in a forked child."""
         parts = (self.device, self.walker, self.interception, self.modules)
@@ -192,18 +198,34 @@ class Session:
         self.memory.saved_bytes.clear()
 
     def result(self, *, complete: bool) -> TrackedRun | None:
-        """Return everything measured, None if not one iteration was complete.
+        """Return what the complete iterations gave, None if there is not one.
+
+        May be asked at any time, also again, on the thread that is tracked; it changes nothing.
+        Once everything was measured (`measured`) the answer stays the same.
+
+        Args:
+            complete: Whether all that was asked for is there.
 
         Raises:
             CaptureError: Iterations were complete, but there was nothing to measure in them.
         """
-        reports, anomalies = self.options.reports, self.anomalies
-        times = self._iterations_of(self.run_time, "run times") if RUN_TIME in reports else []
+        if self._final is not None:
+            return self._final
+        reports, facts, anomalies = self.options.reports, dict(self.facts), Anomalies()
+        anomalies.merge(self.anomalies)
+        times = self._iterations_of(self.run_time, RUN_TIME)
         memory: ActivationTracker = self.memory if self.memory.iterations else self.whole
-        what = "weights and activations"
-        saves = self._iterations_of(self.memory, what) if MEMORY in reports else []
+        saves = self._iterations_of(self.memory, MEMORY)
         if not times and not saves:
             return None
+        if "whole_program" not in facts:
+            for found, what in ((times, "run times"), (saves, "weights and activations")):
+                if found and found is self.whole.iterations:
+                    anomalies.add(
+                        "first_iteration_reported",
+                        f"the program ended before a later one was complete: {what} are those of "
+                        "its first iteration, which was no warm one",
+                    )
         self.run_time.clock.synchronize()
         self._require_device()
         sites = SiteTable(self.modules, scope=self.options.scope)
@@ -219,7 +241,7 @@ class Session:
             activations, other_bytes = activations_of(saves[-1], memory.saved_bytes[-1], sites)
             weights = memory.weight_records
             anomalies.merge(memory.oddities)
-            self.facts["saved_bytes_of_no_operation"] = str(other_bytes)
+            facts["saved_bytes_of_no_operation"] = str(other_bytes)
             if measure(saves[-1], sites, clock).sequence != first.sequence:
                 anomalies.add(
                     "activations_of_another_sequence",
@@ -246,8 +268,22 @@ class Session:
             peak_usage_bytes=self.peak.peak_bytes,
             complete=complete,
             anomalies=anomalies.as_mapping(),
-            facts={**self._environment(), **self.facts},
+            facts={**self._environment(), **facts},
         )
+
+    def measured(self) -> None:
+        """Everything was measured: settle the result and tell it while the program runs on.
+
+        Whatever goes wrong here is left to the end of the program, which asks again.
+        """
+        with suppress(Exception):
+            self._final = self.result(complete=True)
+        if self._final is None and not self.options.instruments:
+            return
+        try:
+            self.options.on_measured(self._final)
+        except Exception as error:
+            self.report_error = error
 
     def result_or_none(self) -> TrackedRun | None:
         """Return what was measured of a program that failed, if there is anything."""
@@ -256,16 +292,10 @@ class Session:
         except CaptureError:
             return None
 
-    def _iterations_of(self, tracker: OperationTracker, what: str) -> list[Iteration]:
-        if not tracker.iterations and self.whole.iterations:
-            if "whole_program" not in self.facts:
-                self.anomalies.add(
-                    "first_iteration_reported",
-                    f"the program ended before a later one was complete: {what} are those of its "
-                    "first iteration, which was no warm one",
-                )
-            return self.whole.iterations
-        return tracker.iterations
+    def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Iteration]:
+        if report not in self.options.reports:
+            return []
+        return tracker.iterations or self.whole.iterations
 
     def _require_device(self) -> None:
         found = self.whole.devices | self.memory.devices

@@ -26,6 +26,8 @@ class Outcome:
     """None: not one iteration was measured completely."""
     failure: str | None = None
     """Why the measurement is missing or partial, in a sentence for the user."""
+    report_error: Exception | None = None
+    """What `on_measured` raised."""
 
 
 def run_workload(
@@ -42,6 +44,7 @@ def run_workload(
     stop_after: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     instruments: Sequence[Instrument] = (),
+    on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
 ) -> Outcome:
     """Run `target` on `device` and measure some of its iterations.
 
@@ -63,6 +66,16 @@ def run_workload(
         stop_after: End the script once all is measured.
         progress: Told in a few words what is going on; never called from a measured region.
         instruments: More recorders to drive over the measured iterations.
+        on_measured: Called once, as soon as the last stage is complete, with what
+            `Outcome.tracked` will be, and with None where only instruments measured. The
+            workload still runs: nothing is measured any more, all instruments have stopped and
+            torch is as it was found, so the reports can be written at once, before the workload
+            can be killed or leave by `os._exit`. Nothing that comes later changes the records;
+            only exit code and time of end are not known yet. It runs on the workload's thread,
+            between two iterations, in whatever working folder and with whatever `sys.stdout`
+            the workload has by then. Not called where measuring ended early or there was
+            nothing to measure: then there is only the `Outcome`. An exception of its does not
+            reach the workload; it is `Outcome.report_error`.
 
     Raises:
         UsageError: `target` cannot be read or found, or a value makes no sense.
@@ -79,6 +92,7 @@ def run_workload(
             scope=scope,
             progress=progress,
             instruments=tuple(instruments),
+            on_measured=on_measured,
         ),
     )
     try:
@@ -122,4 +136,4 @@ def run_workload(
         failure = workload.why_incomplete(raised)
         if tracked is None and exit_code == 0:
             raise CaptureError(failure, hint=workload.hint)
-    return Outcome(exit_code, tracked, failure)
+    return Outcome(exit_code, tracked, failure, session.report_error)
