@@ -16,6 +16,11 @@ from typing import Any
 from unified_prof.tracking.calls import Recorder
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.sizes import plain_tensors, storage_of
+from unified_prof.tracking.torch_internals import (
+    SavedTensorHooks,
+    buffers_of,
+    parameters_of,
+)
 
 NO_CALL = -1
 
@@ -36,35 +41,45 @@ class SavedTensors:
     def __init__(self, device: str, recorder: Recorder) -> None:
         self._device = device
         self._recorder = recorder
+        self._internals = recorder.internals
+        self._hooks: SavedTensorHooks | None = None
+        self._plainly = self._internals.without_torch_function()
         self._seen: dict[int, _Saved] = {}
         self._excluded: dict[int, Any] = {}
         self._patches = Patches()
 
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free."""
-        import torch
-
         for tensor in parameters:
             self._exclude(tensor)
         for module in modules:
             self.exclude_state_of(module)
-        graph = torch.autograd.graph
-        # Only the innermost pair of hooks is called: the program's own must call ours too.
-        self._patches.replace(graph.saved_tensors_hooks, "__enter__", self._wrap_enter())
+        hooks = self._internals.saved_tensor_hooks()
+        if hooks is None:
+            return
+        replace = self._internals.replace
         # torch.func.grad and vmap refuse to run below any hooks.
-        disable = graph.disable_saved_tensors_hooks
-        self._patches.replace(graph, "disable_saved_tensors_hooks", self._wrap_disable(disable))
+        if not replace(self._patches, "saved_hooks_disable", self._wrap_disable):
+            return
+        self._hooks = hooks
+        # Only the innermost pair of hooks is called: the program's own must call ours too.
+        replace(self._patches, "saved_hooks_enter", self._wrap_enter)
         self._insert()
 
-    def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int]:
+    def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int] | None:
         """End; return call index -> bytes, with what none of the calls saved under -1.
+
+        None: this torch does not tell what is saved.
 
         Args:
             in_backward: The calls that a backward pass went through; each is in the result. None:
                 there was no backward pass, so that of any call may still come.
         """
+        if self._hooks is None:
+            return None
         self._take_out()
         self._patches.restore()
+        self._hooks = None
         found = dict.fromkeys(in_backward or (), 0)
         for saved in self._seen.values():
             calls = saved.calls
@@ -87,7 +102,7 @@ class SavedTensors:
     def exclude_state_of(self, module: Any) -> None:
         """Leave out what `module` holds now, also if it came to hold it after the start."""
         if module is not None:
-            for tensor in (*module._parameters.values(), *module._buffers.values()):
+            for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
                 if tensor is not None:
                     self._exclude(tensor)
 
@@ -99,7 +114,7 @@ class SavedTensors:
         if self._device != "cpu" or call == NO_CALL:
             return
         node_type: Any = type(node)
-        for name in _saved_attributes(node_type):
+        for name in self._internals.saved_fields(node_type):
             saved = getattr(node, name)
             if getattr(saved, "unpack_hook", True) is not None:
                 continue  # reading what a hook packed would call the program's own unpack hook
@@ -112,28 +127,23 @@ class SavedTensors:
 
     def _insert(self) -> None:
         """Put our hooks below the program's, which pop theirs from the top when they end."""
-        import torch
-
-        program = _pop_hooks()
-        torch._C._autograd._push_saved_tensors_default_hooks(self._pack, _identity)
+        assert self._hooks is not None
+        program = self._hooks.pop_all()
+        self._hooks.push(self._pack, _identity)
         for pack, unpack in reversed(program):
-            torch._C._autograd._push_saved_tensors_default_hooks(self._noting(pack), unpack)
+            self._hooks.push(self._noting(pack), unpack)
 
     def _take_out(self) -> bool:
         """Take our hooks out from wherever they are; return whether they were there."""
-        import torch
-
-        hooks = _pop_hooks()
+        assert self._hooks is not None
+        hooks = self._hooks.pop_all()
         for pack, unpack in reversed(hooks):
             if pack != self._pack:
-                original = getattr(pack, "__wrapped__", pack)
-                torch._C._autograd._push_saved_tensors_default_hooks(original, unpack)
+                self._hooks.push(getattr(pack, "__wrapped__", pack), unpack)
         return any(pack == self._pack for pack, _ in hooks)
 
     def _pack(self, tensor: Any) -> Any:
-        import torch
-
-        with torch._C.DisableTorchFunction():  # neither our mode nor a subclass's own function
+        with self._plainly():  # neither our mode nor a subclass's own function
             self._note(tensor)
             if tensor.grad_fn is None:
                 return tensor
@@ -157,81 +167,64 @@ class SavedTensors:
             storage = None if part.device.type != self._device else storage_of(part)
             if storage is None:
                 continue
-            key = storage._cdata
+            key = self._internals.storage_key(storage)
             if key in self._excluded:
                 continue
             saved = self._seen.get(key)
             if saved is None:
-                self._seen[key] = _Saved(_weak(storage), storage.nbytes(), [call])
+                weak = self._internals.weak_storage(storage)
+                self._seen[key] = _Saved(weak, storage.nbytes(), [call])
             elif saved.calls[-1] != call:
                 saved.calls.append(call)
 
     def _exclude(self, tensor: Any) -> None:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
-            if storage is not None and storage._cdata not in self._excluded:
-                self._excluded[storage._cdata] = _weak(storage)
+            if storage is not None:
+                key = self._internals.storage_key(storage)
+                if key not in self._excluded:
+                    self._excluded[key] = self._internals.weak_storage(storage)
 
     def _noting(self, pack_hook: Any) -> Any:
         """Return a pack hook of the program's that also shows us what it keeps."""
-        import torch
 
         @functools.wraps(pack_hook)
         def pack(tensor: Any) -> Any:
             packed = pack_hook(tensor)
-            with torch._C.DisableTorchFunction():
+            with self._plainly():
                 self._note(packed)
             return packed
 
         pack.__wrapped__ = pack_hook
         return pack
 
-    def _wrap_enter(self) -> Any:
-        def composed_enter(hooks: Any) -> None:
-            import torch
-
-            torch._C._autograd._push_saved_tensors_default_hooks(
-                self._noting(hooks.pack_hook), hooks.unpack_hook
-            )
+    def _wrap_enter(self, enter: Any) -> Any:
+        @functools.wraps(enter)
+        def composed_enter(hooks: Any) -> Any:
+            if self._hooks is None:
+                return enter(hooks)
+            pack = hooks.pack_hook
+            hooks.pack_hook = self._noting(pack)
+            try:
+                return enter(hooks)
+            finally:
+                hooks.pack_hook = pack
 
         return composed_enter
 
     def _wrap_disable(self, disable: Any) -> Any:
         @contextlib.contextmanager
         def disable_without_ours(error_message: str) -> Any:
-            taken_out = self._take_out()
+            taken_out = self._hooks is not None and self._take_out()
             try:
                 with disable(error_message):
                     yield
             finally:
-                if taken_out:
+                if taken_out and self._hooks is not None:
                     self._insert()
 
         return disable_without_ours
 
 
-def _pop_hooks() -> list[tuple[Any, Any]]:
-    """Empty this thread's stack of saved-tensor hooks and return it, top first."""
-    import torch
-
-    autograd = torch._C._autograd
-    hooks = []
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
-    return hooks
-
-
 def _identity(packed: Any) -> Any:
     return packed
-
-
-def _weak(storage: Any) -> Any:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)
-
-
-@functools.cache
-def _saved_attributes(node_type: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))

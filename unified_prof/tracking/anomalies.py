@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Anomalies:
     """Name -> how often, and the first case in words."""
@@ -15,6 +18,19 @@ class Anomalies:
             before, first = self._found.get(name, (0, detail))
             self._found[name] = (before + count, first)
 
+    @contextmanager
+    def fenced(self, name: str, what: str) -> Iterator[None]:
+        """Turn a failure of the block into the anomaly `name`: the program is not to blame.
+
+        Args:
+            name: The anomaly.
+            what: What is missing from the report where the block failed.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.add(name, f"{what}: {in_one_line(error)}")
+
     def merge(self, others: Anomalies) -> None:
         """Add what another counted."""
         for name, (count, detail) in others._found.items():
@@ -23,3 +39,9 @@ class Anomalies:
     def as_mapping(self) -> dict[str, tuple[int, str]]:
         """Return a copy of what was counted."""
         return dict(self._found)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -200,9 +200,10 @@ def note_oddities(iterations: Sequence[Iteration], anomalies: Anomalies) -> None
     """Count what the iterations themselves show to be strange."""
     for number, iteration in enumerate(iterations):
         for loss in iteration.losses:
-            value = float(loss)
-            if not math.isfinite(value):
-                anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
+            with anomalies.fenced("loss_not_read", "whether the loss is finite"):
+                value = float(loss)
+                if not math.isfinite(value):
+                    anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
         anomalies.add(
             "backward_nodes_not_of_this_iteration",
             f"iteration {number}: the graph holds nodes made by another thread or before the "

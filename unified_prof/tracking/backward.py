@@ -109,28 +109,36 @@ def run_backward(
     recorder: Recorder, engine: Any, roots: Sequence[Any], args: Any, kwargs: Any
 ) -> Any:
     """Run the autograd engine from `roots` and time it, whole and by node."""
-    import torch
-
     iteration = recorder.iteration
     retain_graph = bool(args[1]) if len(args) > 1 else bool(kwargs.get("keep_graph"))
     create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
-    counter = torch._C._autograd._get_sequence_nr
+    counter = recorder.internals.sequence_number
     timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, counter, create_graph)
     recorder.inside = recorder.in_engine = True
     lasting: list[Any] = []
     passing: list[Any] = []
+    fenced = recorder.internals.anomalies.fenced
+    attached = False
     try:
-        _keep_loss(iteration, roots)
-        for node, call in _nodes_below(iteration, roots, counter()):
-            if recorder.on_node is not None:
-                recorder.on_node(node, call)
-            (lasting if call == _ACCUMULATES else passing).extend(timers.attach(node, call))
+        with fenced("loss_not_read", "whether the loss is finite"):
+            _keep_loss(recorder, roots)
+        with fenced("backward_not_followed", "the operations of a backward pass"):
+            for node, call in _nodes_below(recorder, roots, counter()):
+                if recorder.on_node is not None:
+                    recorder.on_node(node, call)
+                (lasting if call == _ACCUMULATES else passing).extend(timers.attach(node, call))
+            attached = True
+        if not attached:
+            for handle in lasting + passing:
+                handle.remove()
         calls_before = len(iteration.calls)
         start = recorder.mark()
         result = engine(roots, *args, **kwargs)
         end = recorder.mark()
         iteration.backwards.append((calls_before, start, end))
-        timers.finish(iteration, end)
+        if attached:
+            with fenced("backward_not_followed", "the operations of a backward pass"):
+                timers.finish(iteration, end)
         return result
     finally:
         recorder.inside = recorder.in_engine = False
@@ -141,9 +149,11 @@ def run_backward(
 
 
 def _nodes_below(
-    iteration: Iteration, roots: Sequence[Any], last_sequence: int
+    recorder: Recorder, roots: Sequence[Any], last_sequence: int
 ) -> list[tuple[Any, int]]:
     """Return every node reachable from `roots`, and the index of the call that made it."""
+    iteration, internals = recorder.iteration, recorder.internals
+    node_number, known = internals.node_number, internals.has("sequence_number")
     starts, ends, calls = iteration.node_starts, iteration.node_ends, iteration.node_calls
     first_sequence = iteration.first_sequence
     nodes = [
@@ -155,7 +165,11 @@ def _nodes_below(
     found = []
     while nodes:
         node = nodes.pop()
-        number = node._sequence_nr()
+        try:
+            number = node_number(node)
+        except AttributeError as error:
+            internals.note("node_number", error)
+            return []
         if number == _ACCUMULATE_GRAD:
             found.append((node, _ACCUMULATES))
             continue
@@ -164,7 +178,7 @@ def _nodes_below(
             found.append((node, calls[position]))
         else:
             found.append((node, NO_CALL))
-            if not first_sequence <= number < last_sequence:
+            if known and not first_sequence <= number < last_sequence:
                 iteration.foreign_nodes += 1
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
@@ -173,10 +187,12 @@ def _nodes_below(
     return found
 
 
-def _keep_loss(iteration: Iteration, roots: Sequence[Any]) -> None:
+def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:
     """Keep a copy of a scalar that is differentiated, to be looked at when all is over."""
     import torch
 
     for root in roots:
-        if type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point():
-            iteration.losses.append(root.detach().clone())
+        scalar = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point()
+        # One of a transform of torch.func is of no use once the transform has ended.
+        if scalar and not recorder.internals.is_transformed(root):
+            recorder.iteration.losses.append(root.detach().clone())

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from unified_prof.tracking.device import Mark
 from unified_prof.tracking.frames import CodeEntry, Stack
+from unified_prof.tracking.torch_internals import TorchInternals
 
 MAX_CALLS = 1_000_000
 """Calls kept of one iteration; a whole script without steps may have any number."""
@@ -76,6 +77,7 @@ class Recorder:
     iteration: Iteration
     on_host: bool
     """Whether marks are the host's own time."""
+    internals: TorchInternals
     inside: bool = False
     """Within an operation or the autograd engine: what is called now is part of it."""
     in_engine: bool = False

@@ -121,15 +121,3 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def current_device_kind() -> str:
-    """Return the type of torch's current accelerator, `cpu` where there is none."""
-    import torch
-
-    if hasattr(torch, "accelerator"):
-        if torch.accelerator.is_available():
-            return str(torch.accelerator.current_accelerator().type)
-        return "cpu"
-    accelerator = torch._C._get_accelerator()  # of torch 2.4 and 2.5; the CPU where none
-    return str(accelerator.type)

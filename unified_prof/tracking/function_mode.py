@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.calls import MAX_CALLS, Call, Recorder
 from unified_prof.tracking.frames import StackWalker
 from unified_prof.tracking.names import NOT_OPERATIONS
@@ -21,7 +22,7 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
     import torch
 
     tensor_type = torch.Tensor
-    sequence_number = torch._C._autograd._get_sequence_nr
+    sequence_number = recorder.internals.sequence_number
     walk = walker.walk
     mark = recorder.mark
 
@@ -30,12 +31,21 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
             return True
         return isinstance(result, (tuple, list)) and any(map(gives_tensors, result))
 
+    def note_failure(error: Exception) -> None:
+        recorder.internals.anomalies.add(
+            "operation_not_recorded", f"a call of torch's: {in_one_line(error)}"
+        )
+
     def run(
         label: Any, func: Any, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        caller, caller_at, stack, in_module, module = walk(frame)
-        if recorder.on_call is not None:
-            recorder.on_call(args, kwargs, module)
+        try:
+            caller, caller_at, stack, in_module, module = walk(frame)
+            if recorder.on_call is not None:
+                recorder.on_call(args, kwargs, module)
+        except Exception as error:
+            note_failure(error)
+            return func(*args, **kwargs)
         recorder.inside = True
         first_node = sequence_number()
         start = mark()
@@ -44,32 +54,39 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
         finally:
             end = mark()
             recorder.inside = False
-        if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
-            iteration = recorder.iteration
-            last_node = sequence_number()
-            calls = iteration.calls
-            if last_node != first_node:
-                iteration.claim_nodes(first_node, last_node, len(calls))
-            if len(calls) < MAX_CALLS:
-                calls.append(
-                    Call(label, caller, caller_at, stack, in_module, module,
-                         start, end, first_node, last_node)
-                )  # fmt: skip
-            else:
-                iteration.dropped_calls += 1
+        try:
+            if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
+                iteration = recorder.iteration
+                last_node = sequence_number()
+                calls = iteration.calls
+                if last_node != first_node:
+                    iteration.claim_nodes(first_node, last_node, len(calls))
+                if len(calls) < MAX_CALLS:
+                    calls.append(
+                        Call(label, caller, caller_at, stack, in_module, module,
+                             start, end, first_node, last_node)
+                    )  # fmt: skip
+                else:
+                    iteration.dropped_calls += 1
+        except Exception as error:  # a result that is no list, but says so
+            note_failure(error)
         return result
 
     return run
 
 
 def make_mode(recorder: Recorder, run: Runner) -> Any:
-    """Return a function mode that hands every outermost call of torch to `run`."""
-    from torch.overrides import TorchFunctionMode
+    """Return a function mode that hands every outermost call of torch to `run`.
 
+    None where torch has no such thing.
+    """
+    mode_type: Any = recorder.internals.mode_type()
+    if mode_type is None:
+        return None
     labels: dict[Any, Any] = {}
     getframe = sys._getframe
 
-    class OperationMode(TorchFunctionMode):  # type: ignore[misc]
+    class OperationMode(mode_type):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:

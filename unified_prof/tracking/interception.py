@@ -16,14 +16,17 @@ from typing import Any
 from unified_prof.tracking.backward import run_backward
 from unified_prof.tracking.calls import Recorder
 from unified_prof.tracking.function_mode import Runner
-from unified_prof.tracking.mode_stack import insert_mode, remove_mode
+from unified_prof.tracking.mode_stack import ModeStack
 from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.torch_internals import TorchInternals
 
 
 class Interception:
     """Hands what it sees to the active recorder, on the thread that records."""
 
-    def __init__(self) -> None:
+    def __init__(self, internals: TorchInternals) -> None:
+        self._internals = internals
+        self._modes = ModeStack(internals)
         self._recorder: Recorder | None = None
         self._run: Runner | None = None
         self._patches = Patches()
@@ -33,22 +36,13 @@ class Interception:
 
     def install(self) -> None:
         """Take the places; `remove` gives them back."""
-        import torch
-
-        patches = self._patches
-        engine = torch.autograd.graph._engine_run_backward
-        for module in (torch.autograd.graph, torch.autograd):
-            if hasattr(module, "_engine_run_backward"):
-                patches.replace(module, "_engine_run_backward", self._wrap_engine(engine))
-        function = torch.autograd.Function
-        patches.replace(function, "apply", self._wrap_apply(vars(function)["apply"]))
-        patches.replace(torch, "compile", self._wrap_compile(torch.compile))
+        replace = self._internals.replace
+        replace(self._patches, "backward_engine", self._wrap_engine)
+        replace(self._patches, "autograd_engine", self._wrap_engine)
+        replace(self._patches, "function_apply", self._wrap_apply)
+        replace(self._patches, "compile", self._wrap_compile)
         # Attention's inference fast path is refused as soon as any function mode is on.
-        patches.replace(
-            torch.overrides,
-            "has_torch_function",
-            self._wrap_has_torch_function(torch.overrides.has_torch_function),
-        )
+        replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
 
     def remove(self) -> None:
         """Leave torch as it was found."""
@@ -60,24 +54,24 @@ class Interception:
         """Record from now on, on this thread."""
         self._patch_dynamo()
         self._recorder, self._run = recorder, run
-        insert_mode(recorder.mode)
+        self._modes.insert(recorder.mode)
 
     def pause(self) -> None:
         """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
         if self._recorder is not None:
-            remove_mode(self._recorder.mode)
+            self._modes.remove(self._recorder.mode)
 
     def resume(self) -> None:
         """See again what `pause` hid."""
         if self._recorder is not None:
-            remove_mode(self._recorder.mode)  # an optimizer that raised was never resumed
-            insert_mode(self._recorder.mode)
+            self._modes.remove(self._recorder.mode)  # an optimizer that raised was never resumed
+            self._modes.insert(self._recorder.mode)
 
     def deactivate(self) -> None:
         """Stop recording."""
         recorder, self._recorder, self._run = self._recorder, None, None
         if recorder is not None:
-            remove_mode(recorder.mode)
+            self._modes.remove(recorder.mode)
 
     def _active(self) -> Recorder | None:
         recorder = self._recorder
@@ -96,9 +90,12 @@ class Interception:
         return tracked_engine
 
     def _wrap_apply(self, apply: Any) -> Any:
-        @functools.wraps(apply.__func__)
+        # What binds to a class may be a classmethod or, written in C, something else that does.
+        bind = apply.__get__
+
+        @functools.wraps(getattr(apply, "__func__", apply))
         def tracked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            original = apply.__get__(None, cls)
+            original = bind(None, cls)
             if self._active() is None or self._run is None or _is_private_of_torch(cls):
                 return original(*args, **kwargs)
             return self._run(cls.__name__, original, sys._getframe(1), args, kwargs)
@@ -130,35 +127,28 @@ class Interception:
         recorder = self._active()
         if recorder is None or self._run is None:
             return compiled(*args, **kwargs)
-        remove_mode(recorder.mode)
+        self._modes.remove(recorder.mode)
         try:
             return self._run(label, compiled, frame, args, kwargs)
         finally:
             if self._recorder is recorder:
-                insert_mode(recorder.mode)
+                self._modes.insert(recorder.mode)
 
     def _patch_dynamo(self) -> None:
         """Take the places in the compiler, once something has imported it."""
-        dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
-        module_type = getattr(dynamo, "OptimizedModule", None)
-        if self._dynamo_patched or module_type is None:
+        if self._dynamo_patched or not self._internals.is_imported("compiled_module_call"):
             return
         self._dynamo_patched = True
-        if "__call__" in vars(module_type):
-            self._patches.replace(
-                module_type, "__call__", self._wrap_optimized_module(vars(module_type)["__call__"])
-            )
-        if hasattr(dynamo, "_callback_from_stance"):
-            self._patches.replace(
-                dynamo, "_callback_from_stance", self._wrap_stance(dynamo._callback_from_stance)
-            )
+        replace = self._internals.replace
+        replace(self._patches, "compiled_module_call", self._wrap_optimized_module)
+        replace(self._patches, "compiler_stance", self._wrap_stance)
 
     def _wrap_optimized_module(self, call: Any) -> Any:
         @functools.wraps(call)
         def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._active() is None:
                 return call(module, *args, **kwargs)
-            label = f"torch.compile({type(module._orig_mod).__name__})"
+            label = f"torch.compile({self._internals.original_class(module)})"
             bound = functools.partial(call, module)
             return self._region(label, bound, sys._getframe(1), args, kwargs)
 
@@ -182,11 +172,11 @@ class Interception:
             recorder = self._active()
             if recorder is None:
                 return has_torch_function(relevant_args)
-            remove_mode(recorder.mode)
+            self._modes.remove(recorder.mode)
             try:
                 return has_torch_function(relevant_args)
             finally:
-                insert_mode(recorder.mode)
+                self._modes.insert(recorder.mode)
 
         return ignoring_our_mode
 

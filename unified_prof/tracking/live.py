@@ -80,9 +80,9 @@ class LiveTracking:
         instruments: Sequence[Instrument] = (),
         on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
     ) -> None:
-        from unified_prof.tracking.device import current_device_kind
         from unified_prof.tracking.loop import TrackedLoop
         from unified_prof.tracking.session import Options, Session
+        from unified_prof.tracking.torch_internals import accelerator_kind
 
         options = Options(
             reports=tuple(reports),
@@ -94,7 +94,7 @@ class LiveTracking:
             instruments=tuple(instruments),
             on_measured=on_measured,
         )
-        self._session = Session(device or current_device_kind(), options)
+        self._session = Session(device or accelerator_kind(), options)
         self._loop = TrackedLoop(self._session)
         self._session.facts["mode"] = "live"
         self.tracked: TrackedRun | None = None

@@ -22,6 +22,7 @@ class TrackedLoop:
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
             anomalies=session.anomalies,
+            internals=session.internals,
         )
         session.on_abandon += [self._driver.abandon, self._steps.remove]
 

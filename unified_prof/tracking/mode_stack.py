@@ -8,38 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
-
-def insert_mode(mode: Any) -> None:
-    """Make `mode` the lowest of this thread's function modes, above torch's own device mode.
-
-    torch keeps the mode of `torch.set_default_device` at the very bottom and checks that it is.
-    """
-    from torch.utils._device import DeviceContext
-
-    others = _pop_all()
-    if others and isinstance(others[-1], DeviceContext):
-        _push_all([*others[:-1], mode, others[-1]])
-    else:
-        _push_all([*others, mode])
+from unified_prof.tracking.torch_internals import TorchInternals
 
 
-def remove_mode(mode: Any) -> bool:
-    """Take `mode` out of this thread's function modes; return whether it was there."""
-    others = _pop_all()
-    _push_all([other for other in others if other is not mode])
-    return any(other is mode for other in others)
+class ModeStack:
+    """The function modes of the calling thread."""
 
+    def __init__(self, internals: TorchInternals) -> None:
+        self._is_device_mode = internals.is_device_mode
+        self._count, self._pop, self._push = internals.mode_stack()
 
-def _pop_all() -> list[Any]:
-    """Empty the stack and return it, top first."""
-    import torch
+    def insert(self, mode: Any) -> None:
+        """Make `mode` the lowest of the modes, above torch's own device mode.
 
-    count = torch._C._len_torch_function_stack()
-    return [torch._C._pop_torch_function_stack() for _ in range(count)]
+        torch keeps the mode of `torch.set_default_device` at the very bottom and checks that it
+        is.
+        """
+        others = self._pop_all()
+        if others and self._is_device_mode(others[-1]):
+            self._push_all([*others[:-1], mode, others[-1]])
+        else:
+            self._push_all([*others, mode])
 
+    def remove(self, mode: Any) -> bool:
+        """Take `mode` out; return whether it was there."""
+        others = self._pop_all()
+        self._push_all([other for other in others if other is not mode])
+        return any(other is mode for other in others)
 
-def _push_all(modes: list[Any]) -> None:
-    import torch
+    def _pop_all(self) -> list[Any]:
+        """Empty the stack and return it, top first."""
+        return [self._pop() for _ in range(self._count())]
 
-    for mode in reversed(modes):
-        torch._C._push_on_torch_function_stack(mode)
+    def _push_all(self, modes: list[Any]) -> None:
+        for mode in reversed(modes):
+            self._push(mode)

@@ -6,6 +6,8 @@ import gc
 from contextlib import suppress
 from typing import Any
 
+from unified_prof.tracking.torch_internals import children_of
+
 _MAX_SEARCHES = 5
 """Searches of the whole heap: they take a moment, and programs may make modules all the time."""
 
@@ -54,11 +56,9 @@ class ModuleNames:
 
         # By type, not isinstance: that would wake up lazy proxies.
         modules = [item for item in gc.get_objects() if issubclass(type(item), Module)]
-        held = {
-            id(child) for module in modules for child in vars(module).get("_modules", {}).values()
-        }
+        held = {id(child) for module in modules for child in (children_of(module) or {}).values()}
         for module in modules:
-            if id(module) not in held and "_modules" in vars(module):
+            if id(module) not in held and children_of(module) is not None:
                 # Any module of the process comes by here; one may refuse to be walked.
                 with suppress(Exception):
                     self.add_root(module)

@@ -14,6 +14,7 @@ from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.records import WeightRecord
+from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.waiting import WaitingTime
 from unified_prof.tracking.weights import Weights
 
@@ -27,8 +28,10 @@ class OperationTracker:
         walker: StackWalker,
         interception: Interception,
         modules: ModuleNames,
+        internals: TorchInternals,
     ) -> None:
         self.device = device
+        self._internals = internals
         self.modules = modules
         self.with_set_up = False
         """Whether the iterations hold the program's set-up."""
@@ -45,7 +48,9 @@ class OperationTracker:
 
     def start(self) -> None:
         """Prepare to watch torch's calls on this thread."""
-        recorder = Recorder(get_ident(), self.clock.mark, Iteration(), self.device.is_cpu)
+        recorder = Recorder(
+            get_ident(), self.clock.mark, Iteration(), self.device.is_cpu, self._internals
+        )
         self._listen(recorder)
         self._run = make_runner(recorder, self._walker)
         recorder.mode = make_mode(recorder, self._run)
@@ -58,15 +63,13 @@ class OperationTracker:
 
     def begin_iteration(self, index: int) -> None:
         """Record a new iteration."""
-        import torch
-
         assert self._recorder is not None
         iteration = self._recorder.iteration = Iteration(
             with_set_up=self.with_set_up, begins_with_forward=self.begins_with_forward
         )
         self._interception.activate(self._recorder, self._run)
         self._waited_before_ns = self._waited_ns()
-        iteration.first_sequence = torch._C._autograd._get_sequence_nr()
+        iteration.first_sequence = self._internals.sequence_number()
         iteration.begin = self.clock.mark()
 
     def end_iteration(self, index: int) -> None:
@@ -111,16 +114,17 @@ class ActivationTracker(OperationTracker):
         walker: StackWalker,
         interception: Interception,
         modules: ModuleNames,
+        internals: TorchInternals,
         weights: Weights,
     ) -> None:
-        super().__init__(device, walker, interception, modules)
+        super().__init__(device, walker, interception, modules, internals)
         self._weights = weights
         self._argument_devices: set[str] = set()
         self._in_backward: set[int] = set()
         self._saved: SavedTensors | None = None
-        self.saved_bytes: list[dict[int, int]] = []
+        self.saved_bytes: list[dict[int, int] | None] = []
         """For each iteration: bytes by index of the call; -1 is what no call of the backward
-        pass saved."""
+        pass saved. None where torch does not tell."""
         self.weight_records: tuple[WeightRecord, ...] = ()
         """As they were, with their gradients, when the last iteration ended."""
         self.oddities = Anomalies()
@@ -146,8 +150,10 @@ class ActivationTracker(OperationTracker):
         super().end_iteration(index)
         assert self._saved is not None
         saved, self._saved = self._saved, None
-        backwards = self.iterations[-1].backwards
-        self.saved_bytes.append(saved.stop(self._in_backward if backwards else None))
+        known = self.iterations[-1].backwards and self._internals.has(
+            "sequence_number", "node_number"
+        )
+        self.saved_bytes.append(saved.stop(self._in_backward if known else None))
         parameters = {item.device.type for item in self._weights.parameters()}
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:

@@ -13,10 +13,19 @@ class Patches:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name` to `value`; descriptors of a class are kept as they were."""
-        self._originals.append((owner, name, vars(owner)[name]))
+        before = vars(owner).get(name, _INHERITED)
         setattr(owner, name, value)
+        self._originals.append((owner, name, before))
 
     def restore(self) -> None:
         """Put back everything that was replaced."""
         while self._originals:
-            setattr(*self._originals.pop())
+            owner, name, value = self._originals.pop()
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_INHERITED = object()
+"""Stands for an attribute that the owner has from elsewhere."""

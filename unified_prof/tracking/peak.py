@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import gc
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from unified_prof.tracking.device import Device
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.sizes import plain_tensors, storage_of
+from unified_prof.tracking.torch_internals import TorchInternals
 
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"
@@ -73,7 +73,8 @@ class ProfiledPeak:
 
     lead_in = 1
 
-    def __init__(self) -> None:
+    def __init__(self, internals: TorchInternals) -> None:
+        self._internals = internals
         self.peak_bytes: int | None = None
         self.failure: str | None = None
         self._profiler: Any = None
@@ -83,31 +84,34 @@ class ProfiledPeak:
 
     def start(self) -> None:
         """Start torch's profiler, unless the program uses it."""
-        import torch
-        from torch.autograd import profiler
+        from torch.autograd.profiler import profile
 
+        internals = self._internals
         self.peak_bytes = self.failure = None
-        if torch.autograd._profiler_enabled():
+        if internals.profiler_enabled():
             self.failure = "the program runs torch's profiler itself"
             return
-        profile = profiler.profile
-        self._log_level_before = _log_level(_ERRORS_ONLY)
-        self._profiler = _quietly(lambda: profile(profile_memory=True).__enter__())
         # There is only one profiler: the program's comes first should it want to start.
-        prepare = profile._prepare_trace
-
-        def prepare_after_ours(other: Any) -> None:
-            self._give_up()
-            prepare(other)
-
-        self._patches.replace(profile, "_prepare_trace", prepare_after_ours)
+        giving_way = internals.replace(self._patches, "profiler_prepare", self._wrap_prepare)
+        if not giving_way or not internals.has("profiler_enabled"):
+            self._patches.restore()
+            self.failure = "torch's profiler could not give way to one of the program's own"
+            return
+        ours = profile(profile_memory=True)
+        self._log_level_before = internals.set_log_level(_ERRORS_ONLY)
+        try:
+            self._profiler = _quietly(ours.__enter__)
+        finally:
+            if self._profiler is None:
+                self._patches.restore()
+                internals.set_log_level(self._log_level_before)
 
     def begin_iteration(self, index: int) -> None:
         """Count what is alive when the measured iteration begins."""
         import torch
 
         if self._profiler is not None and index == self.lead_in:
-            self._live_bytes = live_tensor_bytes("cpu")
+            self._live_bytes = live_tensor_bytes("cpu", self._internals.storage_key)
             with torch.autograd.profiler.record_function(_MARK):
                 pass
 
@@ -138,6 +142,14 @@ class ProfiledPeak:
         self._profiler = None
         self._patches.restore()
 
+    def _wrap_prepare(self, prepare: Any) -> Any:
+        @functools.wraps(prepare)
+        def prepare_after_ours(other: Any, *args: Any, **kwargs: Any) -> Any:
+            self._give_up()
+            return prepare(other, *args, **kwargs)
+
+        return prepare_after_ours
+
     def _give_up(self) -> None:
         if self._profiler is not None:
             self._finish()
@@ -147,11 +159,11 @@ class ProfiledPeak:
         profiler, self._profiler = self._profiler, None
         self._patches.restore()
         _quietly(lambda: profiler.__exit__(None, None, None))
-        _log_level(self._log_level_before)
+        self._internals.set_log_level(self._log_level_before)
         return profiler
 
 
-def live_tensor_bytes(device: str) -> int:
+def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
     """Return the bytes of all storages on `device` that tensors in Python hold now."""
     import torch
 
@@ -164,7 +176,7 @@ def live_tensor_bytes(device: str) -> int:
             storage = storage_of(part)
             # The storage's device: a compiler's fake tensors only pretend to be on one.
             if storage is not None and storage.device.type == device:
-                storages[storage._cdata] = storage.nbytes()
+                storages[storage_key(storage)] = storage.nbytes()
     return sum(storages.values())
 
 
@@ -179,22 +191,3 @@ def _quietly(action: Callable[[], Any]) -> Any:
     finally:
         if chosen is None:
             del os.environ[name]
-
-
-def _log_level(level: int | None) -> int | None:
-    """Set torch's C++ log level and return the one before; None leaves or finds it unknown.
-
-    The profiled allocator logs a warning for the first block it sees released that it did not
-    see allocated, which is what happens to everything older than the profile.
-    """
-    import torch
-
-    if level is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        flag = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
-    except (OSError, ValueError):
-        return None
-    before, flag.value = flag.value, level
-    return before

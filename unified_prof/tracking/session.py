@@ -32,6 +32,7 @@ from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
 from unified_prof.tracking.program import last_user_line
 from unified_prof.tracking.records import ActivationRecord, TrackedRun, WeightRecord
 from unified_prof.tracking.sites import SiteTable
+from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
 from unified_prof.tracking.weights import Weights
 
 RUN_TIME = "run-time"
@@ -73,21 +74,24 @@ class Session:
         self.walker = StackWalker(
             Project(options.project_root), module_frames_only=options.scope == "module"
         )
-        self.interception = Interception()
-        self.weights = Weights(self.walker)
+        self.internals = TorchInternals(self.anomalies)
+        self.interception = Interception(self.internals)
+        self.weights = Weights(self.walker, self.internals)
         self.facts: dict[str, str] = {}
         self.report_error: Exception | None = None
         """What `Options.on_measured` raised."""
         self._final: TrackedRun | None = None
         self.on_abandon: list[Callable[[], None]] = []
         """What else is to be let go of in a forked child."""
-        parts = (self.device, self.walker, self.interception, self.modules)
+        parts = (self.device, self.walker, self.interception, self.modules, self.internals)
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights)
         self.whole = ActivationTracker(*parts, self.weights)
         self.whole.with_set_up = True
         """Sees a script up to its first step: all there is, if it never steps."""
-        self.peak: PeakMeter = ProfiledPeak() if self.device.is_cpu else AllocatorPeak(self.device)
+        self.peak: PeakMeter = (
+            ProfiledPeak(self.internals) if self.device.is_cpu else AllocatorPeak(self.device)
+        )
 
     def install(self, bottoms: Sequence[CodeType]) -> None:
         """Take the places in torch; the stack below any of `bottoms` is not the program's."""
@@ -233,15 +237,16 @@ class Session:
         measured = [measure(one, sites, clock) for one in times or saves]
         operations, records, first = operations_of(measured, anomalies)
         note_oddities(times or saves, anomalies)
-        if not operations:
+        if not operations and self.internals.has(*OPERATIONS):
             self._refuse_nothing(times or saves)
         activations: tuple[ActivationRecord, ...] = ()
         weights: tuple[WeightRecord, ...] = ()
         if saves:
-            activations, other_bytes = activations_of(saves[-1], memory.saved_bytes[-1], sites)
             weights = memory.weight_records
             anomalies.merge(memory.oddities)
-            facts["saved_bytes_of_no_operation"] = str(other_bytes)
+            if (saved_bytes := memory.saved_bytes[-1]) is not None:
+                activations, other_bytes = activations_of(saves[-1], saved_bytes, sites)
+                facts["saved_bytes_of_no_operation"] = str(other_bytes)
             if measure(saves[-1], sites, clock).sequence != first.sequence:
                 anomalies.add(
                     "activations_of_another_sequence",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from unified_prof.tracking.torch_internals import sparse_parts
+
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
     """Yield the tensors with memory of their own that make up `tensor`.
@@ -18,7 +20,7 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
         for name in flatten()[0]:
             yield from plain_tensors(getattr(tensor, name))
     elif tensor.layout == torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
+        yield from sparse_parts(tensor)
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):

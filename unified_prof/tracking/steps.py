@@ -18,6 +18,7 @@ from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.torch_internals import TorchInternals
 
 
 class StepWatcher:
@@ -29,6 +30,7 @@ class StepWatcher:
         step_begins: Called before each step; told whether it runs a closure of the program's.
         step_ended: Called after each step.
         anomalies: Where steps are counted that cannot be followed.
+        internals: Where torch tells of steps.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class StepWatcher:
         step_begins: Callable[[bool], None],
         step_ended: Callable[[], None],
         anomalies: Anomalies,
+        internals: TorchInternals,
     ) -> None:
+        self._internals = internals
         self._boundary = boundary
         self._joined = joined
         self._step_begins = step_begins
@@ -56,17 +60,17 @@ class StepWatcher:
 
     def install(self) -> None:
         """Begin to watch all optimizers of the process."""
-        from torch.amp import GradScaler
-        from torch.optim.optimizer import (
-            register_optimizer_step_post_hook,
-            register_optimizer_step_pre_hook,
-        )
-
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-        self._patches.replace(GradScaler, "step", self._wrap_scaler_step(GradScaler.step))
+        for key, hook in (
+            ("optimizer_pre_hook", self._before),
+            ("optimizer_post_hook", self._after),
+        ):
+            register = self._internals.find(key)
+            if register is not None:
+                try:
+                    self._handles.append(register(hook))
+                except Exception as error:  # it wants something else than it did
+                    self._internals.note(key, error)
+        self._internals.replace(self._patches, "scaler_step", self._wrap_scaler_step)
 
     def remove(self) -> None:
         """Stop watching."""

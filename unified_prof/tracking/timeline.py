@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.errors import CaptureError
+from unified_prof.tracking.torch_internals import profiler_is_running
 
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
 """What can be recorded besides times."""
@@ -43,10 +44,9 @@ class TimelineInstrument:
         Raises:
             CaptureError: another profiler is recording in this process.
         """
-        import torch
         from torch.profiler import ProfilerActivity, profile
 
-        if torch.autograd._profiler_enabled():
+        if profiler_is_running():
             raise CaptureError(
                 "the timeline cannot be recorded: another torch.profiler is recording already",
                 hint="run the workload without its own profiler",

@@ -15,6 +15,7 @@ from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.records import Frame, WeightRecord
 from unified_prof.tracking.sizes import tensor_bytes
+from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Weights:
     nothing; they are seen when their state is set.
     """
 
-    def __init__(self, walker: StackWalker) -> None:
+    def __init__(self, walker: StackWalker, internals: TorchInternals) -> None:
+        self._internals = internals
         self._walker = walker
         self._patches = Patches()
         self._slots: dict[tuple[int, str], _Registration] = {}
@@ -42,29 +44,31 @@ class Weights:
 
     def install(self) -> None:
         """Begin to watch; `remove` ends it."""
-        from torch.nn import Module
+        self._internals.replace(self._patches, "register_parameter", self._wrap_register)
+        self._internals.replace(self._patches, "module_state", self._wrap_set_state)
 
-        register, set_state = Module.register_parameter, Module.__setstate__
+    def remove(self) -> None:
+        """Stop watching; what was seen stays."""
+        self._patches.restore()
 
+    def _wrap_register(self, register: Any) -> Any:
         @functools.wraps(register)
         def tracked_register(module: Any, name: str, param: Any) -> None:
             register(module, name, param)
             if param is not None:
                 self._note(module, name, param, sys._getframe(1))
 
+        return tracked_register
+
+    def _wrap_set_state(self, set_state: Any) -> Any:
         @functools.wraps(set_state)
         def tracked_set_state(module: Any, state: Any) -> None:
             set_state(module, state)
-            for name, param in vars(module).get("_parameters", {}).items():
+            for name, param in parameters_of(module).items():
                 if param is not None:
                     self._note(module, name, param, sys._getframe(1))
 
-        self._patches.replace(Module, "register_parameter", tracked_register)
-        self._patches.replace(Module, "__setstate__", tracked_set_state)
-
-    def remove(self) -> None:
-        """Stop watching; what was seen stays."""
-        self._patches.restore()
+        return tracked_set_state
 
     def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
         frames = frames_of(self._walker.walk(frame)[2])
@@ -118,11 +122,11 @@ class Weights:
         slots += [
             (module, name, ())
             for module in more_modules
-            for name in module._parameters
+            for name in parameters_of(module)
             if (id(module), name) not in self._slots
         ]
         for module, name, frames in slots:
-            parameter = module._parameters.get(name)
+            parameter = parameters_of(module).get(name)
             if parameter is None or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
@@ -131,7 +135,7 @@ class Weights:
                 owner = first.module()
                 # A first owner that gave the parameter away since does not hold it any more. Its
                 # name stays: the weight of a parametrized layer is its `weight`, as in Skyline.
-                if owner is not None and owner._parameters.get(first.name) is parameter:
+                if owner is not None and parameters_of(owner).get(first.name) is parameter:
                     module = owner
                 name, frames = first.name, first.frames
             found.append((module, name, parameter, frames))
