@@ -26,6 +26,8 @@ CREATE TABLE "UPROF_ITERATIONS" (
   peak_usage_bytes INTEGER,
   matched INTEGER NOT NULL,
   waited_ms DOUBLE,
+  forward_waited_ms DOUBLE,
+  backward_waited_ms DOUBLE,
   PRIMARY KEY (iteration)
 );
 CREATE TABLE "UPROF_MODULES" (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tracking.workloads import Workload
 from unified_prof.tracking import waiting
-from unified_prof.tracking.waiting import WaitingTime
+from unified_prof.tracking.waiting import WaitingTime, waited_within
 
 needs_schedstat = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="this system does not count waiting"
@@ -51,3 +52,58 @@ def test_every_iteration_says_how_long_it_waited(workload: Workload) -> None:
     for iteration in run.iterations:
         assert iteration.waited_ms is not None
         assert 0 <= iteration.waited_ms <= iteration.total_ms
+
+
+def test_waiting_is_charged_to_the_stretch_it_fell_into() -> None:
+    waits = [(100, 7), (200, 7), (300, 57), (400, 57)]
+    assert waited_within(waits, [(100, 400)]) == 50
+    assert waited_within(waits, [(100, 200), (300, 400)]) == 0
+    assert waited_within(waits, [(200, 250)]) == 25, "evenly between two readings"
+    assert waited_within(waits, []) == 0
+    assert waited_within(waits[:1], [(100, 400)]) is None
+
+
+@needs_schedstat
+def test_each_pass_says_how_long_it_waited_itself(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system is made to say that the thread waits for all of every backward pass."""
+    from unified_prof.tracking import backward
+
+    waited_ns = 0
+
+    def read_ns(_: WaitingTime) -> int:
+        return waited_ns
+
+    real = backward.run_backward
+
+    def run_backward(recorder: Any, engine: Any, *rest: Any) -> Any:
+        def waiting_engine(*args: Any, **kwargs: Any) -> Any:
+            nonlocal waited_ns
+            begun_ns = time.perf_counter_ns()
+            result = engine(*args, **kwargs)
+            waited_ns += time.perf_counter_ns() - begun_ns
+            return result
+
+        return real(recorder, waiting_engine, *rest)
+
+    monkeypatch.setattr(WaitingTime, "read_ns", read_ns)
+    monkeypatch.setattr("unified_prof.tracking.interception.run_backward", run_backward)
+    run = workload.model(
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(8, 8)
+
+            def forward(self, x):
+                return self.lin(x)
+        """
+    )
+    timed = [one for one in run.iterations if one.forward_ms is not None]
+    assert timed
+    for iteration in timed:
+        assert iteration.backward_ms is not None
+        assert iteration.waited_ms == pytest.approx(iteration.backward_waited_ms, rel=0.05)
+        assert iteration.backward_waited_ms == pytest.approx(iteration.backward_ms, rel=0.5)
+        assert iteration.forward_waited_ms == pytest.approx(0.0, abs=1e-3)

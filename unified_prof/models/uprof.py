@@ -52,6 +52,12 @@ class Iteration(UprofBase):
         doc="part of total_ms in which the program's thread waited for a processor, ms; "
         "NULL: not known, or total_ms is a device's time"
     )
+    forward_waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of forward_ms in which it waited so, ms; NULL likewise"
+    )
+    backward_waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of backward_ms in which it waited so, ms; NULL likewise"
+    )
 
 
 class RunTimeSample(UprofBase):

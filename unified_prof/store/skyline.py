@@ -214,6 +214,8 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
                 iteration.peak_usage_bytes,
                 int(iteration.matched),
                 iteration.waited_ms,
+                iteration.forward_waited_ms,
+                iteration.backward_waited_ms,
             )
             for number, iteration in enumerate(run.iterations)
         ),

@@ -19,7 +19,11 @@ from unified_prof.tracking.records import (
     OperationRecord,
 )
 from unified_prof.tracking.sites import Site, SiteTable
+from unified_prof.tracking.waiting import waited_within
 from unified_prof.units import NS_PER_MS
+
+Span = tuple[Mark, Mark]
+"""Start and end of a stretch of time."""
 
 Sequenced = tuple[tuple[Site, bool], ...]
 """The kept operations of an iteration, in order: what was called where, and whether it took
@@ -60,7 +64,8 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
             before = _before(iteration, index, pass_starts)
             gap_ms.append(None if before is None else elapsed(before[0], call.start))
             stacks.append(None if before is None else (before[1], call.stack))
-    backward_total = sum(elapsed(start, end) for _, start, end in iteration.backwards)
+    forward_spans = _forward_spans(iteration, indexes)
+    backward_spans = [(start, end) for _, start, end in iteration.backwards]
     return Measured(
         sequence=tuple(sequence),
         forward_ms=tuple(forward),
@@ -69,11 +74,15 @@ def measure(iteration: Iteration, sites: SiteTable, clock: Clock) -> Measured:
         stacks=tuple(stacks),
         record=IterationRecord(
             total_ms=elapsed(iteration.begin, iteration.end),
-            forward_ms=_forward_total(iteration, indexes, clock) if indexes else None,
-            backward_ms=backward_total if iteration.backwards else None,
+            forward_ms=_total_ms(forward_spans, clock) if indexes else None,
+            backward_ms=_total_ms(backward_spans, clock) if iteration.backwards else None,
             peak_usage_bytes=None,
             matched=True,
-            waited_ms=None if iteration.waited_ns is None else iteration.waited_ns / NS_PER_MS,
+            waited_ms=_waited_ms(iteration, [(iteration.begin, iteration.end)]),
+            forward_waited_ms=_waited_ms(iteration, forward_spans) if indexes else None,
+            backward_waited_ms=_waited_ms(iteration, backward_spans)
+            if iteration.backwards
+            else None,
         ),
     )
 
@@ -90,8 +99,17 @@ def _before(iteration: Iteration, index: int, pass_starts: set[int]) -> tuple[Ma
     return (call.end, call.stack) if known else None
 
 
-def _forward_total(iteration: Iteration, kept: Sequence[int], clock: Clock) -> float:
-    """Return the time of the forward passes: from a first kept operation to the backward pass.
+def _total_ms(spans: Sequence[Span], clock: Clock) -> float:
+    return sum((clock.elapsed_ms(start, end) for start, end in spans), 0.0)
+
+
+def _waited_ms(iteration: Iteration, spans: Sequence[Span]) -> float | None:
+    waited_ns = waited_within(iteration.waits, spans)
+    return None if waited_ns is None else waited_ns / NS_PER_MS
+
+
+def _forward_spans(iteration: Iteration, kept: Sequence[int]) -> list[Span]:
+    """Return the forward passes: from a first kept operation to the backward pass.
 
     A forward pass that no backward follows ends with its last kept operation.
     """
@@ -100,7 +118,7 @@ def _forward_total(iteration: Iteration, kept: Sequence[int], clock: Clock) -> f
     ends += [(count, None) for count in iteration.optimizer_steps]
     ends.append((len(calls), None))
     ends.sort(key=lambda end: end[0])
-    total, first = 0.0, 0
+    spans = []
     position = 0
     for count, backward_start in ends:
         first = position
@@ -108,8 +126,8 @@ def _forward_total(iteration: Iteration, kept: Sequence[int], clock: Clock) -> f
             position += 1
         if position > first:
             end = backward_start if backward_start is not None else calls[kept[position - 1]].end
-            total += clock.elapsed_ms(calls[kept[first]].start, end)
-    return total
+            spans.append((calls[kept[first]].start, end))
+    return spans
 
 
 def operations_of(

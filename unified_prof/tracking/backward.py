@@ -132,9 +132,13 @@ def run_backward(
             for handle in lasting + passing:
                 handle.remove()
         calls_before = len(iteration.calls)
+        if recorder.note_waiting is not None:
+            recorder.note_waiting()
         start = recorder.mark()
         result = engine(roots, *args, **kwargs)
         end = recorder.mark()
+        if recorder.note_waiting is not None:
+            recorder.note_waiting()
         iteration.backwards.append((calls_before, start, end))
         if attached:
             with fenced("backward_not_followed", "the operations of a backward pass"):

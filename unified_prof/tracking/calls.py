@@ -49,8 +49,9 @@ class Iteration:
     node_ends: list[int] = field(default_factory=list)
     node_calls: list[int] = field(default_factory=list)
     """Ranges of sequence numbers, ascending, and the call that made those nodes."""
-    waited_ns: int | None = None
-    """Time this thread waited for the processor; None: not known."""
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    """Moments of the host's clock, in order, and how long this thread had waited for the processor
+    until then; empty: not known."""
     with_set_up: bool = False
     """The program sets itself up in it: the first iteration of a script."""
     begins_with_forward: bool = False
@@ -82,6 +83,8 @@ class Recorder:
     """Within an operation or the autograd engine: what is called now is part of it."""
     in_engine: bool = False
     """Within the autograd engine."""
+    note_waiting: Callable[[], None] | None = None
+    """Called at the ends of a backward pass; None where nobody asks how long this thread waits."""
     mode: Any = None
     """The function mode to take out of the way of a compiler."""
     on_call: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None

@@ -43,7 +43,6 @@ class OperationTracker:
         self._interception = interception
         self._recorder: Recorder | None = None
         self._waiting: WaitingTime | None = None
-        self._waited_before_ns: int | None = None
         self._run: Runner = _not_started
 
     def start(self) -> None:
@@ -57,6 +56,7 @@ class OperationTracker:
         self._recorder = recorder
         if self.device.is_cpu:  # a device's time does not depend on the host's processor
             self._waiting = WaitingTime()
+            recorder.note_waiting = self._note_waiting
 
     def _listen(self, recorder: Recorder) -> None:
         """Ask to be told more than what is recorded anyway."""
@@ -68,7 +68,7 @@ class OperationTracker:
             with_set_up=self.with_set_up, begins_with_forward=self.begins_with_forward
         )
         self._interception.activate(self._recorder, self._run)
-        self._waited_before_ns = self._waited_ns()
+        self._note_waiting()
         iteration.first_sequence = self._internals.sequence_number()
         iteration.begin = self.clock.mark()
 
@@ -77,9 +77,7 @@ class OperationTracker:
         assert self._recorder is not None
         iteration = self._recorder.iteration
         iteration.end = self.clock.mark()
-        waited_ns = self._waited_ns()
-        if waited_ns is not None and self._waited_before_ns is not None:
-            iteration.waited_ns = waited_ns - self._waited_before_ns
+        self._note_waiting()
         self._interception.deactivate()
         for call in iteration.calls:  # named now: the model may be gone when the program ends
             if call.module is not None:
@@ -95,14 +93,28 @@ class OperationTracker:
             self._waiting.close()
             self._waiting = None
 
-    def _waited_ns(self) -> int | None:
-        return None if self._waiting is None else self._waiting.read_ns()
+    def _note_waiting(self) -> None:
+        """Note how long this thread has waited for the processor; a pass begins or ends here."""
+        waited_ns = None if self._waiting is None else self._waiting.read_ns()
+        if waited_ns is None:
+            return
+        assert self._recorder is not None
+        self._recorder.iteration.waits.append((self.clock.mark(), waited_ns))
+        if self._recorder.on_call is None:
+            self._recorder.on_call = self._forward_begins
+
+    def _forward_begins(self, _args: Any, _kwargs: Any, module: Any) -> None:
+        """Note the waiting before the first operation of the model; what came before is no pass."""
+        if module is not None and self._recorder is not None:
+            self._note_waiting()
+            self._recorder.on_call = None
 
     def note_optimizer_step(self) -> None:
         """Note that an optimizer begins its step: what ran before is forward."""
         if self._recorder is not None:
             iteration = self._recorder.iteration
             iteration.optimizer_steps.append(len(iteration.calls))
+            self._note_waiting()
 
 
 class ActivationTracker(OperationTracker):

@@ -85,6 +85,10 @@ class IterationRecord:
     waited_ms: float | None = None
     """Part of the total in which the program's thread waited for a processor that others had;
     None: not known, or the times are a device's."""
+    forward_waited_ms: float | None = None
+    """Part of the forward time in which it waited likewise."""
+    backward_waited_ms: float | None = None
+    """Part of the backward time in which it waited likewise."""
 
 
 @dataclass(frozen=True, slots=True)

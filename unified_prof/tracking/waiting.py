@@ -1,15 +1,44 @@
 """How long this thread was ready to run while other programs had the processor.
 
 Linux counts it for every thread (`schedstat`, second field, nanoseconds). Taken off the time of an
-iteration it leaves what the program itself took, also on a machine that others use.
+iteration it leaves what the program itself took, also on a machine that others use. It is read
+where passes begin and end, so that it is known of each of them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+
+
+def waited_within(
+    waits: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int]]
+) -> float | None:
+    """Return how long the thread waited within `spans` (start, end), in nanoseconds.
+
+    Args:
+        waits: moments and how long it had waited until then, in order; in between it is taken to
+            have waited evenly.
+        spans: disjoint stretches of the same clock.
+
+    Returns:
+        None where it was not read at least twice.
+    """
+    if len(waits) < 2:
+        return None
+    moments, waited = zip(*waits, strict=True)
+    # Counted from the first: the sum of two such numbers would not be exact as floats.
+    known = np.interp(
+        [(start - moments[0], end - moments[0]) for start, end in spans] or [(0, 0)],
+        [moment - moments[0] for moment in moments],
+        [one - waited[0] for one in waited],
+    )
+    return float((known[:, 1] - known[:, 0]).sum())
 
 
 class WaitingTime:
