@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.test_diff import STEP, run_of
 from unified_prof.analysis import document
 from unified_prof.analysis.comparable import Operations, Place, Run, Sized
-from unified_prof.errors import StoreError
+from unified_prof.errors import StoreError, UsageError
 
 text = st.text(max_size=8)
 maybe = st.none() | text
@@ -38,10 +41,15 @@ def test_what_is_kept_comes_back(
         operations=Operations(tuple(found), matrix, -matrix),
         sizes=tuple(sizes),
         totals={"total": matrix[:1].ravel()},
+        waited={"total": -matrix[:1].ravel()},
+        steps=samples or None,
+        outside_steps_ns=2.5,
         kernels={"conv": {"gemm": 3.0}},
     )
     back = document.load(document.dump(run), where="here")
     assert (back.families, back.kernels) == (run.families, run.kernels)
+    assert (back.steps, back.outside_steps_ns) == (run.steps, 2.5)
+    np.testing.assert_array_equal(back.waited["total"], -matrix[:1].ravel())
     assert (back.label, back.clock, back.facts, back.sizes) == ("x", "device", facts, tuple(sizes))
     assert back.operations.places == tuple(found)
     np.testing.assert_array_equal(back.operations.forward_ns, matrix)
@@ -71,4 +79,101 @@ def test_a_later_version_is_refused_by_its_number() -> None:
     raw = msgspec.msgpack.decode(zlib.decompress(document.dump(run_of(STEP))))
     raw["version"] = 99
     with pytest.raises(StoreError, match="version 99"):
-        document.load(zlib.compress(msgspec.msgpack.encode(raw)), where="here")
+        document.load(packed(raw), where="here")
+
+
+def packed(raw: object) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(raw))
+
+
+def version_1(**other: object) -> dict[str, object]:
+    """Return a document as uprof wrote it before waiting was known of each pass."""
+    places = [("linear", "net", "model.py:1", "operation"), ("relu", None, None, "operation")]
+    return {
+        "version": 1,
+        "label": "run.sqlite",
+        "families": ["skyline-run-time"],
+        "clock": "operation",
+        "facts": {"device": "cpu: some"},
+        "places": places,
+        "samples": 5,
+        "forward_ns": np.arange(10.0).tobytes(),
+        "backward_ns": np.full(10, np.nan).tobytes(),
+        "sizes": [("w", "net", None, "weight", 4)],
+        "totals": {name: np.arange(5.0).tobytes() for name in ("total", "forward")},
+        "kernels": {},
+        "steps": None,
+        "outside_steps_ns": 0.0,
+        **other,
+    }
+
+
+def test_what_an_earlier_version_kept_is_read() -> None:
+    run = document.load(packed(version_1()), where="here")
+    assert [place.name for place in run.operations.places] == ["linear", "relu"]
+    assert run.operations.forward_ns.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert run.sizes == (Sized(Place("w", "net", None, "weight"), 4),)
+    # Its total was without waiting, its forward time with it: they cannot stand side by side.
+    assert sorted(run.totals) == ["total"]
+    assert run.waited["total"].tolist() == [0] * 5
+    device = document.load(packed(version_1(facts={"device": "cuda: x"})), where="here")
+    assert sorted(device.totals) == ["forward", "total"]
+
+
+HOSTILE = {
+    "zeros": lambda: zlib.compress(bytes(1 << 31)),
+    "places": lambda: packed(version_1(places=[("", None, None, "")] * 20_000_000)),
+    "facts": lambda: packed(version_1(facts={str(n): "" for n in range(2_000_000)})),
+    "places of today": lambda: packed(
+        {
+            "version": 2,
+            "run": {
+                "label": "",
+                "families": [],
+                "clock": "",
+                "facts": {},
+                "operations": {
+                    "places": [{"name": "", "module": None, "line": None}] * 6_000_000,
+                    "forward_ns": [[0], b""],
+                    "backward_ns": [[0], b""],
+                },
+                "sizes": [],
+                "totals": {},
+            },
+        }
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_small_document_does_not_take_gigabytes(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "document"
+    path.write_bytes(HOSTILE[kind]())
+    program = """
+import resource, sys
+from pathlib import Path
+from unified_prof.analysis import document
+from unified_prof.errors import StoreError, UsageError
+data = Path(sys.argv[1]).read_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    document.load(data, where="here")
+except StoreError as err:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, err)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    kibibytes, _, said = ran.stdout.partition(" ")
+    assert "damaged" in said
+    assert int(kibibytes) < 600_000
+
+
+def test_a_document_beyond_its_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = document.dump(run_of(STEP))
+    monkeypatch.setattr(document, "_MAX_BYTES", 100)
+    with pytest.raises(StoreError, match="expands to more than 100 bytes"):
+        document.load(data, where="here")
+    with pytest.raises(UsageError, match="too large to keep: 3 operations with 12 samples"):
+        document.dump(run_of(STEP))

@@ -47,11 +47,36 @@ def test_the_approximation_agrees_with_the_exact_value(monkeypatch: pytest.Monke
     assert mann_whitney(a, b) == pytest.approx(exact, rel=0.1)
 
 
+def test_where_both_directions_are_possible_it_is_unclear_and_not_the_same() -> None:
+    base = np.array([100, 20, 110, 25, 95, 22, 105, 21, 100, 24.0])
+    new = np.array([39, 100, 20, 110, 22, 105, 21, 25, 98, 24.0])
+    found = compare(base, new)
+    assert found.ratio is not None
+    assert found.ratio_low is not None
+    assert found.ratio_high is not None
+    assert found.ratio_low < 0.9
+    assert found.ratio_high > 1.1
+    assert found.verdict() == "unclear"
+
+
+def test_what_is_surely_within_five_percent_is_the_same() -> None:
+    generator = np.random.default_rng(3)
+    found = compare(generator.uniform(100, 101, 20), generator.uniform(100, 101, 20))
+    assert found.verdict() == "same"
+
+
+def test_from_no_time_at_all_it_can_only_get_slower() -> None:
+    nothing = np.zeros(6)
+    assert compare(nothing, nothing).verdict() == "same"
+    assert compare(nothing, nothing + 5).verdict() == "slower"
+    assert compare(nothing, [0, 0, 0, 5, 5, 5]).verdict() == "unclear"
+
+
 @given(st.lists(st.floats(0.1, 100), min_size=5, max_size=30))
-def test_a_sample_against_itself_is_the_same(values: list[float]) -> None:
+def test_a_sample_against_itself_is_neither_slower_nor_faster(values: list[float]) -> None:
     found = compare(values, values)
     assert found.ratio == 1
-    assert found.verdict() == "same"
+    assert found.verdict() in ("same", "unclear")
 
 
 @given(

@@ -33,9 +33,14 @@ def write_run(
     pause_ms: float = 0.5,
     seed: int = 0,
     device: str = "cpu",
+    waited_ms: float | None = None,
 ) -> Path:
-    """Write both Skyline reports of a model whose second operation can be made slower."""
+    """Write both Skyline reports of a model whose second operation can be made slower.
+
+    Its iterations wait `waited_ms` for the processor in their forward pass; None: not known.
+    """
     generator = np.random.default_rng(seed)
+    waited = waited_ms or 0.0
     folder.mkdir()
 
     def times(ms: float) -> tuple[float, ...]:
@@ -61,7 +66,16 @@ def write_run(
             ),
         ),
         iterations=tuple(
-            IterationRecord(float(total), float(total) / 3, float(total) * 2 / 3, 50_000_000, True)
+            IterationRecord(
+                float(total) + waited,
+                float(total) / 3 + waited,
+                float(total) * 2 / 3,
+                50_000_000,
+                True,
+                waited_ms,
+                waited_ms,
+                None if waited_ms is None else 0.0,
+            )
             for total in totals
         ),
         peak_usage_bytes=int(50e6 * slow_line),
@@ -136,6 +150,21 @@ def test_the_json_of_a_diff_holds_every_operation(base: Path, slower: Path) -> N
     assert document["totals"]["total"]["verdict"] == "slower"
 
 
+def test_time_spent_waiting_for_a_processor_counts_in_no_metric(base: Path, tmp_path: Path) -> None:
+    quiet = write_run(tmp_path / "quiet", seed=5, waited_ms=0)
+    busy = write_run(tmp_path / "busy", seed=6, waited_ms=30)
+    document = json.loads(uprof("diff", quiet, busy, "--json").stdout)
+    assert {one["verdict"] for one in document["totals"].values()} == {"same"}
+    assert document["waiting"]["left_out"] is True
+    said = "total, forward and backward do not include time spent waiting for a processor"
+    assert f"{said} (base 0.0 %, new 7" in uprof("diff", quiet, busy).stdout
+    result = uprof("gate", quiet, busy, "--metric", "forward")
+    assert result.exit_code == 0
+    assert said in result.stdout
+    assert said in uprof("gate", quiet, busy, "--format", "markdown").stdout
+    assert said not in uprof("diff", base, base).stdout, "where nobody knows, nobody says"
+
+
 def test_markdown_shows_hostile_names_as_they_are(base: Path, slower: Path) -> None:
     output = uprof("diff", base, slower, "--format", "markdown").stdout
     assert "&lt;script&gt;" in output
@@ -174,11 +203,24 @@ def test_thresholds_decide(base: Path, slower: Path) -> None:
     assert uprof("gate", base, slower, "--max-regress", "0.01", "--min-abs", "1us").exit_code == 1
 
 
+def test_a_percentage_without_its_sign_is_refused_with_what_to_write(
+    base: Path, slower: Path
+) -> None:
+    problem = error(uprof("gate", base, slower, "--max-regress", "5"))
+    assert problem.exit_code == 2
+    assert "500%" in str(problem)
+    assert problem.hint == "write 5%, or 500% if that is meant"
+    assert uprof("gate", base, slower, "--max-regress", "500%").exit_code == 0
+    assert uprof("gate", base, slower, "--max-regress", "1").exit_code == 0
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ("--max-regress", "much"),
         ("--max-regress", "-5%"),
+        ("--max-regress", "5"),
+        ("--max-regress", "1.01"),
         ("--min-abs", "5"),
         ("--min-abs", "1ms", "--min-abs", "2ms"),
         ("--metric", "speed"),

@@ -100,10 +100,15 @@ def test_each_pass_says_how_long_it_waited_itself(
                 return self.lin(x)
         """
     )
-    timed = [one for one in run.iterations if one.forward_ms is not None]
-    assert timed
-    for iteration in timed:
-        assert iteration.backward_ms is not None
-        assert iteration.waited_ms == pytest.approx(iteration.backward_waited_ms, rel=0.05)
-        assert iteration.backward_waited_ms == pytest.approx(iteration.backward_ms, rel=0.5)
-        assert iteration.forward_waited_ms == pytest.approx(0.0, abs=1e-3)
+    shares = []
+    for iteration in run.iterations:
+        if iteration.forward_ms is None:
+            continue
+        assert iteration.waited_ms is not None
+        assert iteration.forward_waited_ms is not None
+        assert iteration.backward_waited_ms is not None
+        passes_ms = iteration.forward_waited_ms + iteration.backward_waited_ms
+        assert 0 <= passes_ms <= iteration.waited_ms * 1.001
+        shares.append(iteration.backward_waited_ms / iteration.waited_ms)
+    # Other programs may interrupt the few steps around a pass, but not those of every iteration.
+    assert max(shares) > 0.9

@@ -15,6 +15,7 @@ from unified_prof.analysis.model import (
     Row,
     Samples,
     Series,
+    Step,
     Summary,
 )
 from unified_prof.analysis.timeline import Timeline
@@ -45,6 +46,10 @@ class Analysis(ABC):
             UsageError: the report does not have what that needs; `summary.available` lists what
                 it has.
         """
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the measured iterations or recorded steps in order; empty: there are none."""
+        return ()
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return one row for each pair of operation and kernel under it, as (operation, row).

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from unified_prof.analysis.alignment import align
 
 Floats = NDArray[np.float64]
 
-Kernels = Mapping[str, Mapping[str, float]]
+# Bounds of what is believed where a run is read from bytes, far above any real one.
+_MANY, _MOST = Meta(max_length=100_000), Meta(max_length=4_000_000)
+
+Kernels = Annotated[Mapping[str, Annotated[Mapping[str, float], _MANY]], _MANY]
 """Operation -> kernel -> time in nanoseconds."""
 
+Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
+"""Metric -> a value for each measured iteration."""
+
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
+TIMES = (TOTAL, FORWARD, BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class Operations:
     for the backward time means that the operation took no part in the backward pass.
     """
 
-    places: tuple[Place, ...]
+    places: Annotated[tuple[Place, ...], _MOST]
     forward_ns: Floats
     backward_ns: Floats
 
@@ -101,16 +110,20 @@ class Run:
 
     label: str
     """What to call it: the file, the files, the baseline."""
-    families: frozenset[str]
+    families: Annotated[frozenset[str], Meta(max_length=10)]
     """Families of the report files it was read from."""
     clock: str
     """Whose time the operations have: operation, device or host."""
-    facts: Mapping[str, str]
+    facts: Annotated[Mapping[str, str], _MANY]
     """Provenance."""
     operations: Operations
-    sizes: tuple[Sized, ...]
-    totals: Mapping[str, Floats]
-    """Samples of whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes."""
+    sizes: Annotated[tuple[Sized, ...], _MOST]
+    totals: Samples
+    """Whole iterations: TOTAL, FORWARD, BACKWARD as the clock measured, in nanoseconds; PEAK in
+    bytes."""
+    waited: Samples = field(default_factory=dict)
+    """Part of each of those times in which the program's thread waited for a processor, in
+    nanoseconds; NaN is "not known", and so is a metric that is not here."""
     kernels: Kernels = field(default_factory=dict)
     """The kernels under the operations of each name, where the recording shows them; of one step
     on average, where there are steps."""
@@ -129,7 +142,7 @@ def pool(runs: Sequence[Run]) -> Run:
     """Join several runs of the same workload into one with all their samples.
 
     Operations are those of the first run; an operation that another run lacks has no sample of it.
-    Sizes are the first run's, for they do not vary.
+    What does not vary from run to run (facts, sizes, kernels) is the first run's.
 
     Raises:
         ValueError: there is no run, or they differ in whose time they measured.
@@ -141,35 +154,38 @@ def pool(runs: Sequence[Run]) -> Run:
         return first
     if len({run.clock for run in runs}) > 1:
         raise ValueError("runs of different kinds cannot be pooled")
-    forward, backward = [first.operations.forward_ns], [first.operations.backward_ns]
-    base = [place.keys for place in first.operations.places]
-    for run in runs[1:]:
-        pairs = align(base, [place.keys for place in run.operations.places])
-        mine = [i for i, _ in pairs]
-        theirs = [j for _, j in pairs]
-        for matrices, values in (
-            (forward, run.operations.forward_ns),
-            (backward, run.operations.backward_ns),
-        ):
-            rows = np.full((len(base), values.shape[1]), np.nan)
-            rows[mine] = values[theirs]
-            matrices.append(rows)
-    return Run(
+    return replace(
+        first,
         label=", ".join(run.label for run in runs),
         families=frozenset().union(*(run.families for run in runs)),
-        clock=first.clock,
-        facts=first.facts,
-        operations=Operations(
-            first.operations.places,
-            np.concatenate(forward, axis=1),
-            np.concatenate(backward, axis=1),
-        ),
-        sizes=first.sizes,
-        totals={
-            metric: np.concatenate([run.totals[metric] for run in runs if metric in run.totals])
-            for metric in dict.fromkeys(metric for run in runs for metric in run.totals)
-        },
-        kernels=first.kernels,
+        operations=_pooled_operations([run.operations for run in runs]),
+        totals=_joined([run.totals for run in runs]),
+        waited=_joined([run.waited for run in runs]),
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
         outside_steps_ns=sum(run.outside_steps_ns for run in runs),
     )
+
+
+def _pooled_operations(sides: Sequence[Operations]) -> Operations:
+    """Return the first side's operations with the samples of all."""
+    first = sides[0]
+    base = [place.keys for place in first.places]
+    forward, backward = [first.forward_ns], [first.backward_ns]
+    for side in sides[1:]:
+        pairs = align(base, [place.keys for place in side.places])
+        mine, theirs = [i for i, _ in pairs], [j for _, j in pairs]
+        for matrices, values in ((forward, side.forward_ns), (backward, side.backward_ns)):
+            rows = np.full((len(base), values.shape[1]), np.nan)
+            rows[mine] = values[theirs]
+            matrices.append(rows)
+    return Operations(
+        first.places, np.concatenate(forward, axis=1), np.concatenate(backward, axis=1)
+    )
+
+
+def _joined(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """Return each metric's samples of all runs, one run after the other."""
+    return {
+        metric: np.concatenate([one[metric] for one in samples if metric in one])
+        for metric in dict.fromkeys(metric for one in samples for metric in one)
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,13 +20,15 @@ from unified_prof.analysis.statistics import (
     Comparison,
     compare,
     correct_for_many,
+    is_same,
     mann_whitney_rows,
     medians,
 )
+from unified_prof.analysis.waiting import Waiting, alike
 from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
-Status = Literal["new", "gone", "slower", "faster", "same", "inconclusive"]
+Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
 SizeStatus = Literal["new", "gone", "bigger", "smaller"]
 By = Literal["operation", "line", "module"]
 
@@ -92,6 +95,9 @@ class Difference:
     """What was recorded but is not compared."""
     totals: dict[str, Comparison]
     """Whole iterations by metric, where both sides have it."""
+    waiting: Waiting | None
+    """Whether their times are without waiting for a processor; None: no side knows its waiting.
+    The times of single operations always are as the clock measured."""
     changes: tuple[Change, ...]
     """All operations: those that surely changed first, then by the size of the change."""
     size_changes: tuple[SizeChange, ...]
@@ -150,6 +156,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
     if step_doubt(base, new) is not None:
         base, new = replace(base, totals={}), replace(new, totals={})
     changes = _changes(base.operations, new.operations, pairs, by)
+    base, new, waiting = alike(base, new)
     return Difference(
         base=base,
         new=new,
@@ -160,6 +167,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
             for metric, samples in base.totals.items()
             if len(samples) and len(new.totals.get(metric, ()))
         },
+        waiting=waiting,
         changes=tuple(_explain(changes)),
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
@@ -302,7 +310,9 @@ def _judged(
         comparison = compare(base_row[~np.isnan(base_row)], new_row[~np.isnan(new_row)])
         return replace(change, comparison=comparison, status=comparison.verdict(p_value))
     if p_value >= ALPHA or not change.delta_ns:
-        return change
+        ratio = (change.new_ns or 0.0) / change.base_ns if change.base_ns else math.inf
+        same = not change.delta_ns or is_same(ratio, ratio)
+        return change if same else replace(change, status="unclear")
     return replace(change, status="slower" if change.delta_ns > 0 else "faster")
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
 from unified_prof.analysis.doubts import step_doubt
 from unified_prof.analysis.statistics import Comparison, Shift, compare, shifts
+from unified_prof.analysis.waiting import Waiting, alike
 from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -61,6 +62,9 @@ class Verdict:
 
     checks: tuple[Check, ...]
     limits: Limits
+    waiting: Waiting | None = None
+    """Whether total, forward and backward times are without waiting for a processor; None: no side
+    knows its waiting."""
 
     @property
     def outcome(self) -> Outcome:
@@ -86,7 +90,9 @@ def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict
     check_metrics(metrics)
     if (doubt := step_doubt(base, new)) is not None:
         raise UsageError(doubt, hint="record both with steps, or both without")
-    return Verdict(tuple(_check(base, new, metric, limits) for metric in metrics), limits)
+    base, new, waiting = alike(base, new)
+    checks = tuple(_check(base, new, metric, limits) for metric in metrics)
+    return Verdict(checks, limits, waiting)
 
 
 def check_metrics(metrics: Sequence[str]) -> None:

@@ -108,6 +108,24 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One measured iteration of a tracked workload, or one step of a recording."""
+
+    name: str
+    total_ns: int | None
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    matched: bool = True
+    """Whether it ran the operations that the report shows; the others are not averaged."""
+    peak_bytes: int | None = None
+    """Highest memory in use during it."""
+    waited_ns: int | None = None
+    """Part of the total in which the program's thread waited for a processor."""
+    forward_waited_ns: int | None = None
+    backward_waited_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """The headline figures of one report."""
 

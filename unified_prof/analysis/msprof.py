@@ -23,6 +23,7 @@ from unified_prof.analysis.model import (
     PmuFigure,
     Row,
     Series,
+    Step,
     Summary,
     Totals,
 )
@@ -99,6 +100,10 @@ class MsprofAnalysis(Analysis):
         if by == "step":
             return breakdowns.finish(by, step_rows(self._steps, self._devices))
         return breakdowns.by_label(self.calls, by)
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the recorded steps in order of time."""
+        return tuple(Step(name, end_ns - start_ns) for name, start_ns, end_ns in self._steps)
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return the kernels under each operation; where there are steps, those of the steps."""

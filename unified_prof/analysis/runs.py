@@ -23,7 +23,7 @@ from unified_prof.analysis.comparable import (
     pool,
 )
 from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Gaps, Row
+from unified_prof.analysis.model import Gaps, Step
 from unified_prof.errors import UsageError
 
 BETWEEN = "(between operations)"
@@ -68,6 +68,7 @@ def _run(label: str, analysis: Analysis) -> Run:
         operations=_operations(analysis, calls) if stepped is None else stepped,
         sizes=_sizes(calls),
         totals=_totals(analysis),
+        waited=_waited(analysis),
         kernels=_kernels(analysis, steps or 1),
         steps=steps,
         outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
@@ -243,33 +244,43 @@ def _sizes(calls: Calls) -> tuple[Sized, ...]:
     return tuple(found)
 
 
-def _own_ns(step: Row) -> float | None:
-    """Return the time of a step without what its thread waited for other programs."""
-    waited_ns = step.extra.get("waited_ns")
-    if step.total_ns is None or waited_ns is None:
-        return step.total_ns
-    return max(0, step.total_ns - waited_ns)
+def _iterations(analysis: Analysis) -> tuple[Step, ...]:
+    """Return the iterations to compare by: those that are like the others, in order."""
+    return tuple(step for step in analysis.steps() if step.matched)
 
 
 def _totals(analysis: Analysis) -> dict[str, Floats]:
     """Return whole iterations where the report has them, else the report's totals, one sample."""
     totals = analysis.summary.totals
-    samples: dict[str, list[float | None]] = {
+    samples: dict[str, list[int | None]] = {
         TOTAL: [totals.total_ns],
         FORWARD: [totals.forward_ns],
         BACKWARD: [totals.backward_ns],
     }
-    if "step" in analysis.summary.available:
-        # In the order of measurement: `9` before `10`. A step with a remark is not like the others.
-        steps = sorted(analysis.breakdown("step").rows, key=lambda row: (len(row.name), row.name))
-        steps = [step for step in steps if step.detail is None]
+    if analysis.steps():
+        steps = _iterations(analysis)
         samples = {
-            TOTAL: [_own_ns(row) for row in steps],
-            FORWARD: [row.forward_ns for row in steps],
-            BACKWARD: [row.backward_ns for row in steps],
+            TOTAL: [step.total_ns for step in steps],
+            FORWARD: [step.forward_ns for step in steps],
+            BACKWARD: [step.backward_ns for step in steps],
+            PEAK: [step.peak_bytes for step in steps],
         }
-        samples[PEAK] = [step.extra.get("peak_bytes") for step in steps]
     if not any(samples.get(PEAK, ())):
         samples[PEAK] = [totals.peak_bytes]
     known = {name: [one for one in values if one is not None] for name, values in samples.items()}
     return {name: np.array(values, np.float64) for name, values in known.items() if values}
+
+
+def _waited(analysis: Analysis) -> dict[str, Floats]:
+    """Return what of each of those times the thread waited; NaN where that is not known."""
+    steps = _iterations(analysis)
+    found: dict[str, list[tuple[int | None, int | None]]] = {
+        TOTAL: [(step.total_ns, step.waited_ns) for step in steps],
+        FORWARD: [(step.forward_ns, step.forward_waited_ns) for step in steps],
+        BACKWARD: [(step.backward_ns, step.backward_waited_ns) for step in steps],
+    }
+    waited = {
+        name: np.array([one for time_ns, one in values if time_ns is not None], np.float64)
+        for name, values in found.items()
+    }
+    return {name: values for name, values in waited.items() if not np.isnan(values).all()}

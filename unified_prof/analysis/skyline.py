@@ -23,6 +23,7 @@ from unified_prof.analysis.model import (
     NotMeasured,
     Row,
     Samples,
+    Step,
     Summary,
     Totals,
 )
@@ -74,7 +75,7 @@ class SkylineAnalysis(Analysis):
         totals = self._totals()
         anomalies = [one for source in self._sources for one in recorded_anomalies(source)]
         facts = dict(fact for source in self._sources for fact in recorded_facts(source))
-        steps = bool(self._steps)
+        steps = bool(self.steps())
         return Summary(
             path=", ".join(str(source.path) for source in self._sources),
             family=" + ".join(source.family for source in self._sources),
@@ -90,8 +91,8 @@ class SkylineAnalysis(Analysis):
 
     def breakdown(self, by: By) -> Breakdown:
         """Divide the run by `by`."""
-        if by == "step" and self._steps:
-            return breakdowns.finish("step", self._steps)
+        if by == "step" and self.steps():
+            return breakdowns.finish("step", map(_step_row, self.steps()))
         if by not in self.summary.available:
             raise UsageError(
                 f"{self.summary.path}: cannot be broken down by {by}: {_WHY_NOT[by]}",
@@ -109,21 +110,26 @@ class SkylineAnalysis(Analysis):
             None if self._run_time is None else skyline_samples.between_operations(self._run_time)
         )
 
+    def steps(self) -> tuple[Step, ...]:
+        """Return the measured iterations."""
+        return self._steps
+
     @cached_property
-    def _steps(self) -> list[Row]:
+    def _steps(self) -> tuple[Step, ...]:
         """The measured iterations: the two reports of one run have the same; times come first."""
         for source in self._sources:
             if "UPROF_ITERATIONS" in source.tables:
                 rows = source.rows(
                     "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
-                    " backward_ms, waited_ms FROM UPROF_ITERATIONS ORDER BY iteration"
+                    " backward_ms, waited_ms, forward_waited_ms, backward_waited_ms"
+                    " FROM UPROF_ITERATIONS ORDER BY iteration"
                 )
                 return _iterations(rows, self._findings)
-        return []
+        return ()
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        whole = _iteration([row for row in self._steps if not row.detail])
+        whole = _iteration([step for step in self._steps if step.matched])
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -247,43 +253,59 @@ def _peak(source: Source, findings: Findings) -> int | None:
     return None if size == UNKNOWN else size
 
 
-_ITERATION_TIMES = ("total_ms", "forward_ms", "backward_ms", "waited_ms")
+_ITERATION_TIMES = (
+    "total_ms",
+    "forward_ms",
+    "backward_ms",
+    "waited_ms",
+    "forward_waited_ms",
+    "backward_waited_ms",
+)
 
 
-def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> list[Row]:
-    columns = list(zip(*rows, strict=True)) or [()] * 7
+def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> tuple[Step, ...]:
+    columns = list(zip(*rows, strict=True)) or [()] * (3 + len(_ITERATION_TIMES))
     times = [
         _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
         for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
     ]
-    return [
-        Row(
-            name=str(iteration),
-            kind="step",
-            count=1,
-            total_ns=_known(total),
-            forward_ns=_known(forward),
-            backward_ns=_known(backward),
-            detail=None if matched else "another sequence of operations: not averaged",
-            extra={
-                "peak_bytes": peak if isinstance(peak, int) and peak >= 0 else None,
-                "waited_ns": _known(waited),
-            },
+    return tuple(
+        Step(
+            str(iteration),
+            total_ns=_known(times_ns[0]),
+            forward_ns=_known(times_ns[1]),
+            backward_ns=_known(times_ns[2]),
+            matched=bool(matched),
+            peak_bytes=peak if isinstance(peak, int) and peak >= 0 else None,
+            waited_ns=_known(times_ns[3]),
+            forward_waited_ns=_known(times_ns[4]),
+            backward_waited_ns=_known(times_ns[5]),
         )
-        for iteration, matched, peak, total, forward, backward, waited in zip(
-            *columns[:3], *times, strict=True
-        )
-    ]
+        for iteration, matched, peak, *times_ns in zip(*columns[:3], *times, strict=True)
+    )
 
 
-def _iteration(steps: list[Row]) -> dict[str, int | None]:
+def _step_row(step: Step) -> Row:
+    return Row(
+        name=step.name,
+        kind="step",
+        count=1,
+        total_ns=step.total_ns,
+        forward_ns=step.forward_ns,
+        backward_ns=step.backward_ns,
+        detail=None if step.matched else "another sequence of operations: not averaged",
+        extra={"peak_bytes": step.peak_bytes, "waited_ns": step.waited_ns},
+    )
+
+
+def _iteration(steps: list[Step]) -> dict[str, int | None]:
     """Return the median iteration and its parts, by the names that `Totals` has for them.
 
     The parts are those of the one or two iterations in the middle, not medians of their own:
     medians of parts do not add up to the median of the whole.
     """
     known = sorted(
-        (row for row in steps if row.total_ns is not None), key=lambda row: row.total_ns or 0
+        (step for step in steps if step.total_ns is not None), key=lambda step: step.total_ns or 0
     )
     middle = known[(len(known) - 1) // 2 : len(known) // 2 + 1]
 
@@ -296,10 +318,10 @@ def _iteration(steps: list[Row]) -> dict[str, int | None]:
         )
 
     return {
-        "iteration_ns": mean([row.total_ns for row in middle]),
-        "iteration_forward_ns": mean([row.forward_ns for row in middle]),
-        "iteration_backward_ns": mean([row.backward_ns for row in middle]),
-        "iteration_waited_ns": mean([row.extra.get("waited_ns") for row in middle]),
+        "iteration_ns": mean([step.total_ns for step in middle]),
+        "iteration_forward_ns": mean([step.forward_ns for step in middle]),
+        "iteration_backward_ns": mean([step.backward_ns for step in middle]),
+        "iteration_waited_ns": mean([step.waited_ns for step in middle]),
     }
 
 

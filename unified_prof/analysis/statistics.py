@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Verdict = Literal["slower", "faster", "same", "inconclusive"]
+Verdict = Literal["slower", "faster", "same", "unclear", "inconclusive"]
 Statistic = Literal["median", "fastest"]
 
 _STATISTICS: dict[Statistic, Callable[..., Any]] = {"median": np.median, "fastest": np.min}
@@ -27,6 +27,8 @@ _STATISTICS: dict[Statistic, Callable[..., Any]] = {"median": np.median, "fastes
 # outlier decides.
 MIN_SAMPLES = 5
 ALPHA = 0.05
+SAME_WITHIN = 0.05
+"""A ratio is called the same only where it is surely no further than this from 1."""
 _RESAMPLES = 2_000
 _EXACT_LIMIT = 20
 """Up to this many samples a side, and without ties, the p-value is exact."""
@@ -54,15 +56,30 @@ class Comparison:
         return self.p_value is not None
 
     def verdict(self, p_value: float | None = None) -> Verdict:
-        """Say which way it went, judged by `p_value` if given (one corrected for many tests)."""
+        """Say which way it went, judged by `p_value` if given (one corrected for many tests).
+
+        Returns:
+            `slower` and `faster` where that is sure; `same` where the ratio is surely within
+            SAME_WITHIN of 1; `unclear` where the samples allow more than one of these;
+            `inconclusive` where there are too few of them to say anything.
+        """
         p = self.p_value if p_value is None else p_value
-        if p is None or self.ratio_low is None or self.ratio_high is None:
+        if p is None:
             return "inconclusive"
+        if self.ratio_low is None or self.ratio_high is None:  # the base took no time at all
+            if self.new_median <= 0:
+                return "same"
+            return "slower" if p < ALPHA else "unclear"
         if p < ALPHA and self.ratio_low > 1:
             return "slower"
         if p < ALPHA and self.ratio_high < 1:
             return "faster"
-        return "same"
+        return "same" if is_same(self.ratio_low, self.ratio_high) else "unclear"
+
+
+def is_same(ratio_low: float, ratio_high: float) -> bool:
+    """Return whether all ratios between these are within SAME_WITHIN of 1."""
+    return ratio_low >= 1 - SAME_WITHIN and ratio_high <= 1 + SAME_WITHIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,21 @@ def fraction(text: str) -> float:
     """Return `5%` or `0.05` as 0.05.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is neither, or a bare number above 1, which is hardly meant as a factor.
     """
     match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
     if match is None:
-        raise UsageError(f"--max-regress {text!r} is no share", hint="such as 5% or 0.05")
-    return float(match[1]) / (100 if match[2] else 1)
+        raise UsageError(
+            f"--max-regress takes a percentage or a fraction, not {text!r}",
+            hint="for example 5% or 0.05",
+        )
+    number = float(match[1])
+    if not match[2] and number > 1:
+        raise UsageError(
+            f"--max-regress {text.strip()} without a percent sign would allow {number:.0%}",
+            hint=f"write {match[1]}%, or {number:.0%} if that is meant",
+        )
+    return number / (100 if match[2] else 1)
 
 
 def absolute(texts: list[str]) -> tuple[float | None, float | None]:
@@ -48,7 +57,7 @@ def absolute(texts: list[str]) -> tuple[float | None, float | None]:
             size_bytes = float(match[1]) * _SIZES_BYTES[match[2]]
         else:
             raise UsageError(
-                f"--min-abs {text!r} is no time or size, or the second one of its kind",
-                hint="such as 0.05ms or 1MiB; once for times, once for sizes",
+                f"--min-abs takes one time and one size at most, each with its unit, not {text!r}",
+                hint="for example --min-abs 0.05ms --min-abs 1MiB",
             )
     return time_ns, size_bytes

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.analysis.comparable import PEAK
-from unified_prof.analysis.diff import Difference
+from unified_prof.analysis.diff import Difference, Status
 from unified_prof.analysis.gate import Check, Verdict
+from unified_prof.analysis.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
-_UNCHANGED = ("same", "inconclusive")
+_TESTED = ("same", "unclear", "slower", "faster")
+_UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
 
 
 def diff_text(
@@ -72,28 +75,39 @@ def _tables(
         yield "Kernels under each operation", columns, max(0, len(kernels) - top)
 
 
-def _hidden(found: Difference, everything: bool) -> tuple[str, ...]:
+def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
     """Return the statuses not worth a row; where nothing could be tested, all is worth one."""
-    tested = any(change.status in ("same", "slower", "faster") for change in found.changes)
+    tested = any(change.status in _TESTED for change in found.changes)
     return _UNCHANGED if tested and not everything else ()
 
 
 def _remarks(found: Difference, everything: bool) -> list[str]:
     lines = [words.neutral(line) for line in found.left_out]
-    if everything:
-        return lines
-    count = dict.fromkeys(_UNCHANGED, 0)
-    for change in found.changes:
-        if change.status in count:
-            count[change.status] += 1
-    if count["same"]:
-        lines.append(f"{words.number(count['same'])} with no difference that is sure (--all)")
+    if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
+        lines.append(line)
+    hidden = _hidden(found, everything)
+    count = Counter(change.status for change in found.changes)
+    lines += [
+        _not_shown(status, count[status])
+        for status in _UNCHANGED
+        if status in hidden and count[status]
+    ]
     if count["inconclusive"]:
         lines.append(
-            f"{words.number(count['inconclusive'])} inconclusive: too few samples (--all); measure"
-            " at least 5 iterations, or give several files a side"
+            f"to compare an operation takes {MIN_SAMPLES} samples on each side: measure more "
+            "iterations, or give several reports with --base and --new"
         )
     return lines
+
+
+def _not_shown(status: Status, count: int) -> str:
+    what = f"{words.number(count)} operation{'' if count == 1 else 's'}"
+    why = {
+        "same": f"the same within {SAME_WITHIN:.0%}",
+        "unclear": "unclear: the samples scatter too much",
+        "inconclusive": "with too few samples to tell",
+    }
+    return f"not shown (--all shows them): {what} {why[status]}"
 
 
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
@@ -101,6 +115,8 @@ def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
     page = Page(width=width, color=color)
     page.table(_check_columns(verdict))
     page.title(f"{verdict.outcome} ({_limits(verdict)})")
+    if (line := shared.waiting_words(verdict.waiting)) is not None:
+        page.note(line)
     return page.text()
 
 
@@ -114,6 +130,8 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
         "",
         *markdown.table(_check_columns(verdict)),
     ]
+    if (line := shared.waiting_words(verdict.waiting)) is not None:
+        lines += ["", markdown.escape(line)]
     return "\n".join(lines) + "\n"
 
 
@@ -126,6 +144,7 @@ def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
         "outcome": verdict.outcome,
         "exit_code": verdict.exit_code,
         "limits": asdict(verdict.limits),
+        "waiting": shared.waiting_document(verdict.waiting),
         "checks": [asdict(check) for check in verdict.checks],
     }
     plain: dict[str, Any] = shared.finite(found)

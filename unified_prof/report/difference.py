@@ -9,9 +9,12 @@ from typing import Any
 from unified_prof.analysis.comparable import PEAK, Place
 from unified_prof.analysis.diff import Change, Difference, SizeChange
 from unified_prof.analysis.kernels import KernelChange
-from unified_prof.analysis.statistics import Comparison
+from unified_prof.analysis.statistics import MIN_SAMPLES, Comparison
+from unified_prof.analysis.waiting import Waiting
 from unified_prof.report import words
 from unified_prof.report.tables import Column
+
+_TIMES = "total, forward and backward"
 
 FORMAT_VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes away."""
@@ -113,7 +116,12 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
         text += ")"
     if is_size and not found.conclusive:
         return text
-    return f"{text}: {found.verdict()}" + ("" if found.conclusive else _too_few(found))
+    if not found.conclusive:
+        return f"{text}: {too_few(found)}"
+    verdict = found.verdict()
+    if verdict == "unclear":
+        return f"{text}: unclear, the samples scatter too much"
+    return f"{text}: {verdict}"
 
 
 def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
@@ -124,6 +132,7 @@ def document(difference: Difference, *, top: int | None = None) -> dict[str, Any
         "new": difference.new.label,
         "warnings": list(difference.warnings),
         "left_out": list(difference.left_out),
+        "waiting": waiting_document(difference.waiting),
         "totals": {
             name: {**asdict(found), "verdict": found.verdict()}
             for name, found in difference.totals.items()
@@ -199,5 +208,31 @@ def _ratio(change: Change) -> str:
     return f"{change.new_ns / change.base_ns:.2f}"
 
 
-def _too_few(found: Comparison) -> str:
-    return f", only {found.base_count} and {found.new_count} samples"
+def too_few(found: Comparison) -> str:
+    """Say that there are too few samples for an answer."""
+    return (
+        f"too few samples to tell ({found.base_count} and {found.new_count}, "
+        f"at least {MIN_SAMPLES} each)"
+    )
+
+
+def waiting_words(waiting: Waiting | None) -> str | None:
+    """Say what the times of iterations mean; None where nothing is known to be said."""
+    if waiting is None:
+        return None
+    shares = f"base {_waited(waiting.base_share)}, new {_waited(waiting.new_share)}"
+    if waiting.left_out:
+        return f"{_TIMES} do not include time spent waiting for a processor ({shares})"
+    return (
+        f"{_TIMES} include time spent waiting for a processor ({shares}): it is not known of each "
+        "of them in both runs"
+    )
+
+
+def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
+    """Return the same as plain data."""
+    return None if waiting is None else asdict(waiting)
+
+
+def _waited(share: float | None) -> str:
+    return "not known" if share is None else words.percent(100 * share)
