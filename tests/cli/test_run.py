@@ -249,6 +249,6 @@ def test_a_dry_run_prints_the_command_and_does_nothing(
 def test_every_option_of_msprof_is_in_the_help(capfd: pytest.CaptureFixture[str]) -> None:
     from unified_prof.backends.msprof_options import OPTIONS
 
-    assert uprof("--help") == 0
+    assert uprof("--help-npu") == 0
     text = capfd.readouterr().out
     assert all(f"--{option.flag}" in text for option in OPTIONS)

@@ -9,18 +9,9 @@ from pathlib import Path
 import typer
 
 from unified_prof.cli import config
+from unified_prof.cli.command_line import Application, Group
 from unified_prof.errors import UprofError
 from unified_prof.version import VERSION
-
-app = typer.Typer(
-    name="uprof",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"auto_envvar_prefix": "UPROF"},
-    rich_markup_mode=None,  # its tables cut long option names off in a terminal of 80 columns
-    help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
-)
 
 # One module a command (or group of commands), in the order of `uprof --help`. Each has a
 # function `register(app)`; heavy imports belong inside the commands' functions.
@@ -35,6 +26,21 @@ COMMANDS: tuple[str, ...] = (
     "baseline",
     "db",
     "doctor",
+)
+
+
+class _Root(Group):
+    order = tuple(name.rstrip("_") for name in COMMANDS)
+
+
+app = Application(
+    name="uprof",
+    cls=_Root,
+    add_completion=True,
+    context_settings={"auto_envvar_prefix": "UPROF"},
+    epilog="Every option has a variable, UPROF_GATE_FORMAT for `gate --format`, and a key in "
+    "pyproject.toml, `format` in [tool.uprof.gate]. Options beat variables, variables the file.",
+    help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
 

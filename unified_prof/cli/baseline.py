@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unified_prof.cli import printing
+from unified_prof.cli.command_line import Application
+from unified_prof.cli.options import AsJson, Quiet
 
 if TYPE_CHECKING:
     from unified_prof.store.baselines import Entry
@@ -20,14 +22,11 @@ _STORE_HELP = (
 StoreOption = Annotated[
     str | None, typer.Option("--store", help=_STORE_HELP, show_default=".uprof/baselines.sqlite")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    group = typer.Typer(
-        no_args_is_help=True, help="Keep runs to compare later ones with: save, list, show."
-    )
+    group = Application(help="Keep runs to compare later ones with: save, list, show.")
     group.command("save")(save)
     group.command("list")(list_)
     group.command("show")(show)
@@ -41,7 +40,8 @@ def save(
         typer.Argument(metavar="FILE|DIR", help="A run's report, folder, or several of one kind."),
     ],
     store: StoreOption = None,
-    json_: JsonOption = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
 ) -> None:
     """Save a run as a baseline; an older one of that name stays as an earlier version."""
     from unified_prof.pipeline import baselines
@@ -49,11 +49,11 @@ def save(
     entry = baselines.save(name, files, store)
     if json_:
         printing.put_json(_document(entry))
-    else:
+    elif not quiet:
         typer.echo(f"saved {entry.name}@{entry.version}: {_samples(entry)}", err=True)
 
 
-def list_(store: StoreOption = None, json_: JsonOption = False) -> None:
+def list_(store: StoreOption = None, json_: AsJson = False) -> None:
     """List the baselines, the newest version of each."""
     from unified_prof.pipeline import baselines
 
@@ -64,7 +64,7 @@ def list_(store: StoreOption = None, json_: JsonOption = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The baseline.")],
     store: StoreOption = None,
-    json_: JsonOption = False,
+    json_: AsJson = False,
 ) -> None:
     """Show every version of a baseline; `gate --baseline NAME@2` takes the second."""
     from unified_prof.pipeline import baselines

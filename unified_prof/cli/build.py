@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unified_prof.cli import conversion
+from unified_prof.cli.options import AsJson, Force, Quiet, Schema
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.build import Built, Outcome
@@ -40,17 +41,14 @@ def build(
             "--output",
             metavar="OUT",
             help="The database if OUT ends in .db and there is one recording, else a folder.",
-            show_default="PROF_*/msprof_<local time>.db, where msprof puts it",
+            show_default="PROF_*/msprof_TIME.db, where msprof puts it",
         ),
     ] = None,
-    schema: Annotated[
-        str,
-        typer.Option(metavar="REVISION", help="documented, latest, or a revision of the schema."),
-    ] = "documented",
+    schema: Schema = "documented",
     jobs: Annotated[int, typer.Option(min=1, help="Recordings to build at a time.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Replace databases.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Errors only.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
 ) -> None:
     """Build the database of recorded Ascend PROF_* directories: no CANN, no NPU needed."""
     from unified_prof.models import catalogue

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from unified_prof.cli.command_line import Application
+from unified_prof.cli.options import AsJson, Force, Quiet, Schema
 from unified_prof.errors import UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -17,17 +19,13 @@ if TYPE_CHECKING:
     from unified_prof.store.detect import Detection
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Report files.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Family = Annotated[
     str, typer.Option("--family", help="msprof, skyline-run-time or skyline-memory.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing output.")]
 Result = TypeVar("Result")
-A_REVISION = "A revision, `documented` or `latest`."
 
-db = typer.Typer(
+db = Application(
     name="db",
-    no_args_is_help=True,
     help="Versions of report files: recognise, check, migrate and create them.",
 )
 
@@ -80,7 +78,7 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
 
 
 @db.command()
-def check(files: Files, as_json: AsJson = False) -> None:
+def check(files: Files, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Check each FILE: its structure, its schema, and what its rows refer to.
 
     Exit code 1 if something is wrong in one, 7 if one cannot be read or is no report.
@@ -90,21 +88,28 @@ def check(files: Files, as_json: AsJson = False) -> None:
     def verdict(found: Check) -> int:
         return 0 if found.sound else 1
 
-    _each(files, look, _check_data, _print_check, as_json=as_json, code=verdict)
+    _each(files, look, _check_data, _print_check, as_json=as_json, quiet=quiet, code=verdict)
 
 
 @db.command()
 def upgrade(
     files: Files,
-    to: Annotated[str, typer.Option("--to", metavar="REVISION", help=A_REVISION)] = "latest",
+    schema: Schema = "latest",
+    to: Annotated[str | None, typer.Option("--to", metavar="REVISION", hidden=True)] = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Write here, not in place; a folder for many files."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="Write here, not in place; a folder for many files.",
+        ),
     ] = None,
     no_backup: Annotated[
         bool, typer.Option("--no-backup", help="Keep no copy of the original.")
     ] = False,
     force: Force = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring each FILE up to a newer revision of its schema.
@@ -123,19 +128,18 @@ def upgrade(
 
     def work(path: Path) -> Upgrade:
         target = output / path.name if output is not None and into_folder else output
-        return bring_up(path, to, output=target, backup=not no_backup, overwrite=force)
+        return bring_up(path, to or schema, output=target, backup=not no_backup, overwrite=force)
 
-    _each(files, work, _upgrade_data, _print_upgrade, as_json=as_json)
+    _each(files, work, _upgrade_data, _print_upgrade, as_json=as_json, quiet=quiet)
 
 
 @db.command()
 def create(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to create.")],
     family: Family = "msprof",
-    schema: Annotated[
-        str, typer.Option("--schema", metavar="REVISION", help=A_REVISION)
-    ] = "documented",
+    schema: Schema = "documented",
     force: Force = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Create an empty report with every table of a revision."""
@@ -144,7 +148,7 @@ def create(
     revision = make(file, family, schema, overwrite=force)
     if as_json:
         _print_json({"file": str(file), "family": family, "revision": revision})
-    else:
+    elif not quiet:
         typer.echo(f"{file}: created, {family} {revision}")
 
 
@@ -155,6 +159,7 @@ def _each(
     show: Callable[[Result], None],
     *,
     as_json: bool,
+    quiet: bool = False,
     code: Callable[[Result], int] = lambda _: 0,
 ) -> None:
     """Treat every file, go on after a bad one, and exit with the first bad one's code."""
@@ -170,7 +175,7 @@ def _each(
             continue
         codes.append(code(result))
         results.append({"file": str(path), **data(result)})
-        if not as_json:
+        if not as_json and not quiet:
             show(result)
     if as_json:
         _print_json(results)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from unified_prof.cli import printing
+from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import UsageError
 
 
@@ -58,8 +59,12 @@ def diff(
     format_: Annotated[
         FormatOption, typer.Option("--format", help="How to print it; json has every row.")
     ] = FormatOption.TEXT,
-    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No warnings on stderr.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+    ] = None,
+    force: Force = False,
+    json_: AsJsonFormat = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare two runs, operation by operation.
 
@@ -78,16 +83,16 @@ def diff(
             raise UsageError(f"{run.label} is empty: it has nothing to compare")
     found = analysis.diff(before, after, by=by.value)
     if shape is FormatOption.JSON:
-        printing.put_json(difference.document(found))
+        text = printing.json_text(difference.document(found))
     elif shape is FormatOption.MARKDOWN:
-        printing.put(
-            comparison.diff_markdown(found, top=top, everything=everything), for_people=False
-        )
+        text = comparison.diff_markdown(found, top=top, everything=everything)
     else:
-        width, color = printing.terminal()
-        printing.put(
-            comparison.diff_text(found, top=top, everything=everything, width=width, color=color)
-        )
+        width, color = (None, False) if output else printing.terminal()
+        text = comparison.diff_text(found, top=top, everything=everything, width=width, color=color)
+    if output is None:
+        printing.put(text, for_people=shape is FormatOption.TEXT)
+    else:
+        printing.write(output, text, force=force)
     if shape is not FormatOption.TEXT and not quiet:
         for warning in found.warnings:
             typer.echo(f"uprof: warning: {warning}", err=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 
+from unified_prof.cli.options import AsJson
 from unified_prof.version import VERSION
 
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    json_: AsJson = False,
 ) -> None:
     """Say which backends can run here and why the others cannot, and what is installed."""
     from unified_prof.backends import environment, registry

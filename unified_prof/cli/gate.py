@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import printing, thresholds
+from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -81,8 +82,9 @@ def gate(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJsonFormat = False,
 ) -> None:
     """Refuse a run that is slower, or takes more memory, than a base allows.
 
@@ -121,7 +123,9 @@ def gate(
         text = comparison.gate_text(
             verdict, width=None if output else width, color=color and not output
         )
-    if output is None:
+    if output is None and quiet and shape is FormatOption.TEXT:
+        pass  # the exit code says it
+    elif output is None:
         printing.put(text, for_people=shape is FormatOption.TEXT)
     else:
         printing.write(output, text, force=force)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unified_prof.cli import conversion
+from unified_prof.cli.options import AsJson, Force, Quiet, Schema
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.import_trace import Imported, Outcome
@@ -48,22 +49,19 @@ def import_(
             "--output",
             metavar="OUT",
             help="The report if OUT ends in .db and there is one trace, else a folder.",
-            show_default="<trace>.db in this folder",
+            show_default="TRACE.db in this folder",
         ),
     ] = None,
-    schema: Annotated[
-        str,
-        typer.Option(metavar="REVISION", help="documented, latest, or a revision of the schema."),
-    ] = "documented",
+    schema: Schema = "documented",
     layout: Annotated[
         Layout,
         typer.Option(
             help="ascend-pt: the folders in which MindStudio Insight and msprof-analyze look."
         ),
     ] = Layout.PLAIN,
-    force: Annotated[bool, typer.Option("--force", help="Replace reports.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Errors only.")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
 ) -> None:
     """Make msprof databases of recorded torch.profiler traces: no torch, no GPU needed."""
     from unified_prof.models import catalogue

@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTIONS, PRESETS, MsprofOption
+from unified_prof.cli.command_line import OUTPUT, write_section
+from unified_prof.cli.options import SCHEMA_HELP
 
-_MARK = "[npu] "
+SECTION = "Ascend NPU (--backend npu)"
 _Run = Callable[..., None]
 
 
@@ -21,16 +23,18 @@ def with_npu_options(run: _Run) -> _Run:
     `npu_options` holds those that were given: name -> value.
     """
     parameters = [*_general(), *(_parameter(option) for option in OPTIONS)]
+    help_npu = _help()
     names = [parameter.name for parameter in parameters]
 
     @functools.wraps(run)
     def wrapper(**arguments: Any) -> None:
+        arguments.pop(help_npu.name, None)
         given = {name: arguments.pop(name) for name in names}
         run(**arguments, npu_options={k: v for k, v in given.items() if v not in (None, [])})
 
     own = inspect.signature(run, eval_str=True)
     kept = [p for p in own.parameters.values() if p.name != "npu_options"]
-    wrapper.__signature__ = own.replace(parameters=[*kept, *parameters])  # type: ignore[attr-defined]
+    wrapper.__signature__ = own.replace(parameters=[*kept, help_npu, *parameters])  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -55,9 +59,9 @@ def _general() -> list[inspect.Parameter]:
             "schema",
             str | None,
             metavar="REVISION",
-            help="Revision of the timeline's schema: documented, latest, or a revision's name.",
+            help=SCHEMA_HELP,
             show_default="documented",
-            mark="",
+            section=None,
         ),
         _made(
             "pid",
@@ -85,9 +89,48 @@ def _parameter(option: MsprofOption) -> inspect.Parameter:
     return _made(option.name, str | None, metavar=metavar, help=option.help)
 
 
-def _made(name: str, kind: Any, *, mark: str = _MARK, **settings: Any) -> inspect.Parameter:
+def _help() -> inspect.Parameter:
+    info = typer.Option(
+        "--help-npu",
+        help="Show the options of --backend npu and exit.",
+        is_eager=True,
+        expose_value=False,
+        callback=_show_section,
+        rich_help_panel=OUTPUT,
+    )
+    return inspect.Parameter(
+        "help_npu",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
+
+
+def _show_section(context: typer.Context, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    command: Any = context.command
+    formatter: Any = context.make_formatter()
+    options = [one for one in command.params if getattr(one, "rich_help_panel", None) == SECTION]
+    formatter.write_usage(
+        context.command_path, "--backend npu [OPTIONS] [--] SCRIPT|-m MODULE [ARGS]..."
+    )
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(
+            "These are msprof's own options, checked before anything starts, with the tables of "
+            "the database that each fills in brackets. `uprof run --help` shows all others."
+        )
+    write_section(formatter, context, SECTION, options)
+    typer.echo(formatter.getvalue().rstrip("\n"))
+    raise typer.Exit
+
+
+def _made(
+    name: str, kind: Any, *, section: str | None = SECTION, **settings: Any
+) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
-    info = typer.Option(flag, **{**settings, "help": mark + settings["help"]})
+    info = typer.Option(flag, rich_help_panel=section, **settings)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

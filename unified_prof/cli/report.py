@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import printing
+from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ def report(
         FormatOption | None,
         typer.Option(
             "--format",
-            envvar="UPROF_REPORT_FORMAT",
             help="How to print it.",
             show_default="by -o's ending, or text",
         ),
@@ -109,11 +109,9 @@ def report(
             "--embed-source", help="html: include the source lines, read from this folder."
         ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    json_: Annotated[
-        bool, typer.Option("--json", envvar="UPROF_REPORT_JSON", help="The same as --format json.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
+    force: Force = False,
+    json_: AsJsonFormat = False,
+    quiet: Quiet = False,
 ) -> None:
     """Show where the time and the memory of a run went."""
     from unified_prof.analysis.load import open_analyses

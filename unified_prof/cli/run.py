@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from unified_prof.cli.npu_options import with_npu_options
+from unified_prof.cli.options import Force, Quiet
 from unified_prof.cli.workload_command import WorkloadCommand
 from unified_prof.errors import UsageError
 
@@ -113,10 +114,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command that would run, and end.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite reports of an earlier run.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Errors only.")] = False,
+    force: Force = False,
+    quiet: Quiet = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="More operations.")] = False,
     json_: Annotated[
         bool,
@@ -129,8 +128,8 @@ def run(
 ) -> None:
     """Profile a PyTorch workload: a script with providers, or any training script.
 
-    Everything after SCRIPT, or after -m MODULE, belongs to the workload. Options marked [npu] are
-    for --backend npu and are msprof's own, with the tables they fill in brackets.
+    Everything after SCRIPT, or after -m MODULE, belongs to the workload. `uprof run --help-npu`
+    shows the options that only --backend npu has.
     """
     from unified_prof.backends.base import RunSpec
     from unified_prof.cli import run_text

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof.cli import printing
+from unified_prof.cli.options import AsJson, Force, Quiet
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +41,9 @@ def trace(
             help="OUT.perfetto-trace for ui.perfetto.dev, or OUT.json in Chrome's format.",
         ),
     ],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No remarks on stderr.")] = False,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
 ) -> None:
     """Write the timeline of a report: streams, host calls, who launched whom, counters."""
     from unified_prof.analysis.load import open_analyses
@@ -60,7 +63,17 @@ def trace(
             from unified_prof.report.perfetto import write
         with replacing(output, overwrite=force) as partial:
             written = write(partial, named)
-    if not quiet:
+    if json_:
+        printing.put_json(
+            {
+                "output": str(output),
+                "slices": written.slices,
+                "tracks": written.tracks,
+                "flows": written.flows,
+                "counters": written.counters,
+            }
+        )
+    elif not quiet:
         typer.echo(
             f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
             f"{written.flows:,} flows, {written.counters:,} counters",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from unified_prof.cli.command_line import Command
+from unified_prof.cli.npu_options import SECTION
 
 MODULE_OPTIONS = ("-m", "--module")
 
 
-class WorkloadCommand(TyperCommand):
+class WorkloadCommand(Command):
     """Stop reading options at the first argument that is none, or after `-m MODULE`.
 
     Python itself does it so: in `python -m pkg --epochs 3` the option is the module's.
     """
 
     allow_interspersed_args = False
+    folded = {SECTION: "--help-npu"}  # noqa: RUF012
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options out of `args`, leaving the workload's as they are."""

@@ -1,0 +1,211 @@
+"""What every command has: variables named after options, help that is whole, examples that hold."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from unified_prof.cli.app import app
+from unified_prof.cli.examples import EXAMPLES
+
+ROOT: Any = typer.main.get_command(app)
+
+
+def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every command and group with its path below `uprof`."""
+    yield " ".join(path), group
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*path, name))
+
+
+COMMANDS = dict(commands())
+
+
+def long_name(option: Any) -> str:
+    """Return an option's name as people read it in the help."""
+    return str(next(name for name in option.opts if name.startswith("--")))
+
+
+def settable(command: Any) -> list[Any]:
+    """Return the options that say how a command works, not that it shows help."""
+    options = [one for one in command.params if one.param_type_name == "option"]
+    return [one for one in options if one.expose_value and not one.is_eager]
+
+
+def parsed(path: str, arguments: tuple[str, ...] = ()) -> Any:
+    """Return the context of a command after it has read its options and variables."""
+    context = ROOT.make_context("uprof", [], resilient_parsing=True, auto_envvar_prefix="UPROF")
+    command = ROOT
+    for name in path.split():
+        command = command.commands[name]
+        context = command.make_context(
+            name, list(arguments), parent=context, resilient_parsing=True
+        )
+    return context
+
+
+OPTIONS = [
+    pytest.param(path, option, id=f"{path} {long_name(option)}")
+    for path, command in COMMANDS.items()
+    if path
+    for option in settable(command)
+]
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS)
+def test_every_option_is_set_by_the_variable_of_its_name(
+    path: str, option: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{path} {long_name(option)[2:]}".replace(" ", "_").replace("-", "_").upper()
+    choices = getattr(option.type_descriptor, "choices", None)
+    chosen = choices[-1] if choices else None
+    text = chosen.value if isinstance(chosen, Enum) else "1"
+    monkeypatch.setenv(f"UPROF_{name}", text)
+    context = parsed(path)
+    assert context.get_parameter_source(option.name).name == "ENVIRONMENT"
+    value = context.params[option.name]
+    if option.is_flag:
+        assert value is True
+    else:
+        value = value[0] if isinstance(value, list | tuple) else value
+        assert str(getattr(value, "value", value)) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "variable", "value"),
+    [
+        ("gate", "UPROF_GATE_FORMAT", "junit"),
+        ("diff", "UPROF_DIFF_FORMAT", "markdown"),
+        ("diff", "UPROF_DIFF_ALL", "1"),
+        ("gate", "UPROF_GATE_JSON", "true"),
+        ("db upgrade", "UPROF_DB_UPGRADE_SCHEMA", "documented"),
+        ("baseline save", "UPROF_BASELINE_SAVE_STORE", "x.sqlite"),
+        ("run", "UPROF_RUN_TASK_TIME", "l1"),
+    ],
+)
+def test_the_documented_variables_are_read(
+    path: str, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parsed(path).params
+    monkeypatch.setenv(variable, value)
+    assert parsed(path).params != before
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["UPROF_VERSION", "UPROF_HELP", "UPROF_DB_HELP", "UPROF_DB_HISTORY_HELP",
+     "UPROF_SHOW_COMPLETION", "UPROF_INSTALL_COMPLETION"],
+)  # fmt: skip
+@pytest.mark.parametrize("value", ["1", "0.1.0", "bash"])
+def test_no_variable_turns_a_command_into_one_that_does_nothing(variable: str, value: str) -> None:
+    plain = CliRunner().invoke(app, ["db", "history", "--json"])
+    with_it = CliRunner().invoke(app, ["db", "history", "--json"], env={variable: value})
+    assert with_it.exit_code == plain.exit_code == 0
+    assert with_it.stdout == plain.stdout
+    assert "revisions" in with_it.stdout
+
+
+def help_of(path: str, option: str = "--help") -> str:
+    result = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(
+        app, [*path.split(), option]
+    )
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_fits_80_columns_and_names_every_option(path: str) -> None:
+    text = help_of(path) + (help_of(path, "--help-npu") if path == "run" else "")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "<" not in text
+    assert "env var" not in text
+    for option in settable(COMMANDS[path]):
+        assert (long_name(option) in text) is not option.hidden, long_name(option)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_help_has_an_example_that_can_be_parsed(path: str) -> None:
+    text = help_of(path)
+    assert "Examples:" in text
+    for example, _ in EXAMPLES[path]:
+        assert example in text
+        program, *words = shlex.split(example)
+        name = max((p for p in COMMANDS if " ".join(words).startswith(p)), key=len)
+        arguments = words[len(name.split()) :]
+        assert program == "uprof"
+        command = COMMANDS[name]
+        assert not hasattr(command, "commands")
+        assert command.make_context(name, arguments) is not None
+        assert name.startswith(path)
+
+
+def test_examples_belong_to_commands() -> None:
+    assert EXAMPLES.keys() == COMMANDS.keys()
+
+
+def test_the_screen_of_run_fits_a_screen() -> None:
+    assert len(help_of("run").splitlines()) <= 66
+    assert "--aic-metrics" not in help_of("run")
+
+
+def test_commands_are_listed_in_the_order_of_their_use() -> None:
+    names = [*ROOT.list_commands(None)]
+    assert names.index("gate") + 1 == names.index("baseline")
+    assert names[-1] == "doctor"
+
+
+COMMON = {"--force": bool, "--quiet": bool, "--json": bool, "--output": None, "--schema": None}
+
+
+def test_common_options_have_one_short_name_and_one_meaning() -> None:
+    helps: dict[str, set[str]] = {}
+    for command in COMMANDS.values():
+        for option in settable(command):
+            name = long_name(option)
+            if name in ("--force", "--quiet", "--schema"):
+                helps.setdefault(name, set()).add(option.help)
+            short = {"--output": "-o", "--quiet": "-q"}.get(name)
+            assert short is None or short in option.opts, (command.name, name)
+            if option.opts[0] in ("-o", "-q"):
+                assert name in ("--output", "--quiet")
+    assert {name: len(texts) for name, texts in helps.items()} == dict.fromkeys(helps, 1)
+
+
+@pytest.mark.parametrize(
+    "path", [p for p, c in COMMANDS.items() if p and not hasattr(c, "commands")]
+)
+def test_common_options_exist_wherever_they_make_sense(path: str) -> None:
+    names = {long_name(option) for option in settable(COMMANDS[path])}
+    assert "--json" in names
+    if path not in ("doctor", "baseline list", "baseline show", "db current", "db history"):
+        assert "--quiet" in names
+    if "--output" in names or path == "db create":
+        assert "--force" in names
+
+
+def test_the_old_name_of_schema_still_works() -> None:
+    assert parsed("db upgrade", ("--to", "documented", "x.db")).params["to"] == "documented"
+    assert "--to" not in help_of("db upgrade")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_script_and_commands_to_complete(shell: str) -> None:
+    script = CliRunner().invoke(app, env={"_UPROF_COMPLETE": f"source_{shell}"})
+    found = CliRunner().invoke(
+        app,
+        env={
+            "_UPROF_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": "uprof ga",
+            "COMP_CWORD": "1",
+            "_TYPER_COMPLETE_ARGS": "uprof ga",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    )
+    assert "_UPROF_COMPLETE" in script.stdout
+    assert "gate" in found.stdout

@@ -1,0 +1,57 @@
+"""An example or two for the help of every command: the command, and what it is for."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
+    "": (
+        ("uprof run train.py --epochs 1", "profile a training script"),
+        ("uprof report RUN", "where its time and memory went"),
+    ),
+    "run": (
+        ("uprof run train.py --epochs 1", "a script and its arguments"),
+        ("uprof run -o out -m pkg.train", "a module, reports in out/"),
+        ("uprof run --report timeline train.py", "what the device did when"),
+        ("uprof run --dry-run --backend npu train.py", "the msprof command only"),
+    ),
+    "build": (
+        ("uprof build PROF_000001_20260101", "into the folder itself"),
+        ("uprof build recordings/ -o databases/ --jobs 4", "every PROF_* below"),
+    ),
+    "import": (
+        ("uprof import trace.json.gz", "to trace.db"),
+        ("uprof import rank*/trace.json.gz -o reports/", "one report a trace"),
+    ),
+    "report": (
+        ("uprof report RUN", "what took longest"),
+        ("uprof report RUN --by module --top 10", "by your modules"),
+        ("uprof report RUN -o report.html", "a page to send to a colleague"),
+    ),
+    "trace": (
+        ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),
+        ("uprof trace run.db -o run.json", "for chrome://tracing"),
+    ),
+    "diff": (
+        ("uprof diff base new", "operation by operation"),
+        ("uprof diff base new --by line --top 10", "by source line"),
+    ),
+    "gate": (
+        ("uprof gate base new --max-regress 5%", "fail when 5 % slower"),
+        ("uprof gate --baseline main new", "against a saved run"),
+        ("uprof gate base new --metric peak-memory", "by peak memory"),
+    ),
+    "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),
+    "baseline save": (("uprof baseline save main RUN", "main@1, then main@2 and so on"),),
+    "baseline list": (("uprof baseline list", "the newest version of each"),),
+    "baseline show": (("uprof baseline show main", "every version of main"),),
+    "db": (("uprof db current run.db", "what is this file?"),),
+    "db current": (("uprof db current *.db", "which revision, who made it"),),
+    "db history": (("uprof db history", "what changed when"),),
+    "db check": (("uprof db check run.db", "exit code 1 if something is wrong"),),
+    "db upgrade": (
+        ("uprof db upgrade run.db", "to the newest revision"),
+        ("uprof db upgrade run.db --schema documented -o new.db", "keep run.db"),
+    ),
+    "db create": (("uprof db create empty.db --schema latest", "tables without rows"),),
+    "doctor": (("uprof doctor --json", "for a bug report"),),
+}
+"""Command path without `uprof` -> examples."""

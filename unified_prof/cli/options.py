@@ -1,0 +1,16 @@
+"""Options that mean the same in every command that has them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", help="No remarks, progress or summaries; errors only.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsJsonFormat = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
+Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
