@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
-from unified_prof.analysis import document, runs
+from unified_prof.analysis import runs
 from unified_prof.analysis.diff import Difference, diff
 from unified_prof.analysis.gate import Limits, gate
+from unified_prof.baselines import document
 
 
 def recording(

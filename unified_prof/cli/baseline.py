@@ -13,7 +13,7 @@ from unified_prof.cli.command_line import Application
 from unified_prof.cli.options import AsJson, Quiet
 
 if TYPE_CHECKING:
-    from unified_prof.store.baselines import Entry
+    from unified_prof.baselines.store import Entry
 
 _STORE_HELP = (
     "Where baselines are: an SQLite file, or a SQLAlchemy URL such as "
@@ -44,9 +44,9 @@ def save(
     json_: AsJson = False,
 ) -> None:
     """Save a run as a baseline; an older one of that name stays as an earlier version."""
-    from unified_prof.pipeline import baselines
+    from unified_prof.baselines import keep
 
-    entry = baselines.save(name, files, store)
+    entry = keep.save(name, files, store)
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:
@@ -55,9 +55,9 @@ def save(
 
 def list_(store: StoreOption = None, json_: AsJson = False) -> None:
     """List the baselines, the newest version of each."""
-    from unified_prof.pipeline import baselines
+    from unified_prof.baselines import keep
 
-    newest = {entry.name: entry for entry in baselines.entries(store)}
+    newest = {entry.name: entry for entry in keep.entries(store)}
     _put(sorted(newest.values(), key=lambda entry: entry.name), json_)
 
 
@@ -67,9 +67,9 @@ def show(
     json_: AsJson = False,
 ) -> None:
     """Show every version of a baseline; `gate --baseline NAME@2` takes the second."""
-    from unified_prof.pipeline import baselines
+    from unified_prof.baselines import keep
 
-    _put(baselines.entries(store, name), json_)
+    _put(keep.entries(store, name), json_)
 
 
 def _put(entries: list[Entry], as_json: bool) -> None:

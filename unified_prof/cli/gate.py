@@ -152,10 +152,10 @@ def _sides(
         return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])
     if more_base:
         raise UsageError("--base is not used with --baseline: the baseline is the base")
-    from unified_prof.pipeline import baselines
+    from unified_prof.baselines import keep
 
     new = runs.load([*files, *more_new])
-    return baselines.load(baseline, store), new
+    return keep.load(baseline, store), new
 
 
 def _append(path: Path, text: str) -> None:

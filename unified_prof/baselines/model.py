@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import DateTime, Index, LargeBinary, String, Text
+from sqlalchemy import DateTime, LargeBinary, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -23,9 +23,10 @@ class Baseline(BaselineBase):
     id: Mapped[int] = mapped_column(
         primary_key=True,
         autoincrement=True,
-        doc="rises with every save; the newest has the highest",
+        doc="rises with every save, in the order in which they began",
     )
     name: Mapped[str] = mapped_column(String(200), doc="what the user calls it")
+    version: Mapped[int] = mapped_column(doc="from 1, counted per name; never given twice")
     saved_at: Mapped[datetime] = mapped_column(
         DateTime(timezone=True), doc="when it was saved, UTC"
     )
@@ -37,7 +38,7 @@ class Baseline(BaselineBase):
     )
     samples: Mapped[int] = mapped_column(doc="iterations (or files) that were measured")
     document: Mapped[bytes] = mapped_column(
-        LargeBinary, doc="the run, as unified_prof.analysis.document writes it"
+        LargeBinary, doc="the run, as unified_prof.baselines.document writes it"
     )
 
-    __table_args__ = (Index("uprof_baselines_name", "name", "id"),)
+    __table_args__ = (UniqueConstraint("name", "version", name="uprof_baselines_name_version"),)

@@ -1,14 +1,15 @@
 """The baseline store: named, versioned runs in SQLite or, by URL, in PostgreSQL.
 
-Every method is one transaction. Saving only ever inserts, so that concurrent writers cannot lose
-each other's entries.
+Every method is one transaction. Saving only ever inserts: concurrent writers cannot lose each
+other's entries. They number them one after the other, under a lock where the database has one, and
+the table refuses a number that was given before.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,11 +25,12 @@ from sqlalchemy import (
     make_url,
     select,
 )
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import Session, defer
 
+from unified_prof.baselines.model import Baseline
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.models.baseline import Baseline
+from unified_prof.redaction import redact
 from unified_prof.version import VERSION
 
 MAX_NAME = 200
@@ -36,6 +38,10 @@ WRITE = "uprof_write"
 """Execution option of a connection whose transactions write."""
 
 _BUSY_SECONDS = 30
+_ATTEMPTS = 20
+"""Of saving, where other writers are faster and the database has no lock that is known here."""
+_LOCK_SPACE = 0x7570726F
+"""First of two numbers of PostgreSQL's locks: nobody else's, it is to be hoped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class NewBaseline:
 
 
 class BaselineStore:
-    """An open store whose schema is up to date; `unified_prof.migrate.baselines` opens it."""
+    """An open store whose schema is up to date; `unified_prof.baselines.migrate` opens it."""
 
     def __init__(self, engine: Engine, place: str) -> None:
         self._engine = engine
@@ -90,9 +96,26 @@ class BaselineStore:
                 f"{new.name[:50]!r} cannot be a baseline's name",
                 hint=f"1 to {MAX_NAME} printable characters",
             )
-        with self._session(write=True) as session:
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(IntegrityError):
+                return self._insert(new)
+        with translated(self.place):
+            return self._insert(new)
+
+    def _insert(self, new: NewBaseline) -> Entry:
+        """Add the next version.
+
+        Raises:
+            IntegrityError: another writer was faster, in a database that takes no lock of ours.
+        """
+        with self._session(write=True, tell=IntegrityError) as session:
+            if session.get_bind().dialect.name == "postgresql":
+                lock = select(func.pg_advisory_xact_lock(_LOCK_SPACE, func.hashtext(new.name)))
+                session.execute(lock)
+            newest = select(func.max(Baseline.version)).where(Baseline.name == new.name)
             row = Baseline(
                 name=new.name,
+                version=(session.execute(newest).scalar_one() or 0) + 1,
                 saved_at=datetime.now(timezone.utc),
                 label=new.label,
                 uprof_version=VERSION,
@@ -103,20 +126,15 @@ class BaselineStore:
             )
             session.add(row)
             session.flush()
-            return _entry(row, self._version(session, row))
+            return _entry(row)
 
     def entries(self, name: str | None = None) -> list[Entry]:
         """Return every version of every baseline (of one, if named), oldest first."""
         query = select(Baseline).order_by(Baseline.id)
         if name is not None:
             query = query.where(Baseline.name == name)
-        counted: dict[str, int] = {}
-        result = []
         with self._session() as session:
-            for row in session.scalars(query.options(defer(Baseline.document))):
-                counted[row.name] = counted.get(row.name, 0) + 1
-                result.append(_entry(row, counted[row.name]))
-        return result
+            return [_entry(row) for row in session.scalars(query.options(defer(Baseline.document)))]
 
     def document(self, name: str, version: int | None = None) -> tuple[Entry, bytes]:
         """Return the newest version of a baseline, or the one asked for.
@@ -125,40 +143,35 @@ class BaselineStore:
             UsageError: there is none of that name or version; the hint lists what there is.
         """
         with self._session() as session:
-            query = select(Baseline).where(Baseline.name == name).order_by(Baseline.id.desc())
-            if version is None:
-                row = session.scalars(query.limit(1)).one_or_none()
-            else:
-                oldest_first = query.order_by(None).order_by(Baseline.id)
-                row = (
-                    session.scalars(oldest_first.offset(version - 1).limit(1)).one_or_none()
-                    if version > 0
-                    else None
-                )
+            query = select(Baseline).where(Baseline.name == name)
+            if version is not None:
+                query = query.where(Baseline.version == version)
+            newest_first = query.order_by(Baseline.version.desc()).limit(1)
+            row = session.scalars(newest_first).one_or_none()
             if row is None:
                 raise self._unknown(session, name, version)
-            return _entry(row, self._version(session, row)), row.document
+            return _entry(row), row.document
 
     def _unknown(self, session: Session, name: str, version: int | None) -> UsageError:
-        query = select(Baseline.name, func.count()).group_by(Baseline.name).order_by(Baseline.name)
+        newest = func.max(Baseline.version)
+        query = select(Baseline.name, newest).group_by(Baseline.name).order_by(Baseline.name)
         known = {str(row[0]): int(row[1]) for row in session.execute(query)}
         if name in known:
             return UsageError(
                 f"baseline {name!r} in {self.place} has no version {version}",
-                hint=f"it has versions 1 to {known[name]}",
+                hint=f"its newest version is {known[name]}; "
+                f"`uprof baseline show {name}` lists them all",
             )
         names = ", ".join(list(known)[:20]) or "none; save one with `uprof baseline save`"
         return UsageError(f"{self.place} has no baseline {name!r}", hint=f"there are: {names}")
 
-    @staticmethod
-    def _version(session: Session, row: Baseline) -> int:
-        query = select(func.count()).where(Baseline.name == row.name, Baseline.id <= row.id)
-        return session.execute(query).scalar_one()
-
     @contextmanager
-    def _session(self, *, write: bool = False) -> Iterator[Session]:
+    def _session(
+        self, *, write: bool = False, tell: type[SQLAlchemyError] | None = None
+    ) -> Iterator[Session]:
+        """Yield a session of one transaction; errors of kind `tell` leave it as they are."""
         engine = self._engine.execution_options(**{WRITE: write})
-        with translated(self.place), Session(engine) as session, session.begin():
+        with translated(self.place, tell=tell), Session(engine) as session, session.begin():
             yield session
 
 
@@ -176,7 +189,7 @@ def engine_for(store: str) -> tuple[Engine, str]:
     url = _url(store)
     place = url.database or store
     if url.get_backend_name() != "sqlite":
-        place = url.render_as_string(hide_password=True)
+        place = redact(url.render_as_string(hide_password=True))
     try:
         engine = create_engine(url, poolclass=NullPool)
     except ModuleNotFoundError as err:
@@ -185,7 +198,7 @@ def engine_for(store: str) -> tuple[Engine, str]:
             hint="pip install 'unified-prof[postgres]'",
         ) from err
     except (NoSuchModuleError, ArgumentError) as err:
-        raise UsageError(f"the store {place} cannot be used: {err}") from err
+        raise UsageError(f"the store {place} cannot be used: {redact(str(err))}") from err
     if url.get_backend_name() == "sqlite":
         _make_sqlite_transactional(engine)
     return engine, place
@@ -198,7 +211,7 @@ def _url(store: str) -> URL:
         return make_url(store)
     except (ArgumentError, ValueError) as err:
         raise UsageError(
-            f"the store's URL cannot be understood: {err}",
+            f"the store's URL cannot be understood: {redact(str(err))}",
             hint="such as postgresql+psycopg://user@host/database",
         ) from None
 
@@ -221,8 +234,8 @@ def _make_sqlite_transactional(engine: Engine) -> None:
 
 
 @contextmanager
-def translated(place: str) -> Iterator[None]:
-    """Turn what a database says into errors that name the store.
+def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iterator[None]:
+    """Turn what a database says into errors that name the store, but for those of kind `tell`.
 
     Raises:
         StoreError: it cannot be reached, read or written.
@@ -231,19 +244,21 @@ def translated(place: str) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as err:
-        reason = str(getattr(err, "orig", None) or err).strip().splitlines()[0]
+        if tell is not None and isinstance(err, tell):
+            raise
+        reason = redact(str(getattr(err, "orig", None) or err).strip().splitlines()[0])
         if "readonly" in reason or "full" in reason:
             raise OutputError(f"the store {place} cannot be written: {reason}") from err
         raise StoreError(f"the store {place} cannot be used: {reason}") from err
 
 
-def _entry(row: Baseline, version: int) -> Entry:
+def _entry(row: Baseline) -> Entry:
     saved_at = row.saved_at
     if saved_at.tzinfo is None:  # SQLite keeps no time zone; what is stored is UTC
         saved_at = saved_at.replace(tzinfo=timezone.utc)
     return Entry(
         name=row.name,
-        version=version,
+        version=row.version,
         saved_at=saved_at,
         label=row.label,
         uprof_version=row.uprof_version,

@@ -10,9 +10,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect
 
+from unified_prof.baselines.store import WRITE, BaselineStore, engine_for, translated
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError
 from unified_prof.migrate.runner import config_of
-from unified_prof.store.baselines import WRITE, BaselineStore, engine_for, translated
 
 FAMILY = "baseline"
 _VERSION_TABLE = "uprof_baselines_version"

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from unified_prof.analysis import document, runs
+from unified_prof.analysis import runs
 from unified_prof.analysis.comparable import TOTAL, Run
+from unified_prof.baselines import document
+from unified_prof.baselines.migrate import open_store
+from unified_prof.baselines.store import BaselineStore, Entry, NewBaseline
 from unified_prof.errors import UsageError
-from unified_prof.migrate.baselines import open_store
-from unified_prof.store.baselines import BaselineStore, Entry, NewBaseline
 
 DEFAULT_STORE = ".uprof/baselines.sqlite"
 """In the folder where the command runs; CI caches it, or names a shared store."""

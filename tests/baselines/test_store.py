@@ -7,14 +7,16 @@ import pwd
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from unified_prof.baselines.migrate import open_store
+from unified_prof.baselines.store import BaselineStore, NewBaseline
 from unified_prof.errors import SchemaVersionError, StoreError, UprofError, UsageError
-from unified_prof.migrate.baselines import open_store
-from unified_prof.store.baselines import BaselineStore, NewBaseline
 
 PROCESSES, EACH = 4, 5
 
@@ -115,8 +117,8 @@ def test_a_name_that_nobody_could_type_is_refused(store: BaselineStore, name: st
 def test_concurrent_writers_lose_nothing_not_even_when_the_store_is_new(place: str) -> None:
     program = f"""
 import sys
-from unified_prof.migrate.baselines import open_store
-from tests.store.test_baselines import baseline
+from unified_prof.baselines.migrate import open_store
+from tests.baselines.test_store import baseline
 for _ in range({EACH}):
     store = open_store(sys.argv[1], create=True)
     store.save(baseline())
@@ -130,6 +132,143 @@ for _ in range({EACH}):
     versions = [entry.version for entry in store.entries("main")]
     store.close()
     assert versions == list(range(1, PROCESSES * EACH + 1))
+
+
+@pytest.mark.slow
+def test_concurrent_writers_are_told_different_versions_that_stay_their_own(place: str) -> None:
+    open_store(place, create=True).close()
+    program = f"""
+import sys
+from unified_prof.baselines.migrate import open_store
+from tests.baselines.test_store import baseline
+store = open_store(sys.argv[1], create=False)
+sys.stdin.readline()
+for number in range({EACH}):
+    document = sys.argv[2].encode() + bytes([number])
+    print(store.save(baseline(document=document)).version, document.hex(), flush=True)
+store.close()
+"""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, place, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(PROCESSES)
+    ]
+    told: dict[int, str] = {}
+    time.sleep(1)  # until all wait at the start
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        for line in writer.communicate(timeout=100)[0].splitlines():
+            version, document = line.split()
+            assert int(version) not in told
+            told[int(version)] = document
+    assert sorted(told) == list(range(1, PROCESSES * EACH + 1))
+    store = open_store(place, create=False)
+    assert {number: store.document("main", number)[1].hex() for number in told} == told
+    store.close()
+
+
+def test_a_writer_that_takes_no_lock_cannot_take_a_number_twice(place: str) -> None:
+    """An older uprof, or somebody's SQL; the next save takes the number after it."""
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.exc import IntegrityError
+
+    store = open_store(place, create=True)
+    store.save(baseline())
+    engine = create_engine(place if "://" in place else f"sqlite:///{place}")
+    insert = text(
+        "INSERT INTO uprof_baselines (name, version, saved_at, label, uprof_version, samples,"
+        " document) VALUES ('main', :version, '2026-01-01', 'x', '0', 1, :document)"
+    )
+    with pytest.raises(IntegrityError), engine.begin() as connection:
+        connection.execute(insert, {"version": 1, "document": b"theirs"})
+    with engine.begin() as connection:
+        connection.execute(insert, {"version": 2, "document": b"theirs"})
+    engine.dispose()
+    assert store.save(baseline()).version == 3
+    assert store.document("main", 2)[1] == b"theirs"
+    store.close()
+
+
+def test_a_version_that_is_taken_meanwhile_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a database that has no lock of ours: the table refuses, the next number fits."""
+    from sqlalchemy import func
+
+    store = open_store(str(tmp_path / "baselines.sqlite"), create=True)
+    store.save(baseline())
+    tries = 0
+
+    def outdated(column: object) -> object:
+        nonlocal tries
+        tries += 1
+        return func.max(column) if tries > 2 else func.max(column) - 1
+
+    monkeypatch.setattr("unified_prof.baselines.store.func", SimpleNamespace(max=outdated))
+    assert store.save(baseline()).version == 2
+    assert tries == 3
+    store.close()
+
+
+def test_a_removed_version_is_not_given_again_while_newer_ones_exist(place: str) -> None:
+    from sqlalchemy import create_engine, text
+
+    store = open_store(place, create=True)
+    for document in (b"1", b"2", b"3"):
+        store.save(baseline(document=document))
+    engine = create_engine(place if "://" in place else f"sqlite:///{place}")
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM uprof_baselines WHERE version = 1"))
+    engine.dispose()
+    assert store.document("main", 2)[1] == b"2"
+    assert [entry.version for entry in store.entries("main")] == [2, 3]
+    with pytest.raises(UsageError, match="no version 1"):
+        store.document("main", 1)
+    assert store.save(baseline()).version == 4
+    store.close()
+
+
+def test_a_store_of_the_first_version_keeps_the_numbers_that_people_know(place: str) -> None:
+    from alembic import command
+    from sqlalchemy import text
+
+    from unified_prof.baselines import migrate
+    from unified_prof.baselines.store import WRITE, engine_for
+    from unified_prof.migrate.runner import config_of
+
+    if "://" not in place:
+        Path(place).parent.mkdir()
+    engine, _ = engine_for(place)
+    config = config_of(migrate.FAMILY)
+    with engine.connect().execution_options(**{WRITE: True}) as connection, connection.begin():
+        config.attributes["connection"] = connection
+        config.attributes["configure"] = {"version_table": "uprof_baselines_version"}
+        command.upgrade(config, "0001")
+        for name, document in (("main", b"1"), ("other", b"o"), ("main", b"2")):
+            connection.execute(
+                text(
+                    "INSERT INTO uprof_baselines (name, saved_at, label, uprof_version, samples,"
+                    " document) VALUES (:name, '2026-01-01 00:00:00', 'x', '0.1', 3, :document)"
+                ),
+                {"name": name, "document": document},
+            )
+    engine.dispose()
+    store = open_store(place, create=False)
+    assert [(entry.name, entry.version) for entry in store.entries()] == [
+        ("main", 1),
+        ("other", 1),
+        ("main", 2),
+    ]
+    assert store.document("main", 1)[1] == b"1"
+    assert store.save(baseline()).version == 3
+    store.close()
 
 
 def test_a_store_that_is_not_there_is_made_only_to_save(tmp_path: Path) -> None:
@@ -206,10 +345,21 @@ def test_what_cannot_be_reached_is_told_in_one_line(url: str, said: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_password_is_never_shown() -> None:
-    with pytest.raises(StoreError) as caught:
-        open_store("postgresql+psycopg://me:s3cret@127.0.0.1:1/x?connect_timeout=2", create=False)
-    assert "s3cret" not in str(caught.value)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me:s3cret@127.0.0.1:1/x?connect_timeout=2",
+        "postgresql+psycopg://127.0.0.1:1/x?connect_timeout=2&user=me&password=s3cret",
+        "postgresql+psycopg:///x?host=127.0.0.1&port=1&password=s3cret&connect_timeout=2",
+        "postgresql+psycopg://127.0.0.1:1/x?sslpassword=s3cret&connect_timeout=2",
+        "postgresql+psycopg://127.0.0.1:none/x?password=s3cret",
+        "nosuchdatabase://me:s3cret@x?password=s3cret",
+    ],
+)
+def test_a_password_is_never_shown(url: str) -> None:
+    with pytest.raises(UprofError) as caught:
+        open_store(url, create=False)
+    assert "s3cret" not in f"{caught.value} {caught.value.hint}"
 
 
 def test_the_migrated_schema_is_that_of_the_models(tmp_path: Path) -> None:
@@ -217,7 +367,7 @@ def test_the_migrated_schema_is_that_of_the_models(tmp_path: Path) -> None:
     from alembic.migration import MigrationContext
     from sqlalchemy import create_engine
 
-    from unified_prof.models.baseline import BaselineBase
+    from unified_prof.baselines.model import BaselineBase
 
     path = tmp_path / "baselines.sqlite"
     open_store(str(path), create=True).close()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.test_diff import STEP, run_of
-from unified_prof.analysis import document
 from unified_prof.analysis.comparable import Operations, Place, Run, Sized
+from unified_prof.baselines import document
 from unified_prof.errors import StoreError, UsageError
 
 text = st.text(max_size=8)
@@ -153,7 +153,7 @@ def test_a_small_document_does_not_take_gigabytes(kind: str, tmp_path: Path) -> 
     program = """
 import resource, sys
 from pathlib import Path
-from unified_prof.analysis import document
+from unified_prof.baselines import document
 from unified_prof.errors import StoreError, UsageError
 data = Path(sys.argv[1]).read_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
