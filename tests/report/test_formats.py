@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
-from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.errors import UsageError
 from unified_prof.report import csv_text, html, markdown, text
 from unified_prof.report.encoding import encode
 from unified_prof.report.figures import Figures, as_document, collect
+from unified_prof.report.formats import Request
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -126,8 +127,8 @@ def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
 
 
 def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
-    with open_analyses(nasty) as analyses:
-        page = html.render(analyses)
+    with open_reports(nasty) as opened:
+        page = html.produce(opened, Request())
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
@@ -139,8 +140,8 @@ def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
-    with open_analyses(training_step(tmp_path / "msprof_1.db")) as analyses:
-        page = html.render(analyses)
+    with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
+        page = html.produce(opened, Request())
     references = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(\S+)", page)
     assert [one for one in references if not one.startswith(("`#", "#"))] == []
     assert "default-src 'none'" in page
@@ -161,9 +162,9 @@ def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
             ("c", 1.0, None, [("model.py", 99)]),
         ],
     )
-    with open_analyses(path) as analyses:
-        assert "secret" not in html.render(analyses)
-        page = html.render(analyses, source_root=project)
+    with open_reports(path) as opened:
+        assert "secret" not in html.produce(opened, Request())
+        page = html.produce(opened, Request(source_root=project))
     assert '"source":{"model.py:2":"secret = 1"}' in page
     assert "password" not in page
 

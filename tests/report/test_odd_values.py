@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
-from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.errors import UsageError
-from unified_prof.report import chrome_trace, csv_text, html, markdown, text
+from unified_prof.report import chrome_trace, csv_text, formats, markdown, text
 from unified_prof.report.figures import as_document, collect
 
 ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
@@ -27,7 +27,9 @@ def everything(path: Path) -> None:
         text.render(figures, width=80, color=False)
         markdown.render(figures)
         csv_text.render(figures)
-        html.render(analyses)
+        for one in formats.FORMATS:
+            with open_reports(path) as opened:
+                one.produce(opened, formats.Request())
         for sort in ("time", "size", "name"):
             with suppress(UsageError):  # nothing has the figure
                 collect(analyses[0], sort=sort)

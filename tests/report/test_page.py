@@ -14,9 +14,10 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.report import browser as chromium
 from tests.report.browser import Browser
-from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.report import html
 from unified_prof.report.figures import as_document, collect
+from unified_prof.report.formats import Request
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,8 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Path:
-    with open_analyses(folder) as analyses:
-        (folder / "page.html").write_text(html.render(analyses), encoding="utf-8")
+    with open_reports(folder) as opened:
+        (folder / "page.html").write_text(html.produce(opened, Request()), encoding="utf-8")
     return folder / "page.html"
 
 
@@ -292,8 +293,8 @@ def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
                 "opType": np.array(types)[chosen % 60],
             },
         )
-    with open_analyses(tmp_path / "msprof_1.db") as analyses:
-        text = html.render(analyses)
+    with open_reports(tmp_path / "msprof_1.db") as opened:
+        text = html.produce(opened, Request())
     assert len(text.encode()) < 3_000_000
     large = tmp_path / "page.html"
     large.write_text(text, encoding="utf-8")

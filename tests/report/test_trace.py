@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+import time
 from collections import defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
@@ -142,3 +147,80 @@ def test_a_report_without_points_in_time_is_refused(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
     refused(uprof("trace", path, "-o", tmp_path / "o.json"), 2, "not when they ran")
     assert not (tmp_path / "o.json").exists()
+
+
+def test_the_whole_ranks_are_written_and_the_damaged_one_is_told(
+    recording: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank in range(3):
+        shutil.copy(recording, folder / f"msprof_rank{rank}.db")
+    cut = folder / "msprof_rank1.db"
+    cut.write_bytes(cut.read_bytes()[:5000])
+    done = uprof("trace", folder, "-o", tmp_path / "o.json")
+    assert done.returncode == 7
+    assert f"error: 2 of 3 ranks; rank 1: {cut} is cut off" in done.stderr
+    assert slices(tmp_path / "o.json") == 18
+
+
+@pytest.mark.parametrize("ending", [".json", ".perfetto-trace"])
+def test_a_rank_that_turns_out_damaged_on_the_way_ends_only_itself(
+    recording: Path, tmp_path: Path, ending: str
+) -> None:
+    if ending != ".json":
+        pytest.importorskip("perfetto")
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank in range(3):
+        shutil.copy(recording, folder / f"msprof_rank{rank}.db")
+    damage_table(folder / "msprof_rank1.db", "PYTORCH_API")
+    output = tmp_path / f"o{ending}"
+    done = uprof("trace", folder, "-o", output)
+    assert done.returncode == 7
+    assert "error: 2 of 3 ranks; rank 1: " in done.stderr
+    assert "only a part of it is in the trace" in done.stderr
+    assert output.exists()
+    if ending == ".json":
+        assert slices(output) == 9 + 5 + 9, "all tracks before the damage, the other ranks whole"
+    refused(uprof("trace", folder / "msprof_rank1.db", "-o", tmp_path / f"p{ending}"), 7, "damaged")
+    assert not (tmp_path / f"p{ending}").exists()
+
+
+def slices(path: Path) -> int:
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return sum(event["ph"] == "X" for event in events)
+
+
+def damage_table(path: Path, table: str) -> None:
+    """Overwrite the first page of a table."""
+    with closing(sqlite3.connect(path)) as db:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        ((root,),) = db.execute(query, (table,))
+        ((page_bytes,),) = db.execute("PRAGMA page_size")
+    content = bytearray(path.read_bytes())
+    content[(root - 1) * page_bytes : root * page_bytes] = b"\xa5" * page_bytes
+    path.write_bytes(content)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_streams_are_written_in_time(tmp_path: Path) -> None:
+    count = 100_000
+    ids = np.arange(2 * count)
+    with Device(tmp_path / "msprof_1.db") as device:
+        names = np.array([device.text(f"kernel_{number}") for number in range(1000)])
+        start = device.T0 + ids * 100
+        row: dict[str, Any] = {
+            "startNs": start,
+            "endNs": start + 50,
+            "deviceId": 0,
+            "globalTaskId": ids,
+        }
+        row |= {"taskType": device.text("KERNEL_AICORE"), "streamId": ids % count}
+        device.writer.write("TASK", row | {"connectionId": -1})
+        row = {"globalTaskId": ids, "name": names[ids % 1000], "opType": names[ids % 7]}
+        device.writer.write("COMPUTE_TASK_INFO", row)
+    began = time.monotonic()
+    done = uprof("trace", tmp_path / "msprof_1.db", "-o", tmp_path / "o.json")
+    assert "200,000 slices on 100,000 tracks" in done.stderr
+    assert time.monotonic() - began < 120, "11 s on two cores; it was hours"

@@ -30,6 +30,16 @@ class Analysis(ABC):
 
     @property
     @abstractmethod
+    def path(self) -> str:
+        """The file, or the files; known without reading them."""
+
+    @property
+    @abstractmethod
+    def family(self) -> str:
+        """Family of the report, as in `Summary`."""
+
+    @property
+    @abstractmethod
     def summary(self) -> Summary:
         """The headline figures, what was odd, and what was not measured."""
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis import intervals
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS
 from unified_prof.analysis.collectives import Collectives
+from unified_prof.analysis.groups import by_key
 from unified_prof.analysis.intervals import IntervalSet
 from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.tasks import WAIT, Tasks
@@ -78,13 +79,9 @@ def _pieces(length: int) -> list[slice]:
 def stream_rows(tasks: Tasks) -> list[Row]:
     """Return one row per stream of each device, with its time by kind of task."""
     places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
-    distinct, number = np.unique(places, return_inverse=True)
     several = len(np.unique(tasks.device)) > 1
     rows = []
-    order = np.argsort(number, kind="stable")
-    bounds = np.searchsorted(number[order], np.arange(len(distinct) + 1))
-    for index, place in enumerate(distinct.tolist()):
-        own = order[bounds[index] : bounds[index + 1]]
+    for place, own in by_key(places):
         kind, start, duration = tasks.kind[own], tasks.start_ns[own], tasks.duration_ns[own]
         parts = {
             f"{KINDS[what] if what != KERNEL else 'compute'}_ns": _merged(

@@ -1,29 +1,63 @@
-"""Opens a report file, or a folder of them, as analyses."""
+"""Opens a report file, or a folder of them, as analyses, and says which of a run are missing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from unified_prof.analysis import folder
 from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.coverage import Coverage, Missing
 from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.skyline import MEMORY, RUN_TIME, SkylineAnalysis
-from unified_prof.errors import StoreError
+from unified_prof.analysis.source import recorded_facts
+from unified_prof.errors import OutputError, StoreError
 from unified_prof.store.reader import Report, open_report
 
-_SUFFIXES = (".db", ".sqlite", ".sqlite3")
-_DEEPEST = 4
-"""Folders below the given one that are searched: the layouts of the known tools need three."""
+
+class Opened:
+    """The reports of a file or a folder that could be opened, and what is missing beside them.
+
+    Attributes:
+        path: what was opened.
+        analyses: the reports; one that turns out to be damaged while it is read is `lose`d.
+    """
+
+    def __init__(self, path: Path, groups: list[list[Report]], missing: list[Missing]) -> None:
+        self.path = path
+        self.analyses = [_analysis(group) for group in groups]
+        self._keys: dict[int, str] = {}
+        self._missing = missing
+        for analysis, reports in zip(self.analyses, groups, strict=True):
+            self._keys[id(analysis)] = _key(path, reports[0])
+
+    def lose(self, analysis: Analysis, error: StoreError, *, part: str | None = None) -> None:
+        """Note that a report could not be read to its end.
+
+        Args:
+            analysis: one of `analyses`.
+            error: why not.
+            part: what there is of it nevertheless, in words.
+        """
+        why = f"{error}; {part}" if part else str(error)
+        self._missing.append(Missing(self._keys[id(analysis)], why))
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which reports there are, and which are missing."""
+        return Coverage.of(self._keys.values(), self._missing)
 
 
 @contextmanager
-def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
-    """Yield the analyses of a report file or of all reports in a folder; at least one.
+def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
+    """Open a report file, or all reports in a folder, of which at least one can be read.
 
     In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
-    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over.
+    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over; a
+    report that cannot be read, and a rank that the folder's `run.json` expects and that left
+    none, are part of the coverage.
 
     Raises:
         StoreError: the file is no report or cannot be read; the folder holds no report.
@@ -32,22 +66,39 @@ def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
     path = Path(path)
     with ExitStack() as stack:
         if not path.is_dir():
-            yield [_analysis([stack.enter_context(open_report(path, any_revision=True))])]
+            report = stack.enter_context(open_report(path, any_revision=True))
+            yield Opened(path, [[report]], [])
             return
         reports: list[Report] = []
-        refused: list[str] = []
-        for file in _databases(path):
+        refused: list[tuple[Path, Exception]] = []
+        found = folder.databases(path)
+        for file in found.files:
             try:
                 reports.append(stack.enter_context(open_report(file, any_revision=True)))
-            except StoreError as err:
-                refused.append(str(err))
+            except (StoreError, OutputError) as err:
+                refused.append((file, err))
+        missing = folder.missing(path, found, [one.path for one in reports], refused)
         if not reports:
-            found = f"; {refused[0]}" if refused else ""
+            why = f": {missing[0].why}" if missing else ""
             raise StoreError(
-                f"{path} holds no report{found}",
-                hint=f"reports end in {', '.join(_SUFFIXES)}; make one with `uprof run`",
+                f"{path} holds no report that can be read{why}",
+                hint=f"reports end in {', '.join(folder.SUFFIXES)}; make one with `uprof run`",
             )
-        yield [_analysis(group) for group in _runs(reports)]
+        yield Opened(path, _runs(reports), missing)
+
+
+@contextmanager
+def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
+    """Yield the analyses of a report file or of all reports in a folder, none of them missing.
+
+    Raises:
+        StoreError: as of `open_reports`; also where a report of the folder is missing.
+        UsageError: a question is asked that the report cannot answer.
+    """
+    with open_reports(path) as opened:
+        if missing := opened.coverage.sentence:
+            raise StoreError(f"{path}: {missing}")
+        yield opened.analyses
 
 
 @contextmanager
@@ -62,13 +113,15 @@ def open_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[list[Analysi
         yield [_analysis(group) for group in _runs(reports)]
 
 
-def _databases(folder: Path) -> list[Path]:
-    found = []
-    for place, folders, files in os.walk(folder):
-        depth = len(Path(place).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < _DEEPEST else []
-        found += [Path(place) / name for name in sorted(files) if name.endswith(_SUFFIXES)]
-    return found
+def _key(path: Path, report: Report) -> str:
+    """Return whose report this is, by its name or by what it says of itself."""
+    key = folder.key_of(path, report.path)
+    if key == str(report.path):
+        with suppress(StoreError):  # whoever asks it for figures will hear of that
+            ranks = {value for name, value in recorded_facts(report) if name == "rank"}
+            if len(ranks) == 1 and (rank := ranks.pop()).isdecimal():
+                return f"rank {int(rank)}"
+    return key
 
 
 def _runs(reports: list[Report]) -> list[list[Report]]:

@@ -49,6 +49,16 @@ class MsprofAnalysis(Analysis):
         self._findings = Findings()
         self._strings = Strings(source)
 
+    @property
+    def path(self) -> str:
+        """The file."""
+        return str(self._source.path)
+
+    @property
+    def family(self) -> str:
+        """Family of its schema."""
+        return self._source.family
+
     @cached_property
     def calls(self) -> Calls:
         """Framework operations and other device work; host ranges if there is no device work."""
@@ -68,8 +78,8 @@ class MsprofAnalysis(Analysis):
         """Headline figures."""
         totals = self._totals()
         return Summary(
-            path=str(self._source.path),
-            family=self._source.family,
+            path=self.path,
+            family=self.family,
             revision=self._source.revision or "unknown",
             clock=self._clock,
             facts=tuple(self._facts()),

@@ -58,6 +58,16 @@ class SkylineAnalysis(Analysis):
         self._memory = next((one for one in sources if one.family == MEMORY), None)
         self._sources = tuple(one for one in (self._run_time, self._memory) if one is not None)
 
+    @property
+    def path(self) -> str:
+        """The file, or both."""
+        return ", ".join(str(source.path) for source in self._sources)
+
+    @property
+    def family(self) -> str:
+        """Families of their schemas."""
+        return " + ".join(source.family for source in self._sources)
+
     @cached_property
     def calls(self) -> Calls:
         """One row per operation call, weight and activation."""
@@ -77,8 +87,8 @@ class SkylineAnalysis(Analysis):
         facts = dict(fact for source in self._sources for fact in recorded_facts(source))
         steps = bool(self.steps())
         return Summary(
-            path=", ".join(str(source.path) for source in self._sources),
-            family=" + ".join(source.family for source in self._sources),
+            path=self.path,
+            family=self.family,
             revision=", ".join(dict.fromkeys(source.revision or "?" for source in self._sources)),
             clock="none" if self._run_time is None else "operation",
             facts=tuple(facts.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from unified_prof.analysis import bulk, nesting
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.analysis.collectives import Collectives
 from unified_prof.analysis.framework import NO_CONNECTION
+from unified_prof.analysis.groups import by_key
 from unified_prof.analysis.source import Source
 from unified_prof.analysis.tasks import WAIT, Strings, Tasks, codes, possible
 from unified_prof.analysis.work import collective_labels
@@ -88,9 +90,8 @@ def _device_tracks(
     comm_label = collective_labels(comms, labels, strings, by_type=False)
     kinds = [*KINDS, "wait"]
     assert len(kinds) == WAIT + 1
-    for device in np.unique(comms.device).tolist():
-        own = comms.device == device
-        none = np.zeros(int(own.sum()), np.int64)
+    for device, own in by_key(comms.device):
+        none = np.zeros(len(own), np.int64)
         whole = Track(
             group=_device(device),
             name="collectives",
@@ -105,8 +106,7 @@ def _device_tracks(
         )
         yield from _apart(whole)
     places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
-    for place in np.unique(places).tolist():
-        own = np.flatnonzero(places == place)
+    for place, own in by_key(places):
         none = np.zeros(len(own), np.int64)
         start = tasks.start_ns[own]
         whole = Track(
@@ -150,8 +150,8 @@ def _host_tracks(
     label = labels.numbers(texts)[number] if ids else np.zeros(0, np.int32)
     for in_queue, suffix in ((False, title), (True, "queue")):
         chosen = np.flatnonzero(queue == in_queue)
-        for thread in np.unique(found["thread"][chosen]).tolist():
-            own = chosen[found["thread"][chosen] == thread]
+        for thread, rows in by_key(found["thread"][chosen]):
+            own = chosen[rows]
             own = own[
                 nesting.call_order(found["thread"][own], found["start"][own], found["end"][own])
             ]
@@ -185,16 +185,8 @@ def _apart(whole: Track) -> Iterator[Track]:
     """Yield a stream's slices on as many tracks as are needed for none to overlap another."""
     order = np.argsort(whole.start_ns, kind="stable")
     start, end = whole.start_ns[order], whole.end_ns[order]
-    row = np.zeros(len(order), np.int64)
-    if np.any(start[1:] < np.maximum.accumulate(end)[:-1]):
-        free_at: list[int] = []
-        for index, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-            free = (number for number, until in enumerate(free_at) if until <= begin)
-            number = next(free, len(free_at))
-            free_at[number:] = [finish, *free_at[number + 1 :]]
-            row[index] = number
-    for number in range(int(row.max(initial=-1)) + 1):
-        own = order[row == number]
+    for number, rows in by_key(_row_of_each(start, end)):
+        own = order[rows]
         category = whole.category
         yield replace(
             whole,
@@ -207,6 +199,26 @@ def _apart(whole: Track) -> Iterator[Track]:
             flow_first=whole.flow_first[own],
             flow_count=whole.flow_count[own],
         )
+
+
+def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the lowest row that is free when each slice starts; they are in order of start."""
+    row = np.zeros(len(start_ns), np.int64)
+    if not np.any(start_ns[1:] < np.maximum.accumulate(end_ns)[:-1]):
+        return row
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    rows = 0
+    for index, (begin, finish) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heappush(free, heappop(busy)[1])
+        if free:
+            number = heappop(free)
+        else:
+            number, rows = rows, rows + 1
+        heappush(busy, (finish, number))
+        row[index] = number
+    return row
 
 
 def _device(number: int) -> str:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
+
+import typer
+
+from unified_prof.errors import OutputError
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
@@ -22,18 +28,45 @@ def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
 
 
 def put(text: str, *, for_people: bool = True) -> None:
-    """Print to stdout; what a terminal's encoding cannot show appears as an escape."""
+    """Print to stdout; what a terminal's encoding cannot show appears as an escape.
+
+    A reader that has seen enough (`| head`) ends the command without a word, as SIGPIPE would.
+
+    Raises:
+        OutputError: stdout cannot be written.
+    """
     encoding = sys.stdout.encoding if for_people else "utf-8"
-    sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode(encoding or "utf-8", errors="backslashreplace"))
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(encoding or "utf-8", errors="backslashreplace"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _abandon_stdout()
+        raise typer.Exit(128 + signal.SIGPIPE) from None
+    except OSError as err:
+        _abandon_stdout()
+        raise OutputError(f"stdout cannot be written: {err.strerror}") from err
+
+
+def say(text: str) -> None:
+    """Print a line for people to stderr; where that cannot be written, nobody is told."""
+    with suppress(OSError):
+        typer.echo(text, err=True)
+
+
+def _abandon_stdout() -> None:
+    """Send what is left in stdout's buffer nowhere: Python writes it again when it ends."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def json_text(document: object) -> str:
     """Return a document as JSON; a number that is not finite is a bug, not a NaN."""
-    import json
+    from unified_prof.report.documents import dumped
 
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return dumped(document)
 
 
 def put_json(document: object) -> None:

@@ -11,11 +11,14 @@ import typer
 
 from unified_prof.cli import printing
 from unified_prof.cli.options import AsJsonFormat, Force, Quiet
-from unified_prof.errors import UsageError
+from unified_prof.errors import StoreError, UsageError
+from unified_prof.report import formats
+from unified_prof.report.formats import Format
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.base import Analysis
-    from unified_prof.analysis.model import By
+    FormatOption = Enum
+else:
+    FormatOption = Enum("FormatOption", {name: name for name in formats.NAMES}, type=str)
 
 
 class ByOption(str, Enum):
@@ -41,38 +44,18 @@ class SortOption(str, Enum):
     NAME = "name"
 
 
-class FormatOption(str, Enum):
-    """How a report is printed."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
-    MARKDOWN = "markdown"
-    HTML = "html"
-
-
-_FORMAT_OF_SUFFIX = {
-    ".txt": FormatOption.TEXT,
-    ".json": FormatOption.JSON,
-    ".csv": FormatOption.CSV,
-    ".md": FormatOption.MARKDOWN,
-    ".html": FormatOption.HTML,
-    ".htm": FormatOption.HTML,
-}
-_PEOPLES_ROWS = 20
-"""Rows a breakdown has for people unless asked otherwise; programs get all."""
-
-
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     app.command(
         "report",
         epilog="Exit code: 0 fine, 2 wrong use (a breakdown that this report cannot give), "
-        "7 no report or one that cannot be read, 9 the output cannot be written.",
+        "7 no report, or one that cannot be read (of a folder, all others are shown nevertheless), "
+        "9 the output cannot be written.",
     )(report)
 
 
 def report(
+    context: typer.Context,
     path: Annotated[
         Path,
         typer.Argument(metavar="FILE|DIR", help="A report of any family, or a folder of reports."),
@@ -103,6 +86,10 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
     ] = None,
+    full_names: Annotated[
+        bool,
+        typer.Option("--full-names", help="Do not shorten names in the tables of text."),
+    ] = False,
     embed_source: Annotated[
         bool,
         typer.Option(
@@ -113,85 +100,74 @@ def report(
     json_: AsJsonFormat = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show where the time and the memory of a run went."""
-    from unified_prof.analysis.load import open_analyses
+    """Show where the time and the memory of a run went.
+
+    Of a folder, a report that is damaged or missing is told of in every format, and the exit code
+    is 7; all others are shown.
+    """
+    from unified_prof.analysis.load import open_reports
     from unified_prof.store.atomic import refuse_existing
 
-    shape = _format(format_, output, as_json=json_)
+    shape = _format(context, format_ and format_.value, output, as_json=json_)
     to_file = output is not None and str(output) != "-"
-    if embed_source and shape is not FormatOption.HTML:
+    to_terminal = not to_file and sys.stdout.isatty()
+    if embed_source and not shape.embeds_source:
         raise UsageError("--embed-source is for --format html only")
-    if shape is FormatOption.HTML and not to_file and sys.stdout.isatty():
-        raise UsageError("a page of HTML is not for a terminal", hint="name a file with -o")
+    if to_terminal and not shape.for_terminal:
+        raise UsageError(f"--format {shape.name} is not for a terminal", hint="name a file with -o")
     if output is not None and to_file:
         refuse_existing(output, overwrite=force)
-    with open_analyses(path) as analyses:
-        text = _rendered(
-            analyses,
-            shape,
-            by=None if by is None else by.value,
-            sort=None if sort is None else sort.value,
-            top=top,
-            to_terminal=not to_file and sys.stdout.isatty(),
-            embed_source=embed_source,
-        )
-    if output is None or not to_file:
-        printing.put(text, for_people=shape is FormatOption.TEXT)
-        return
-    printing.write(output, text, force=force)
-    if not quiet:
-        typer.echo(f"{output}: {shape.value}, {output.stat().st_size:,} bytes", err=True)
-
-
-def _format(chosen: FormatOption | None, output: Path | None, *, as_json: bool) -> FormatOption:
-    if as_json:
-        if chosen not in (None, FormatOption.JSON):
-            raise UsageError("--json and --format say different things")
-        return FormatOption.JSON
-    if chosen is None and output is not None:
-        return _FORMAT_OF_SUFFIX.get(output.suffix.lower(), FormatOption.TEXT)
-    return chosen or FormatOption.TEXT
-
-
-def _rendered(
-    analyses: list[Analysis],
-    shape: FormatOption,
-    *,
-    by: By | None,
-    sort: str | None,
-    top: int | None,
-    to_terminal: bool,
-    embed_source: bool,
-) -> str:
-    """Return the reports in the shape asked for."""
-    if shape is FormatOption.HTML:
-        from unified_prof.report.html import render as render_html
-
-        root = Path.cwd() if embed_source else None
-        return render_html(analyses, by=by, sort=sort, top=top, source_root=root)
-    from unified_prof.report.figures import as_document, collect
-
-    for_people = shape in (FormatOption.TEXT, FormatOption.MARKDOWN)
-    figures = []
-    for analysis in analyses:
-        bys: list[By] | None = None if by is None else [by]
-        if by is None and shape is not FormatOption.JSON:
-            # An empty report still has a headline and the reasons why it is empty.
-            bys = ["operation"] if "operation" in analysis.summary.available else []
-        rows = _PEOPLES_ROWS if top is None and for_people else top
-        details = shape is not FormatOption.TEXT and shape is not FormatOption.CSV
-        figures.append(collect(analysis, bys, sort=sort, top=rows, details=details))
-    if shape is FormatOption.JSON:
-        return printing.json_text(as_document(figures))
-    if shape is FormatOption.CSV:
-        from unified_prof.report.csv_text import render as render_csv
-
-        return render_csv(figures)
-    if shape is FormatOption.MARKDOWN:
-        from unified_prof.report.markdown import render as render_markdown
-
-        return render_markdown(figures)
-    from unified_prof.report.text import render as render_text
-
     width, color = printing.terminal() if to_terminal else (None, False)
-    return render_text(figures, width=width, color=color)
+    request = formats.Request(
+        by=None if by is None else by.value,
+        sort=None if sort is None else sort.value,
+        top=top,
+        full_names=full_names,
+        source_root=Path.cwd() if embed_source else None,
+        width=width,
+        color=color,
+    )
+    with open_reports(path) as opened:
+        text = shape.produce(opened, request)
+        coverage = opened.coverage
+    if output is None or not to_file:
+        printing.put(text, for_people=shape.for_people)
+    else:
+        printing.write(output, text, force=force)
+        if not quiet:
+            printing.say(f"{output}: {shape.name}, {output.stat().st_size:,} bytes")
+    if coverage.missing:
+        if not (to_terminal and shape.for_people):  # the terminal has it above the figures
+            printing.say(f"uprof: error: {coverage.sentence}")
+        raise typer.Exit(StoreError.exit_code)
+
+
+def _format(
+    context: typer.Context, name: str | None, output: Path | None, *, as_json: bool
+) -> Format:
+    """Return the format meant: what stands on the command line goes before any setting."""
+    chosen = None if name is None else formats.named(name)
+    typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
+    if as_json and typed_json:
+        if chosen is not None and typed_format and chosen.name != "json":
+            raise UsageError("--json and --format say different things")
+        chosen, typed_format = formats.named("json"), True
+    elif as_json and not typed_format:
+        chosen = formats.named("json")
+    if output is None or str(output) == "-":
+        return chosen or formats.TEXT
+    if chosen is not None and typed_format:
+        if formats.contradicts(output, chosen):
+            raise UsageError(
+                f"{output} is named like {formats.of_file(output).name}, "
+                f"but the format asked for is {chosen.name}",
+                hint="leave --format out, or give the file another ending",
+            )
+        return chosen
+    return formats.of_file(output) if output.suffix or chosen is None else chosen
+
+
+def _is_typed(context: typer.Context, parameter: str) -> bool:
+    """Whether a parameter was given on the command line, not by the environment or a file."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"

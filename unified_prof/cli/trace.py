@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,11 @@ import typer
 
 from unified_prof.cli import printing
 from unified_prof.cli.options import AsJson, Force, Quiet
-from unified_prof.errors import UsageError
+from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.base import Analysis
+    from unified_prof.analysis.load import Opened
 
 _PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
@@ -22,8 +24,9 @@ def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     app.command(
         "trace",
-        epilog="Exit code: 0 fine, 2 wrong use (a report without points in time), 7 no report or "
-        "one that cannot be read, 9 the output cannot be written.",
+        epilog="Exit code: 0 fine, 2 wrong use (a report without points in time), 7 no report, or "
+        "one that cannot be read (of a folder, all others are written nevertheless), "
+        "9 the output cannot be written.",
     )(trace)
 
 
@@ -46,7 +49,8 @@ def trace(
     json_: AsJson = False,
 ) -> None:
     """Write the timeline of a report: streams, host calls, who launched whom, counters."""
-    from unified_prof.analysis.load import open_analyses
+    from unified_prof.analysis.load import open_reports
+    from unified_prof.report.figures import coverage_fields
     from unified_prof.store.atomic import refuse_existing, replacing
 
     if not output.name.endswith(_PERFETTO + _CHROME):
@@ -55,46 +59,52 @@ def trace(
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
         )
     refuse_existing(output, overwrite=force)
-    with open_analyses(path) as analyses:
-        named = _with_times(path, analyses)
+    with open_reports(path) as opened:
+        named = _with_times(opened)
         if output.name.endswith(_CHROME):
             from unified_prof.report.chrome_trace import write
         else:
             from unified_prof.report.perfetto import write
+
+        def lose(analysis: Analysis, error: StoreError) -> None:
+            opened.lose(analysis, error, part="only a part of it is in the trace")
+
         with replacing(output, overwrite=force) as partial:
-            written = write(partial, named)
+            written = write(partial, named, lose if len(named) > 1 else None)
+        coverage = opened.coverage
     if json_:
         printing.put_json(
-            {
-                "output": str(output),
-                "slices": written.slices,
-                "tracks": written.tracks,
-                "flows": written.flows,
-                "counters": written.counters,
-            }
+            {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
         )
     elif not quiet:
-        typer.echo(
+        printing.say(
             f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
-            f"{written.flows:,} flows, {written.counters:,} counters",
-            err=True,
+            f"{written.flows:,} flows, {written.counters:,} counters"
         )
+    if coverage.missing:
+        printing.say(f"uprof: error: {coverage.sentence}")
+        raise typer.Exit(StoreError.exit_code)
 
 
-def _with_times(path: Path, analyses: list[Analysis]) -> list[tuple[str, Analysis]]:
+def _with_times(opened: Opened) -> list[tuple[str, Analysis]]:
     """Return the reports that have points in time, each with a prefix for its names."""
-    found = [one for one in analyses if next(one.tracks(), None) is not None]
+    from unified_prof.report.figures import answers
+
+    has_times = answers(
+        opened, lambda analysis: (analysis, next(analysis.tracks(), None) is not None)
+    )
+    found = [analysis for analysis, answer in has_times if answer]
     if not found:
-        family = analyses[0].summary.family
+        family = has_times[0][0].family
         why = (
             "it has no device task and no host range"
             if family == "msprof"
             else "a Skyline report says how long operations took, not when they ran"
         )
         raise UsageError(
-            f"{path}: there is no timeline to write: {why}",
+            f"{opened.path}: there is no timeline to write: {why}",
             hint="`uprof report` shows what the report has",
         )
     if len(found) == 1:
         return [("", found[0])]
-    return [(f"{Path(one.summary.path).stem}: ", one) for one in found]
+    return [(f"{Path(one.path).stem}: ", one) for one in found]

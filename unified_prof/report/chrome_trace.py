@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.tracks import Track
+from unified_prof.errors import StoreError
 from unified_prof.report import slices
-from unified_prof.report.perfetto import Written
+from unified_prof.report.perfetto import Lose, Written, each
 
 
-def write(path: Path, analyses: Iterable[tuple[str, Analysis]]) -> Written:
+def write(
+    path: Path, analyses: Iterable[tuple[str, Analysis]], lose: Lose | None = None
+) -> Written:
     """Write analyses, each under a prefix for the names of its groups, as one trace.
 
     Times are microseconds since the first event, which `baseTimeNanoseconds` gives: as numbers of
     microseconds since 1970 they would lose their nanoseconds.
     """
     analyses = list(analyses)
-    base_ns = min((_first_ns(analysis) for _, analysis in analyses), default=0)
+    times = [time_ns for _, analysis in analyses if (time_ns := _first_ns(analysis)) is not None]
+    base_ns = min(times, default=0)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         head = {"displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
         file.write(f'{json.dumps(head)[:-1]}, "traceEvents": [\n')
         writer = _Writer(file, base_ns)
-        for prefix, analysis in analyses:
-            writer.analysis(prefix, analysis)
+        each(analyses, writer.analysis, lose)
         file.write("\n]}\n")
         return writer.written
 
 
-def _first_ns(analysis: Analysis) -> int:
-    times = [int(track.start_ns[0]) for track in analysis.tracks() if len(track)]
-    series = (*analysis.memory_series(), *analysis.counter_series())
-    return min(times + [int(one.time_ns[0]) for one in series], default=0)
+def _first_ns(analysis: Analysis) -> int | None:
+    """Return the first moment of a report as far as it can be read, None where there is none."""
+    times: list[int] = []
+    with suppress(StoreError):  # told when it is written
+        times += [int(track.start_ns[0]) for track in analysis.tracks() if len(track)]
+        times += [int(one.time_ns[0]) for one in analysis.memory_series()]
+        times += [int(one.time_ns[0]) for one in analysis.counter_series()]
+    return min(times, default=None)
 
 
 class _Writer:
@@ -71,7 +79,7 @@ class _Writer:
         )
         self.written.tracks += 1
         self.written.slices += len(track)
-        names = [json.dumps(text) for text in track.labels]
+        names = {number: json.dumps(track.labels[number]) for number in set(track.label.tolist())}
         columns = zip(
             track.start_ns.tolist(),
             track.end_ns.tolist(),

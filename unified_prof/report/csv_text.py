@@ -7,16 +7,28 @@ import unicodedata
 from collections.abc import Iterable
 from io import StringIO
 
+from unified_prof.analysis.coverage import Missing
+from unified_prof.analysis.load import Opened
 from unified_prof.report import words
-from unified_prof.report.figures import Figures, row_fields
+from unified_prof.report.figures import Figures, gather, row_fields
+from unified_prof.report.formats import Request
 
 # A spreadsheet runs a cell that begins like this as a formula, and these are names out of other
 # people's files: they get the apostrophe that makes a cell text.
 _FORMULA = ("=", "+", "-", "@")
 
 
-def render(reports: Iterable[Figures]) -> str:
-    """Return the reports' breakdowns as one table; empty cells were not measured."""
+def produce(opened: Opened, request: Request) -> str:
+    """Return the reports' breakdowns as one table; a missing report is a row of its own."""
+    reports = gather(opened, request, details=False)
+    return render(reports, missing=opened.coverage.missing)
+
+
+def render(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> str:
+    """Return the reports' breakdowns as one table; empty cells were not measured.
+
+    What is missing comes first, as rows of kind `missing` that have no figures.
+    """
     rows: list[dict[str, str | float | None]] = [
         {"report": _cell(figures.summary.path), "by": one.breakdown.by}
         | {name: _cell(value) for name, value in row_fields(one.breakdown, row).items()}
@@ -24,11 +36,16 @@ def render(reports: Iterable[Figures]) -> str:
         for one in figures.selections
         for row in one.rows
     ]
+    lost: list[dict[str, str | float | None]] = [
+        {"report": _cell(one.what), "by": "", "name": _cell(one.what), "kind": "missing"}
+        | {"detail": _cell(one.why)}
+        for one in missing
+    ]
     output = StringIO()
-    fields = list(dict.fromkeys(["report", "by", *(name for row in rows for name in row)]))
+    fields = list(dict.fromkeys(["report", "by", *(name for row in rows or lost for name in row)]))
     writer = csv.DictWriter(output, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(lost + rows)
     return output.getvalue()
 
 

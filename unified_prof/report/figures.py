@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.coverage import Coverage
+from unified_prof.analysis.load import Opened
 from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
-from unified_prof.errors import UsageError
+from unified_prof.errors import StoreError, UsageError
+from unified_prof.report.formats import Request
+
+Asked = TypeVar("Asked")
+
+ROWS_FOR_PEOPLE = 20
+"""Rows a breakdown has for people unless asked otherwise; programs get all."""
 
 SORTS = ("time", "forward", "backward", "average", "count", "size", "name")
 
@@ -113,6 +121,59 @@ def collect(
     )
 
 
+def gather(
+    opened: Opened,
+    request: Request,
+    *,
+    everything: bool = False,
+    rows: int | None = None,
+    details: bool = True,
+) -> list[Figures]:
+    """Ask every report of a folder for what a format prints.
+
+    Args:
+        opened: the reports.
+        request: what the user asked for.
+        everything: whether a format shows all breakdowns unless one is asked for, or only the
+            first.
+        rows: how many rows the format shows unless asked; None: all.
+        details: also launch delays, hardware counters and memory over time.
+
+    Raises:
+        StoreError: none of the reports could be read to its end.
+        UsageError: a report cannot be broken down or sorted as asked.
+    """
+
+    def ask(analysis: Analysis) -> Figures:
+        bys: list[By] | None = None if request.by is None else [request.by]
+        if bys is None and not everything:
+            # An empty report still has a headline and the reasons why it is empty.
+            bys = ["operation"] if "operation" in analysis.summary.available else []
+        top = rows if request.top is None else request.top
+        return collect(analysis, bys, sort=request.sort, top=top, details=details)
+
+    return answers(opened, ask)
+
+
+def answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
+    """Ask every report of a folder; one that turns out to be damaged does not end the others.
+
+    Raises:
+        StoreError: none could be read to its end.
+    """
+    found = []
+    failure: StoreError | None = None
+    for analysis in opened.analyses:
+        try:
+            found.append(ask(analysis))
+        except StoreError as err:
+            opened.lose(analysis, err)
+            failure = failure or err
+    if failure is not None and not found:
+        raise failure
+    return found
+
+
 def as_document(reports: Iterable[Figures]) -> dict[str, Any]:
     """Return the figures as plain data, as `--format json` prints them.
 
@@ -122,6 +183,18 @@ def as_document(reports: Iterable[Figures]) -> dict[str, Any]:
         "format": "uprof-report",
         "version": FORMAT_VERSION,
         "reports": [_report(figures) for figures in reports],
+    }
+
+
+def coverage_fields(coverage: Coverage) -> dict[str, Any]:
+    """Return which reports there are, and which are missing, as plain data."""
+    return {
+        "unit": coverage.unit,
+        "expected": coverage.expected,
+        "whole": coverage.whole,
+        "missing": [
+            {"what": one.what, "rank": one.rank, "why": one.why} for one in coverage.missing
+        ],
     }
 
 

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.model import By
+from unified_prof.analysis.coverage import Coverage
+from unified_prof.analysis.load import Opened
 from unified_prof.report import page_data
-from unified_prof.report.figures import as_document, collect
+from unified_prof.report.figures import answers, as_document, collect, coverage_fields
+from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
 from unified_prof.version import VERSION
 
@@ -28,53 +30,44 @@ _ROWS = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
 
 
-def render(
-    analyses: Sequence[Analysis],
-    *,
-    by: By | None = None,
-    sort: str | None = None,
-    top: int | None = None,
-    source_root: Path | None = None,
-) -> str:
-    """Return the page.
+def produce(opened: Opened, request: Request) -> str:
+    """Return the reports as a page, what is missing first."""
+    reports = answers(opened, lambda analysis: _report(analysis, request, _blocks(opened)))
+    return _page(reports, opened.coverage)
 
-    Args:
-        analyses: the reports; the reader chooses among several.
-        by: the only breakdown, or None for all.
-        sort: order of the rows at first.
-        top: rows of a breakdown.
-        source_root: folder of the source lines to include; None includes none.
-    """
-    # Several ranks share the room that one report would have, down to a readable least.
-    blocks = max(page_data.BLOCKS // max(1, len(analyses)), _FEWEST_BLOCKS)
-    reports = [_report(one, by, sort, top or _ROWS, blocks, source_root) for one in analyses]
+
+def _blocks(opened: Opened) -> int:
+    """Return the room of a timeline: ranks share what one report would have, down to a least."""
+    return max(page_data.BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
+
+
+def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
     names = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
     style = _part("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "\n})();"
+    data = {
+        "uprof": VERSION,
+        "coverage": coverage_fields(coverage) | {"headline": coverage.headline},
+        "reports": reports,
+    }
     return _fill(
         _part("page.html"),
         {
             "title": html.escape(f"{names} - uprof report"),
             "style": style,
             "style_hash": _hash(style),
-            "data": _inert({"uprof": VERSION, "reports": reports}),
+            "data": _inert(data),
             "script": script,
             "script_hash": _hash(script),
         },
     )
 
 
-def _report(
-    analysis: Analysis,
-    by: By | None,
-    sort: str | None,
-    top: int,
-    blocks: int,
-    source_root: Path | None,
-) -> dict[str, Any]:
+def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
     """Return all that the page shows of one report."""
-    bys = None if by is None else [by]
-    (figures,) = as_document([collect(analysis, bys, sort=sort, top=top)])["reports"]
+    bys = None if request.by is None else [request.by]
+    shown = collect(analysis, bys, sort=request.sort, top=request.top or _ROWS)
+    (figures,) = as_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
         breakdown["rows"] = [
             {name: value for name, value in row.items() if value is not None}
@@ -90,8 +83,8 @@ def _report(
         "memory": page_data.series(memory, origin_ns),
         "counters": page_data.series(counters, origin_ns),
     }
-    if source_root is not None:
-        lines = SourceLines(source_root)
+    if request.source_root is not None:
+        lines = SourceLines(request.source_root)
         report["source"] = lines.of(_lines_shown(figures, trees))
     return report
 

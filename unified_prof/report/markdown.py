@@ -5,16 +5,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from unified_prof.analysis.coverage import Coverage
+from unified_prof.analysis.load import Opened
 from unified_prof.report import tables, words
-from unified_prof.report.figures import Figures
+from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
+from unified_prof.report.formats import Request
 from unified_prof.report.tables import Column
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
 
 
-def render(reports: Iterable[Figures]) -> str:
+def produce(opened: Opened, request: Request) -> str:
+    """Return the reports as Markdown, what is missing first."""
+    reports = gather(opened, request, rows=ROWS_FOR_PEOPLE)
+    return render(reports, coverage=opened.coverage)
+
+
+def render(reports: Iterable[Figures], *, coverage: Coverage | None = None) -> str:
     """Return the reports as Markdown."""
-    return "\n".join(_report(figures) for figures in reports)
+    parts = [_report(figures) for figures in reports]
+    if coverage is not None and coverage.missing:
+        parts.insert(0, _missing(coverage))
+    return "\n".join(parts)
+
+
+def _missing(coverage: Coverage) -> str:
+    lines = [f"**{escape(coverage.headline)}**", ""]
+    return "\n".join([*lines, *(f"- {escape(why)}" for why in coverage.reasons)]) + "\n"
 
 
 def escape(text: str) -> str:

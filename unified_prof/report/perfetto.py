@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.tracks import Track
-from unified_prof.errors import UsageError
+from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import slices
 
 _SEQUENCE = 1
@@ -29,10 +29,37 @@ class Written:
     counters: int = 0
 
 
-def write(path: Path, analyses: Iterable[tuple[str, Analysis]]) -> Written:
+Lose = Callable[[Analysis, StoreError], None]
+
+
+def each(
+    analyses: Iterable[tuple[str, Analysis]],
+    write_one: Callable[[str, Analysis], None],
+    lose: Lose | None,
+) -> None:
+    """Write each analysis; what is damaged ends only itself, if somebody is to be told of it."""
+    for prefix, analysis in analyses:
+        try:
+            write_one(prefix, analysis)
+        except StoreError as err:
+            if lose is None:
+                raise
+            lose(analysis, err)
+
+
+def write(
+    path: Path, analyses: Iterable[tuple[str, Analysis]], lose: Lose | None = None
+) -> Written:
     """Write analyses, each under a prefix for the names of its groups, as one trace.
 
+    Args:
+        path: the file.
+        analyses: prefix and report.
+        lose: told of a report that turns out to be damaged, of which whole tracks are then
+            missing; None: that is an error.
+
     Raises:
+        StoreError: a report is damaged and `lose` is None.
         UsageError: the perfetto package is not installed.
     """
     try:
@@ -44,8 +71,7 @@ def write(path: Path, analyses: Iterable[tuple[str, Analysis]]) -> Written:
         ) from err
     with path.open("wb") as file:
         writer = _Writer(StreamingTraceProtoBuilder(file))
-        for prefix, analysis in analyses:
-            writer.analysis(prefix, analysis)
+        each(analyses, writer.analysis, lose)
         return writer.written
 
 

@@ -14,6 +14,7 @@ from unified_prof.report.tables import Column
 
 _NARROWEST_NAME = 24
 """Below this width of a name column other columns are dropped."""
+_REASONS = 20
 _UNLIMITED = 100_000
 _GAP = 2
 
@@ -61,6 +62,18 @@ class Page:
     def remark(self, what: str, text: str) -> None:
         """Add a line about something odd."""
         self._console.print(Text.assemble((f"{what}: ", "yellow"), text))
+
+    def warnings(self, what: str, reasons: Sequence[str]) -> None:
+        """Add what is wrong and why: on one line if that is all, else a line for each reason."""
+        first, *more = reasons
+        if not more:
+            self.remark(what, first)
+            return
+        self._console.print(Text(f"{what}:", style="yellow"))
+        for reason in reasons[:_REASONS]:
+            self._console.print(Text(f"  {reason}"))
+        if len(reasons) > _REASONS:
+            self.note(f"  and {len(reasons) - _REASONS:,} more")
 
     def plain(self, text: str) -> None:
         """Add a line."""

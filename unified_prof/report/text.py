@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from unified_prof.analysis.coverage import Coverage
+from unified_prof.analysis.load import Opened
 from unified_prof.report import tables, words
-from unified_prof.report.figures import Figures
+from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
+from unified_prof.report.formats import Request
 from unified_prof.report.terminal import Page
 
 
-def render(reports: Iterable[Figures], *, width: int | None, color: bool) -> str:
+def produce(opened: Opened, request: Request) -> str:
+    """Return the reports as text, what is missing first."""
+    reports = gather(opened, request, rows=ROWS_FOR_PEOPLE, details=False)
+    return render(reports, coverage=opened.coverage, width=request.width, color=request.color)
+
+
+def render(
+    reports: Iterable[Figures],
+    *,
+    coverage: Coverage | None = None,
+    width: int | None,
+    color: bool,
+) -> str:
     """Return the reports as text.
 
     Args:
         reports: what to print.
-        width: columns of the terminal; None: as wide as the content, as suits a pipe.
+        coverage: which reports are missing, if any.
+        width: columns of the terminal; None: there is none.
         color: whether escape sequences for colour may be used.
     """
     page = Page(width=width, color=color)
+    if coverage is not None and coverage.missing:
+        page.warnings(coverage.headline, [words.neutral(why) for why in coverage.reasons])
+        page.gap()
     for number, figures in enumerate(reports):
         if number:
             page.gap()

@@ -104,6 +104,16 @@ function remarksSection(report) {
   return section;
 }
 
+/** What is missing stands above everything else, whichever report is shown. */
+function missingSection() {
+  const { headline, missing } = page.coverage;
+  if (!missing.length) return null;
+  const section = card("missing", `Only ${headline} could be read`);
+  section.append(make("ul", { class: "remarks" },
+    ...missing.map((one) => make("li", {}, make("span", { class: "odd", text: one.rank === null ? "missing" : one.what }), one.why))));
+  return section;
+}
+
 function provenanceSection(report) {
   const facts = Object.entries(report.figures.facts);
   const section = card("provenance", "How it was made");
@@ -133,7 +143,7 @@ function reportView(report) {
     charts[0].before(pair);
     sections.splice(sections.indexOf(charts[0]), charts.length, make("div", { class: "two" }, ...charts));
   }
-  return [intro, figures(report), ...sections].filter(Boolean);
+  return [intro, missingSection(), figures(report), ...sections].filter(Boolean);
 }
 
 /** Paths without the folders that all of them begin with. */

@@ -1,0 +1,185 @@
+"""A folder of ranks of which some are damaged or absent: every format says which, and why."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import memory_report, run_time_report, training_step
+from tests.cli.test_report import refused, uprof
+from unified_prof.analysis.load import open_analyses
+from unified_prof.errors import StoreError
+from unified_prof.report import formats
+
+RANKS = 8
+DAMAGED = 3
+
+
+def cut_off(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def zeroed(file: Path) -> None:
+    file.write_bytes(b"\0" * file.stat().st_size)
+
+
+def overwritten(file: Path) -> None:
+    file.write_bytes(b"slurmstepd: error: Detected 1 oom-kill event")
+
+
+def page_damaged(file: Path) -> None:
+    """The schema is sound and the file opens; what it holds is found out only when read."""
+    with closing(sqlite3.connect(file)) as db:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'run_time_entries'"
+        ((root,),) = db.execute(query)
+        ((page_bytes,),) = db.execute("PRAGMA page_size")
+    content = bytearray(file.read_bytes())
+    content[(root - 1) * page_bytes : root * page_bytes] = b"\xa5" * page_bytes
+    file.write_bytes(content)
+
+
+def not_written(file: Path) -> None:
+    """SQLite made the file, and its writer never got to the tables."""
+    file.unlink()
+    with closing(sqlite3.connect(file)) as db, db:
+        db.execute("CREATE TABLE t (a)")
+        db.execute("DROP TABLE t")
+
+
+DAMAGES: dict[Callable[[Path], None], str] = {
+    cut_off: "is cut off",
+    emptied: "is empty",
+    zeroed: "is not a SQLite database",
+    overwritten: "is not a SQLite database",
+    page_damaged: "is damaged",
+    not_written: "is not a report",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for rank in range(RANKS):
+        run_time_report(tmp_path / f"run_time_rank{rank}.sqlite")
+    return tmp_path
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
+    folder: Path, damage: Callable[[Path], None]
+) -> None:
+    lost = folder / f"run_time_rank{DAMAGED}.sqlite"
+    damage(lost)
+    for one in formats.NAMES:
+        done = uprof("report", folder, "--format", one)
+        assert done.returncode == 7, one
+        assert f"error: 7 of 8 ranks; rank 3: {lost} {DAMAGES[damage]}" in done.stderr
+        if one != "markdown":  # which escapes the dots
+            assert DAMAGES[damage] in done.stdout, one
+    shown = uprof("report", folder).stdout
+    assert shown.startswith(f"7 of 8 ranks: rank 3: {lost} {DAMAGES[damage]}")
+    assert shown.count("6.25 ms in 3 calls") == 7
+    assert uprof("report", folder, "--format", "markdown").stdout.startswith("**7 of 8 ranks**\n")
+
+    document = json.loads(uprof("report", folder, "--json").stdout)
+    assert len(document["reports"]) == 7
+    (missing,) = document["coverage"].pop("missing")
+    assert document["coverage"] == {"unit": "ranks", "expected": 8, "whole": 7}
+    assert missing["rank"] == DAMAGED
+    assert DAMAGES[damage] in missing["why"]
+
+    rows = list(csv.DictReader(io.StringIO(uprof("report", folder, "--format", "csv").stdout)))
+    assert (rows[0]["name"], rows[0]["kind"], rows[0]["total_ns"]) == ("rank 3", "missing", "")
+    assert len({row["report"] for row in rows[1:]}) == 7
+
+
+def test_a_whole_folder_says_so_and_nothing_else_changes(folder: Path) -> None:
+    done = uprof("report", folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ranks" not in done.stdout
+    document = json.loads(uprof("report", folder, "--json").stdout)
+    assert document["coverage"] == {"unit": "ranks", "expected": 8, "whole": 8, "missing": []}
+
+
+def test_a_rank_that_lost_one_of_its_reports_is_shown_with_the_other(folder: Path) -> None:
+    for rank in range(RANKS):
+        memory_report(folder / f"memory_rank{rank}.sqlite")
+    cut_off(folder / "memory_rank5.sqlite")
+    done = uprof("report", folder)
+    assert done.returncode == 7
+    assert done.stdout.startswith("7 of 8 ranks: rank 5: ")
+    assert done.stdout.count("6.25 ms in 3 calls") == 8
+
+
+def test_ranks_that_the_run_expected_and_that_left_nothing_are_named(folder: Path) -> None:
+    (folder / "run.json").write_text(json.dumps({"world_size": 16, "expected_ranks": [*range(10)]}))
+    done = uprof("report", folder)
+    assert done.returncode == 7
+    assert done.stdout.startswith("8 of 10 ranks:\n  rank 8: it left no report")
+    assert "\n  rank 9: it left no report" in done.stdout
+    cut_off(folder / "run_time_rank2.sqlite")
+    shown = uprof("report", folder).stdout
+    assert shown.startswith("7 of 10 ranks:\n  rank 2: ")
+
+
+def test_a_world_size_alone_says_which_ranks_to_expect(folder: Path) -> None:
+    (folder / "run.json").write_text('{"world_size": 9}')
+    assert uprof("report", folder).stdout.startswith("8 of 9 ranks: rank 8: it left no report")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 100_000, '{"world_size": "many"}', '{"world_size": 1e999}']
+)
+def test_an_odd_run_document_expects_nobody(folder: Path, text: str) -> None:
+    (folder / "run.json").write_text(text)
+    assert uprof("report", folder).returncode == 0
+
+
+def test_many_missing_ranks_do_not_fill_the_terminal(folder: Path) -> None:
+    (folder / "run.json").write_text('{"world_size": 1024}')
+    shown = uprof("report", folder).stdout
+    assert shown.startswith("8 of 1,024 ranks:\n")
+    assert shown.count("left no report") == 20
+    assert "and 996 more" in shown
+
+
+def test_reports_without_a_rank_are_counted_as_reports(tmp_path: Path) -> None:
+    training_step(tmp_path / "monday.db")
+    training_step(tmp_path / "tuesday.db")
+    cut_off(tmp_path / "tuesday.db")
+    shown = uprof("report", tmp_path).stdout
+    assert shown.startswith(f"1 of 2 reports: {tmp_path / 'tuesday.db'} is cut off")
+
+
+def test_files_of_other_programs_are_passed_over(folder: Path) -> None:
+    (folder / "Thumbs.db").write_bytes(b"\xd0\xcf\x11\xe0 something else")
+    with closing(sqlite3.connect(folder / "mlflow.db")) as db, db:
+        db.execute("CREATE TABLE experiments (id)")
+    assert uprof("report", folder).returncode == 0
+
+
+def test_where_no_rank_can_be_read_there_is_no_report(folder: Path) -> None:
+    for rank in range(RANKS):
+        cut_off(folder / f"run_time_rank{rank}.sqlite")
+    refused(uprof("report", folder), 7, "holds no report that can be read", "is cut off")
+
+
+def test_where_every_rank_turns_out_damaged_that_is_the_error(tmp_path: Path) -> None:
+    page_damaged(run_time_report(tmp_path / "run_time.sqlite"))
+    refused(uprof("report", tmp_path), 7, "is damaged")
+
+
+def test_who_compares_is_not_given_half_a_run(folder: Path) -> None:
+    cut_off(folder / "run_time_rank3.sqlite")
+    with pytest.raises(StoreError, match="7 of 8 ranks; rank 3: "), open_analyses(folder):
+        pass

@@ -1,0 +1,117 @@
+"""The formats of `uprof report`: names, endings, and where each is written.
+
+A format is one module with a function `produce(opened, request) -> str`, and its line here;
+nothing else knows how many there are. If you add one, also add its name to the tests'
+`tests/report/test_registry.py`, which hold for every format. Nothing heavy is imported before a
+format is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from unified_prof.errors import UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.load import Opened
+    from unified_prof.analysis.model import By
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What of a report is to be shown, and how."""
+
+    by: By | None = None
+    """The only breakdown; None: the format's own choice."""
+    sort: str | None = None
+    top: int | None = None
+    """Rows of a breakdown; None: the format's own choice."""
+    full_names: bool = False
+    """Whether names are shown whole in tables for people."""
+    source_root: Path | None = None
+    """Folder of the source lines that a page includes; None: none."""
+    width: int | None = None
+    """Columns of the terminal; None: there is none."""
+    color: bool = False
+
+
+class _Module(Protocol):
+    def produce(self, opened: Opened, request: Request) -> str:
+        """Return the reports in the format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to show reports."""
+
+    name: str
+    module: str
+    suffixes: tuple[str, ...]
+    """Endings of files that hold it, the usual one first."""
+    for_people: bool = False
+    """Whether it is text for a terminal, in the terminal's encoding."""
+    for_terminal: bool = True
+    """Whether it makes sense to print it on a terminal at all."""
+    embeds_source: bool = False
+
+    def produce(self, opened: Opened, request: Request) -> str:
+        """Return the reports in this format.
+
+        Raises:
+            StoreError: none of them can be read to its end.
+            UsageError: a report cannot be broken down or sorted as asked.
+        """
+        module = cast(_Module, import_module(f"unified_prof.report.{self.module}"))
+        return module.produce(opened, request)
+
+
+FORMATS: tuple[Format, ...] = (
+    Format("text", "text", (".txt",), for_people=True),
+    Format("json", "json_text", (".json",)),
+    Format("csv", "csv_text", (".csv",)),
+    Format("markdown", "markdown", (".md", ".markdown")),
+    Format("html", "html", (".html", ".htm"), for_terminal=False, embeds_source=True),
+)
+TEXT = FORMATS[0]
+NAMES = tuple(one.name for one in FORMATS)
+
+
+def named(name: str) -> Format:
+    """Return the format called `name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for one in FORMATS:
+        if one.name == name:
+            return one
+    raise UsageError(f"no format is called {name!r}", hint=f"known: {', '.join(NAMES)}")
+
+
+def of_file(path: Path) -> Format:
+    """Return the format that a file's ending names; a file without an ending is text.
+
+    Raises:
+        UsageError: no format has such an ending.
+    """
+    suffix = path.suffix.lower()
+    for one in FORMATS:
+        if suffix in one.suffixes:
+            return one
+    if not suffix:
+        return TEXT
+    known = ", ".join(one.suffixes[0] for one in FORMATS)
+    raise UsageError(
+        f"{path}: no format of a report ends in {suffix}",
+        hint=f"use one of {known}, or say which with --format",
+    )
+
+
+def contradicts(path: Path, chosen: Format) -> bool:
+    """Whether a file's ending says another format; `.txt` may hold any."""
+    suffix = path.suffix.lower()
+    others = [one for one in FORMATS if one not in (chosen, TEXT)]
+    return any(suffix in one.suffixes for one in others)
