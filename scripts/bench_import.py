@@ -28,8 +28,8 @@ _COUNTERS = {"rank": 0, "world_size": 8}
 _UPROF = """
 import sys
 from pathlib import Path
-from unified_prof.pipeline.import_trace import import_trace
-import_trace(Path(sys.argv[1]), Path(sys.argv[2]), force=True)
+from unified_prof.pipeline.convert import convert
+convert(Path(sys.argv[1]), Path(sys.argv[2]), force=True)
 """
 
 _HTA = """

@@ -117,14 +117,17 @@ def test_a_folder_made_for_nothing_is_taken_away_again(tmp_path: Path) -> None:
         (["--layout", "flat"], 2),
         (["-o", "x.db", "--layout", "ascend-pt"], 2),
         (["missing.json"], 6),
-        (["."], 2),
+        (["-o", "x.db", "."], 2),
+        (["empty"], 6),
     ],
 )
 def test_wrong_use(
     trace: Path, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trace.parent)
+    (trace.parent / "empty").mkdir()
     assert uprof("import", trace, "-q", *arguments) == code
+    assert not Path("x.db").exists()
 
 
 def test_several_traces_do_not_fit_into_one_file(trace: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from unified_prof import open_report
-from unified_prof.pipeline.import_trace import import_trace
+from unified_prof.pipeline.convert import convert
 
 TRACES = (
     "amd_trace__mi250_minitoy_train_ROCm6_2_kineto.json.gz",
@@ -60,7 +60,7 @@ def recorded(
             event["start"] = int(Decimal(event["ts"]) * 1000) + base
             event["end"] = event["start"] + int(Decimal(event["dur"]) * 1000)
     report = tmp_path_factory.mktemp("recorded") / "report.db"
-    import_trace(trace, report)
+    convert(trace, report)
     return Recorded(document["traceEvents"], report)
 
 
@@ -251,7 +251,7 @@ def test_the_figures_of_holistic_trace_analysis_follow_from_the_report(
     without what the last profiler step launched; times rounded inward to microseconds."""
     (name,) = (name for name in TRACES if name.startswith(prefix))
     report = tmp_path / "report.db"
-    import_trace(shared / "samples" / "kineto" / name, report)
+    convert(shared / "samples" / "kineto" / name, report)
     with open_report(report) as opened:
         steps = opened.rows("SELECT startNs FROM STEP_TIME ORDER BY 1")
         last_step = steps[-1][0] if len(steps) > 1 else 2**63 - 1

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
-from unified_prof.pipeline import build
+from unified_prof.pipeline import convert
 from unified_prof.pipeline.outputs import rank_of
 from unified_prof.pipeline.recordings import build_databases
+from unified_prof.pipeline.sources import Decoded, by_kind
 
 NATIVE = "msprof_20261120101500.db"
 
@@ -30,16 +32,17 @@ def builds(
 ) -> None:
     """Let our builder write under the very name that the vendor's database has, or fail."""
 
-    def build_prof(path: Path, **options: object) -> Path:
+    def build_prof(path: Path, target: Path | None, **options: Any) -> convert.Converted:
         if error:
             raise error
+        assert target is None, "the source says where its report goes"
         built = path / NATIVE
         assert not built.exists()
-        built.write_text(f"ours: {options}")
-        return built
+        built.write_text(f"ours: {options['schema']}, {options['force']}, {options['facts']}")
+        return convert.Converted(path, built, "prof", Decoded(), {}, {}, {})
 
-    monkeypatch.setattr(build, "build_prof", build_prof)
-    monkeypatch.setattr(build, "undecodable", lambda path: undecodable)
+    monkeypatch.setattr(convert, "convert", build_prof)
+    monkeypatch.setattr(by_kind("prof").__class__, "undecodable", lambda self, path: undecodable)
 
 
 def databases(recordings: list[Recording], **options: str) -> tuple[tuple[Path, ...], list[str]]:
@@ -52,8 +55,7 @@ def test_our_database_takes_the_place_of_the_vendor_s(
 ) -> None:
     builds(monkeypatch)
     assert databases([prof], schema="latest") == ((prof.native,), [])
-    options = {"schema": "latest", "force": False, "facts": {"host": "here"}}
-    assert (prof.path / NATIVE).read_text() == f"ours: {options}"
+    assert (prof.path / NATIVE).read_text() == "ours: latest, False, {'host': 'here'}"
 
 
 def test_the_vendor_s_database_is_kept_when_asked_for(prof: Recording) -> None:

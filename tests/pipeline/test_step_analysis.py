@@ -3,12 +3,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-import numpy as np
-
 from tests.decoders.kineto.made import call, complete, kernel, write
 from unified_prof import open_report
-from unified_prof.pipeline.import_trace import import_trace
-from unified_prof.pipeline.step_analysis import group_hash, union_ns, write_analysis
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.step_analysis import group_hash, write_analysis
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 
@@ -27,7 +25,7 @@ def test_steps_own_what_they_launched_and_overlap_is_split(tmp_path: Path) -> No
             kernel(160, 5, 9),
         ],
     )
-    import_trace(trace, tmp_path / "r.db")
+    convert(trace, tmp_path / "r.db")
     with open_report(tmp_path / "r.db") as report:
         path = write_analysis(report, tmp_path, overwrite=False)
     with sqlite3.connect(path) as db:
@@ -41,13 +39,6 @@ def test_steps_own_what_they_launched_and_overlap_is_split(tmp_path: Path) -> No
     db.close()
     assert steps == [("1", 50, 30, 10, 20, 20, 90, 50), ("2", 5, 0, 0, 0, 0, 5, 60)]
     assert collectives == [("AllReduce__N/A_0_1", 0.03, "step1", "collective", None)]
-
-
-def test_union_counts_every_moment_once() -> None:
-    start = np.array([5, 0, 2, 20, 20])
-    end = np.array([7, 10, 3, 25, 21])
-    assert union_ns(start, end) == 15
-    assert union_ns(start[:0], end[:0]) == 0
 
 
 def test_groups_are_named_by_the_hash_that_readers_compute() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.pipeline.import_trace import ASCEND_PT, import_all
+from unified_prof.pipeline.convert import convert_all
+from unified_prof.pipeline.places import ASCEND_PT
 
 pytestmark = pytest.mark.clients
 
@@ -22,7 +23,7 @@ def test_msprof_analyze_answers_on_an_imported_trace(
     if not reader:
         pytest.skip("needs msprof-analyze")
     (trace,) = (shared / "samples" / "kineto").glob(f"{prefix}*")
-    (outcome,) = import_all([trace], tmp_path / "out", layout=ASCEND_PT)
+    (outcome,) = convert_all([trace], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.error is None
     accept = shared / "tools" / "accept.py"
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 
 from tests.report.test_odd_values import everything
 from unified_prof.analysis.load import open_analyses
-from unified_prof.pipeline.import_trace import import_trace
+from unified_prof.pipeline.convert import convert
 
 TRACES = [
     "amd_trace__mi250_minitoy_train_ROCm6_2_kineto",
@@ -50,7 +50,7 @@ def test_databases_of_real_devices_give_every_format(
 @pytest.mark.parametrize("name", TRACES)
 def test_imported_traces_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"
-    import_trace(shared / "samples" / "kineto" / f"{name}.json.gz", path)
+    convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
     everything(path)
     with open_analyses(path) as (analysis,):
         summary = analysis.summary
@@ -74,7 +74,7 @@ def test_imported_traces_give_every_format(shared: Path, tmp_path: Path, name: s
 
 def test_the_passes_of_a_recorded_training_are_told_apart(shared: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.db"
-    import_trace(shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz", path)
+    convert(shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz", path)
     with open_analyses(path) as (analysis,):
         totals = analysis.summary.totals
         rows = {row.name: row for row in analysis.breakdown("operation").rows}

@@ -13,12 +13,11 @@ from unified_prof.cli.command_line import Application, Group
 from unified_prof.errors import UprofError
 from unified_prof.version import VERSION
 
-# One module a command (or group of commands), in the order of `uprof --help`. Each has a
-# function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: tuple[str, ...] = (
+# One module a command (or group of commands, or several that are alike). Each has a function
+# `register(app)`; heavy imports belong inside the commands' functions.
+MODULES: tuple[str, ...] = (
     "run",
-    "build",
-    "import_",
+    "conversion",
     "report",
     "trace",
     "diff",
@@ -30,7 +29,10 @@ COMMANDS: tuple[str, ...] = (
 
 
 class _Root(Group):
-    order = tuple(name.rstrip("_") for name in COMMANDS)
+    order = (
+        *("run", "build", "import", "report", "trace", "diff", "gate", "baseline", "db"),
+        "doctor",
+    )
 
 
 app = Application(
@@ -61,8 +63,8 @@ def _root(
         context.default_map = {**config.defaults(path, context.command)}
 
 
-for _command in COMMANDS:
-    import_module(f"unified_prof.cli.{_command}").register(app)
+for _module in MODULES:
+    import_module(f"unified_prof.cli.{_module}").register(app)
 
 
 def main(argv: list[str] | None = None) -> None:

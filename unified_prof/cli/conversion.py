@@ -1,49 +1,165 @@
-"""What the commands share that turn recordings into reports: progress, errors, anomalies."""
+"""`uprof build` and `uprof import`: recordings of other profilers to msprof databases.
+
+One command of two names: what the arguments are is told by their contents, not by the command.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.errors import UprofError
+from unified_prof.cli import printing
+from unified_prof.cli.options import AsJson, Force, Quiet, Schema
+from unified_prof.pipeline.sources import SOURCES
+
+if TYPE_CHECKING:
+    from unified_prof.errors import UprofError
+    from unified_prof.pipeline.convert import Converted, Outcome
+
+_TAKES = "; ".join(source.what for source in SOURCES)
+_HELP = {
+    "build": (
+        "Build the databases of recorded Ascend PROF_* directories: no CANN, no NPU needed."
+        " The same as `uprof import`."
+    ),
+    "import": (
+        "Make msprof databases of what other profilers recorded: no torch, no device needed."
+        " The same as `uprof build`."
+    ),
+}
+_EPILOG = (
+    "Exit code: 0 all converted; 2 wrong use; 6 a recording is unreadable (the others are"
+    " converted); 9 a database exists or cannot be written. Of several recordings, those that"
+    " an earlier run has converted are passed over."
+)
 
 
-def put_error(error: UprofError) -> None:
-    """Tell on stderr why one of several recordings failed."""
-    typer.echo(f"uprof: error: {error}", err=True)
-    if error.hint:
-        typer.echo(f"uprof: hint: {error.hint}", err=True)
+class Layout(str, Enum):
+    """How files and folders are named."""
+
+    PLAIN = "plain"
+    ASCEND_PT = "ascend-pt"
 
 
-def error_record(error: UprofError) -> dict[str, Any]:
-    """Return an error as data for JSON."""
-    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
+def register(app: typer.Typer) -> None:
+    """Add both names of the command to `app`."""
+    for name, help_ in _HELP.items():
+        app.command(name, no_args_is_help=True, help=help_, epilog=_EPILOG)(convert)
 
 
-def anomaly_lines(anomalies: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    """Yield a line for each kind of anomaly."""
-    for name, (count, detail) in sorted(anomalies.items()):
+def convert(
+    recordings: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECORDING...",
+            help=f"Recordings, folders that hold some at any depth, or patterns. Taken: {_TAKES}.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="OUT",
+            help="The database if OUT ends in .db (for one recording), else a folder.",
+            show_default="PROF_*/msprof_TIME.db, where msprof puts it; TRACE.db in this folder",
+        ),
+    ] = None,
+    schema: Schema = "documented",
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="ascend-pt: the folders in which MindStudio Insight and msprof-analyze look."
+            " For traces."
+        ),
+    ] = Layout.PLAIN,
+    jobs: Annotated[int, typer.Option(min=1, help="Recordings to convert at a time.")] = 1,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Convert what is named; both commands."""
+    from unified_prof.pipeline.convert import convert_all, worst_exit_code
+    from unified_prof.signals import ended_by_signals
+
+    outcomes: list[Outcome] = []
+    enabled = sys.stderr.isatty() and not quiet
+    with ended_by_signals(), printing.progress_line(enabled=enabled) as progress:
+        for outcome in convert_all(
+            recordings,
+            output,
+            schema=schema,
+            layout=layout.value,
+            force=force,
+            jobs=jobs,
+            progress=progress,
+        ):
+            outcomes.append(outcome)
+            _tell(outcome, quiet=quiet)
+    outcomes.sort(key=lambda outcome: outcome.number)
+    if json_:
+        printing.put_json([_record(outcome) for outcome in outcomes])
+    if code := worst_exit_code(outcomes):
+        raise typer.Exit(code)
+
+
+def _tell(outcome: Outcome, *, quiet: bool) -> None:
+    if outcome.error is not None:
+        printing.put_error(outcome.error)
+    elif quiet:
+        return
+    elif outcome.already is not None:
+        printing.say(f"{outcome.recording} -> {outcome.already}: converted already")
+    elif outcome.converted is not None:
+        for line in _summary(outcome.converted):
+            printing.say(line)
+
+
+def _summary(converted: Converted) -> Iterator[str]:
+    yield f"{converted.recording} -> {converted.database}"
+    if converted.decoded.summary is not None:
+        yield f"  {converted.decoded.summary}"
+    else:
+        width = max((len(name) for name in converted.rows), default=0)
+        for table, rows in sorted(converted.rows.items()):
+            yield f"  {table:{width}}  {rows:>12,} rows"
+    for name, (count, detail) in sorted(converted.anomalies.items()):
         yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
+    total = sum(converted.seconds.values())
+    slowest = sorted(converted.seconds.items(), key=lambda stage: -stage[1])
+    parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
+    yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
 
 
-def anomaly_record(anomalies: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-    """Return anomalies as data for JSON."""
-    return {
-        name: {"count": count, "detail": detail}
-        for name, (count, detail) in sorted(anomalies.items())
+def _record(outcome: Outcome) -> dict[str, Any]:
+    """Return what became of a recording; its keys are those of its kind of recording."""
+    source = outcome.source
+    recording, database = ("recording", "database") if source is None else source.keys
+    record: dict[str, Any] = {recording: str(outcome.recording)}
+    if source is not None:
+        record["kind"] = source.kind
+    if outcome.error is not None:
+        return record | _error_record(outcome.error)
+    if outcome.already is not None:
+        return record | {database: str(outcome.already), "converted_already": True}
+    assert outcome.converted is not None
+    converted = outcome.converted
+    return record | {
+        database: str(converted.database),
+        **converted.decoded.figures,
+        "rows": dict(sorted(converted.rows.items())),
+        "anomalies": {
+            name: {"count": count, "detail": detail}
+            for name, (count, detail) in sorted(converted.anomalies.items())
+        },
+        "cpu_seconds": {name: round(seconds, 4) for name, seconds in converted.seconds.items()},
     }
 
 
-@contextmanager
-def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on a terminal's last line."""
-    if not enabled:
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading") as status:
-        yield lambda text: status.update(text)
+def _error_record(error: UprofError) -> dict[str, Any]:
+    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}

@@ -6,13 +6,15 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
 import typer
 
-from unified_prof.errors import OutputError
+from unified_prof.errors import OutputError, UprofError
+from unified_prof.plain import printable
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
@@ -51,7 +53,7 @@ def put(text: str, *, for_people: bool = True) -> None:
 def say(text: str) -> None:
     """Print a line for people to stderr; where that cannot be written, nobody is told."""
     with suppress(OSError):
-        typer.echo(text, err=True)
+        typer.echo(printable(text), err=True)
 
 
 def _abandon_stdout() -> None:
@@ -60,6 +62,26 @@ def _abandon_stdout() -> None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+
+
+def put_error(error: UprofError) -> None:
+    """Tell on stderr what went wrong, and what to do about it."""
+    say(f"uprof: error: {error}")
+    if error.hint:
+        say(f"uprof: hint: {error.hint}")
+
+
+@contextmanager
+def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
+    """Yield what shows, on a terminal's last line, what is being done."""
+    if not enabled:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("reading") as status:
+        yield lambda text: status.update(Text(printable(text)))
 
 
 def json_text(document: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unified_prof.errors import OutputError
+from unified_prof.models import catalogue
 from unified_prof.pipeline.step_analysis import write_analysis
 from unified_prof.store.reader import open_report
 
@@ -21,16 +22,18 @@ def database_name(rank: int | None) -> str:
     return "ascend_pytorch_profiler.db" if rank is None else f"ascend_pytorch_profiler_{rank}.db"
 
 
-def databases_in(folder: Path, *, force: bool) -> list[Path]:
-    """Return the databases that are in the layout already.
+def databases_in(folder: Path) -> list[Path]:
+    """Return the databases that are in the layout already."""
+    return sorted((folder / OUTPUT_FOLDER).glob("ascend_pytorch_profiler*.db"))
 
-    Raises:
-        OutputError: there are some, and `force` is not given.
+
+def wants_all_tables(revision: str) -> bool:
+    """Tell whether readers of the layout do better with empty tables than without.
+
+    msprof-analyze fails where COMMUNICATION_OP is missing. But an empty OVERLAP_ANALYSIS, which
+    newer revisions have, would keep MindStudio Insight from computing its own.
     """
-    found = sorted((folder / OUTPUT_FOLDER).glob("ascend_pytorch_profiler*.db"))
-    if found and not force:
-        raise OutputError(f"{found[0]} is there already", hint="give --force to replace it")
-    return found
+    return "OVERLAP_ANALYSIS" not in catalogue.load(catalogue.MSPROF, revision).tables
 
 
 def complete(database: Path, rank: int | None, replaced: list[Path]) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
 from unified_prof.pipeline.outputs import Rank, timeline_file
+from unified_prof.pipeline.sources import by_kind
 
 
 def build_databases(
@@ -39,13 +40,10 @@ def build_databases(
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
-        if recording.kind == "kineto":
-            target = timeline_file(recording.path.parent, rank)
-            path, note = _imported(recording, target, options, facts, force=force)
-        elif native:
+        if native:
             path, note = _kept(recording)
         else:
-            path, note = _built(recording, options, facts, force=force)
+            path, note = _converted(recording, options, rank, facts, force=force)
         if path:
             paths.append(path)
         if note:
@@ -53,28 +51,6 @@ def build_databases(
     if notes and not paths:
         raise CaptureError("; ".join(notes))
     return tuple(paths), notes
-
-
-def _imported(
-    recording: Recording,
-    target: Path,
-    options: Mapping[str, object],
-    facts: Mapping[str, str | None],
-    *,
-    force: bool,
-) -> tuple[Path | None, str | None]:
-    from unified_prof.pipeline.import_trace import import_trace
-
-    schema = str(options.get("schema") or "documented")
-    try:
-        import_trace(
-            recording.path, target, schema=schema, force=force, facts=facts, of_own_run=True
-        )
-    except OutputError:
-        raise
-    except UprofError as err:
-        return None, str(err)
-    return target, None
 
 
 def _kept(recording: Recording) -> tuple[Path | None, str | None]:
@@ -85,22 +61,33 @@ def _kept(recording: Recording) -> tuple[Path | None, str | None]:
     )
 
 
-def _built(
+def _converted(
     recording: Recording,
     options: Mapping[str, object],
+    rank: Rank,
     facts: Mapping[str, str | None],
     *,
     force: bool,
 ) -> tuple[Path | None, str | None]:
-    from unified_prof.pipeline.build import build_prof, undecodable
+    from unified_prof.pipeline import convert
 
-    schema = str(options.get("schema") or "documented")
+    source = by_kind(recording.kind)
+    target = None if source.inside else timeline_file(recording.path.parent, rank)
     try:
-        missing = undecodable(recording.path)
+        missing = source.undecodable(recording.path)
         if missing and recording.native:
             return recording.native, _fallen_back(f"uprof cannot decode {', '.join(missing)}")
         with _set_aside(recording.native):
-            return build_prof(recording.path, schema=schema, force=force, facts=facts), None
+            made = convert.convert(
+                recording.path,
+                target,
+                source=source,
+                schema=str(options.get("schema") or "documented"),
+                force=force,
+                facts=facts,
+                of_own_run=True,
+            )
+        return made.database, None
     except OutputError:
         raise
     except UprofError as err:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.intervals import merge
 from unified_prof.store.atomic import replacing
 from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS, NS_PER_US
@@ -50,7 +51,6 @@ ORDER BY c.startNs
 _WHOLE = ("", 0, 2**63 - 1)
 _POINT_TO_POINT = ("send", "recv", "receive")
 
-Int64s = NDArray[np.int64]
 Step = tuple[str, int, int]
 
 
@@ -99,9 +99,9 @@ def _step_times(
 ) -> tuple[float | None, ...]:
     start, end = tasks["start"][mine], tasks["end"][mine]
     communicates = tasks["communicates"][mine] != 0
-    computing = union_ns(start[~communicates], end[~communicates])
-    communication = union_ns(start[communicates], end[communicates])
-    busy = union_ns(start, end)
+    computing = merge(start[~communicates], end[~communicates]).total_ns
+    communication = merge(start[communicates], end[communicates]).total_ns
+    busy = merge(start, end).total_ns
     overlapped = computing + communication - busy
     stage = int(end.max() - start.min())
     alone = communication - overlapped
@@ -119,17 +119,6 @@ def _collective_rows(report: Report, steps: list[Step]) -> Iterator[tuple[object
             *(name, str(group_hash(group)), start / NS_PER_US, elapsed),
             *(None, None, None, None, step, kind),
         )
-
-
-def union_ns(start: Int64s, end: Int64s) -> int:
-    """Return how much time is covered by at least one of the intervals, in ns."""
-    if not len(start):
-        return 0
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    reached = np.maximum.accumulate(end)
-    before = np.append(start[0], reached[:-1])
-    return int(np.maximum(end - np.maximum(start, before), 0).sum())
 
 
 def group_hash(group: str) -> int:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from unified_prof.decoders.prof.coverage import undecoded
-from unified_prof.decoders.prof.directory import ProfDirectory, find_recordings
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
 
@@ -150,22 +150,6 @@ def test_what_cannot_be_decoded_is_told(recording: Path) -> None:
     assert len(told) == 2
     assert "platform_version 2" in told[0]
     assert "DPU_TASK" in told[1]
-
-
-def test_recordings_are_found_in_their_parent(original: Path, tmp_path: Path) -> None:
-    for name in ("PROF_1", "PROF_2", "other"):
-        shutil.copytree(original, tmp_path / name)
-    (tmp_path / "PROF_3").symlink_to(original)
-    assert [path.name for path in find_recordings(tmp_path)] == ["PROF_1", "PROF_2"]
-    assert find_recordings(original) == [original]
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, Path.touch, lambda path: None])
-def test_no_recording(make: object, tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    make(path)  # type: ignore[operator]
-    with pytest.raises(RawFormatError, match=r"x "):
-        find_recordings(path)
 
 
 VALUES: st.SearchStrategy[object] = st.sampled_from(

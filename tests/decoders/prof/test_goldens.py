@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.pipeline.build import build_database
+from unified_prof.pipeline.convert import convert
 
 # A few that have something of everything run always, all of them in the full test run.
 QUICK = ("01_clocks", "04_hccl", "16_everything")
@@ -30,7 +30,7 @@ def check(case: str, shared: Path, folder: Path) -> None:
     source = shared / "goldens" / "prof" / case
     with tarfile.open(next(source.glob("PROF_*.tar.xz"))) as archive:
         archive.extractall(folder, filter="data")
-    database = build_database(next(folder.glob("PROF_*")), schema="latest").database
+    database = convert(next(folder.glob("PROF_*")), schema="latest").database
     result = subprocess.run(
         [
             sys.executable,

@@ -24,7 +24,6 @@ _LATEST_US = 8 * 10**15
 """Latest possible time, in the year 2223: nanoseconds until then fit into 64 bits."""
 
 _DEVICE = re.compile(r"device_(\d{1,4})")
-_PROF = re.compile(r"PROF_.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,38 +203,6 @@ class ProfDirectory:
             elif match:
                 parts.append((path, int(match[1])))
         return sorted(parts, key=lambda part: -1 if part[1] is None else part[1])
-
-
-def is_recording(path: Path) -> bool:
-    """Tell whether `path` looks like one PROF_* directory rather than a parent of several."""
-    return any(
-        (path / name).is_dir() for name in ("host", *(p.name for p in path.glob("device_*")))
-    )
-
-
-def find_recordings(path: Path) -> list[Path]:
-    """Return `path` if it is a recording, else the PROF_* directories directly inside it.
-
-    Raises:
-        RawFormatError: `path` is no directory, or has no recording inside.
-    """
-    if not path.is_dir():
-        what = "is not a directory" if path.exists() else "does not exist"
-        raise RawFormatError(f"{path} {what}", hint="give a PROF_* directory")
-    try:
-        if is_recording(path):
-            return [path]
-        inside = [child for child in _folders(path, []) if _PROF.fullmatch(child.name)]
-    except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}") from err
-    if not inside and _PROF.fullmatch(path.resolve().name):
-        return [path]
-    if not inside:
-        raise RawFormatError(
-            f"{path} is no recording and has no PROF_* directory inside",
-            hint="give a PROF_* directory as the profiler wrote it, or the folder it is in",
-        )
-    return inside
 
 
 def _folders(path: Path, problems: list[tuple[str, str]]) -> list[Path]:

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import operation, write
+from tests.prof_generator import Recipe, generate
+from unified_prof.decoders.prof import recording as decoding
+from unified_prof.errors import OutputError, RawFormatError, UsageError
+from unified_prof.pipeline import convert, sources
+from unified_prof.store.reader import Report
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = Recipe(operators=6, collectives=1, copies=1, pmu="Memory")
+    return generate(tmp_path_factory.mktemp("whole"), recipe).path
+
+
+@pytest.fixture
+def recording(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "with space" / original.name)
+
+
+def test_the_database_lies_where_the_vendors_exporter_puts_it(recording: Path) -> None:
+    database = convert.convert(recording).database
+    assert database.parent == recording
+    assert len(database.stem.removeprefix("msprof_")) == 14
+    with Report(database) as report:
+        assert report.revision == "1.2.0_20251226"
+        assert "TASK" in report.tables
+        facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
+    assert facts["recording"] == recording.name
+
+
+def test_what_was_built_is_told(recording: Path, tmp_path: Path) -> None:
+    stages: list[str] = []
+    built = convert.convert(recording, tmp_path / "x.db", schema="latest", progress=stages.append)
+    with Report(built.database) as report:
+        for table, rows in built.rows.items():
+            assert report.rows(f"SELECT count(*) FROM {table}") == [(rows,)]
+    assert set(stages) <= set(built.seconds)
+    assert built.anomalies == {}
+
+
+def test_nothing_is_overwritten_without_force(recording: Path, tmp_path: Path) -> None:
+    first = convert.convert(recording).database
+    before = first.read_bytes()
+    with pytest.raises(OutputError, match=first.name):
+        convert.convert(recording)
+    assert first.read_bytes() == before
+    newer = convert.convert(recording, force=True).database
+    assert list(recording.glob("msprof_*.db")) == [newer]
+    file = tmp_path / "x.db"
+    file.write_bytes(b"mine")
+    with pytest.raises(OutputError, match=r"x\.db"):
+        convert.convert(recording, file)
+    assert file.read_bytes() == b"mine"
+
+
+def test_a_failure_leaves_nothing_behind(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoding, "decode_device", interrupt)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        convert.convert(recording, tmp_path / "out" / "x.db")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_unknown_schema_is_refused(recording: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"9\.9"):
+        convert.convert(recording, tmp_path / "x.db", schema="9.9")
+
+
+def test_one_bad_recording_does_not_stop_the_others(original: Path, tmp_path: Path) -> None:
+    for name in ("PROF_1", "PROF_2", "PROF_3"):
+        shutil.copytree(original, tmp_path / name)
+    shutil.rmtree(tmp_path / "PROF_2" / "host")
+    shutil.rmtree(tmp_path / "PROF_2" / "device_0")
+    outcomes = list(convert.convert_all([tmp_path, tmp_path / "nowhere"], tmp_path / "out"))
+    converted = {outcome.recording.name: outcome.converted for outcome in outcomes}
+    assert converted["PROF_2"] is None
+    assert converted["nowhere"] is None
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["PROF_1", "PROF_3"]
+    assert convert.worst_exit_code(outcomes) == RawFormatError.exit_code
+
+
+def test_the_exit_code_is_that_of_the_first_failure_as_asked_for() -> None:
+    late = convert.Outcome(7, Path("b"), error=OutputError(""))
+    early = convert.Outcome(2, Path("a"), error=RawFormatError(""))
+    assert convert.worst_exit_code([late, early]) == RawFormatError.exit_code
+
+
+def test_output_is_a_file_only_for_one_recording(original: Path, tmp_path: Path) -> None:
+    (one,) = convert.convert_all([original], tmp_path / "one.db")
+    assert one.converted is not None
+    assert one.converted.database == tmp_path / "one.db"
+    (in_folder,) = convert.convert_all([original], tmp_path / "folder")
+    assert in_folder.converted is not None
+    assert in_folder.converted.database.parent == tmp_path / "folder" / original.name
+    twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
+    with pytest.raises(UsageError, match="several recordings"):
+        list(convert.convert_all(twins, tmp_path / "several.db"))
+    assert not (tmp_path / "several.db").exists()
+
+
+@pytest.mark.parametrize("output", ["new.db", "new", "new/deep"])
+def test_a_failure_leaves_no_folder_either(tmp_path: Path, output: str) -> None:
+    (tmp_path / "PROF_1").mkdir()
+    (outcome,) = convert.convert_all([tmp_path / "PROF_1"], tmp_path / output)
+    assert outcome.error is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["PROF_1"]
+
+
+def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path) -> None:
+    for rank in ("rank0", "rank1"):
+        shutil.copytree(original, tmp_path / "in" / rank / original.name)
+    first = list(convert.convert_all([tmp_path / "in"], tmp_path / "out"))
+    places = {outcome.converted.database for outcome in first if outcome.converted}
+    lost, kept = sorted(places)
+    written = kept.read_bytes(), kept.stat().st_mtime_ns
+    lost.unlink()
+    again = list(convert.convert_all([tmp_path / "in"], tmp_path / "out"))
+    assert {outcome.already for outcome in again} == {None, kept}
+    assert (kept.read_bytes(), kept.stat().st_mtime_ns) == written
+    names = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.db"))
+    assert len(names) == 2
+    assert all(
+        name.startswith(f"{rank}_{original.name}/")
+        for rank, name in zip(("rank0", "rank1"), names, strict=True)
+    )
+
+
+@pytest.mark.parametrize("why", ["schema", "newer data", "another recording", "damaged"])
+def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
+    original: Path, tmp_path: Path, why: str
+) -> None:
+    twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
+    list(convert.convert_all(twins, tmp_path / "out"))
+    (made,) = (tmp_path / "out" / "PROF_1").glob("*.db")
+    schema = "documented"
+    if why == "schema":
+        schema = "latest"
+    elif why == "newer data":
+        raw = next(path for path in (twins[0] / "host").rglob("*") if path.is_file())
+        os.utime(raw, ns=(made.stat().st_mtime_ns + 1,) * 2)
+    elif why == "another recording":
+        (other,) = (tmp_path / "out" / "PROF_2").glob("*.db")
+        shutil.copy(other, made)
+    else:
+        os.truncate(made, made.stat().st_size // 2)
+    before = made.read_bytes()
+    outcomes = convert.convert_all(twins, tmp_path / "out", schema=schema)
+    (refused, *_) = sorted(outcomes, key=lambda outcome: outcome.number)
+    assert isinstance(refused.error, OutputError)
+    assert "--force" in str(refused.error.hint)
+    assert made.read_bytes() == before
+    forced = list(convert.convert_all(twins, tmp_path / "out", schema=schema, force=True))
+    assert all(outcome.converted for outcome in forced)
+    assert len(list((tmp_path / "out").rglob("*.db"))) == 2, "replaced, not added"
+
+
+def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> None:
+    shutil.copytree(original, tmp_path / "in" / "node0" / original.name)
+    (tmp_path / "in" / "node1").mkdir()
+    write(tmp_path / "in" / "node1" / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
+    outcomes = list(convert.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
+    assert {o.converted.kind for o in outcomes if o.converted} == {"prof", "kineto"}
+    assert (tmp_path / "out" / "run.db").is_file()
+
+
+def test_what_an_older_schema_has_no_place_for_is_told(recording: Path, tmp_path: Path) -> None:
+    made = convert.convert(recording, tmp_path / "x.db", schema="pre_20240328")
+    with Report(made.database) as report:
+        stored = report.rows("SELECT name, count, coalesce(detail, '') FROM UPROF_ANOMALIES")
+    assert {"table_not_in_schema", "column_not_in_schema"} & {name for name, _, _ in stored}
+    assert sorted((name, *entry) for name, entry in made.anomalies.items()) == sorted(stored)
+
+
+def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -> None:
+    twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
+    (tmp_path / "PROF_3" / "host").mkdir(parents=True)
+    outcomes = sorted(convert.convert_all([tmp_path], jobs=2), key=lambda outcome: outcome.number)
+    assert [outcome.converted is not None for outcome in outcomes] == [True, True, False]
+    assert outcomes[2].error is not None
+    assert outcomes[2].error.hint, "errors come whole from other processes"
+    contents = []
+    for twin in twins:
+        with Report(next(twin.glob("*.db"))) as report:
+            contents.append(report.rows("SELECT * FROM TASK"))
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a device that is always full")
+def test_a_place_that_cannot_be_written(recording: Path) -> None:
+    with pytest.raises(OutputError):
+        convert.convert(recording, Path("/proc/x.db"))
+
+
+def test_what_would_be_missing_can_be_asked_for(recording: Path) -> None:
+    source = sources.by_kind("prof")
+    assert source.undecodable(recording) == ()
+    (recording / "device_0" / "data" / "ub.data.0.slice_0").write_bytes(b"x")
+    assert "UB" in source.undecodable(recording)[0]

@@ -1,0 +1,205 @@
+"""Every source of the registry, by a tiny recording of its kind."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.decoders.kineto.made import operation
+from tests.decoders.kineto.made import write as write_trace
+from tests.prof_generator import Recipe, generate
+from unified_prof.cli.app import app
+from unified_prof.errors import RawFormatError, UprofError, UsageError
+from unified_prof.pipeline import discovery, sources
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.discovery import Found
+from unified_prof.pipeline.sources import SOURCES, Sign, Source
+from unified_prof.store.reader import Report
+
+
+def prof(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return generate(folder, Recipe(operators=1)).path
+
+
+def kineto(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_trace(folder / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {"prof": prof, "kineto": kineto}
+
+
+@pytest.fixture(params=SOURCES, ids=lambda source: source.kind)
+def source(request: pytest.FixtureRequest) -> Source:
+    found = request.param
+    assert isinstance(found, Source)
+    return found
+
+
+def found_in(*paths: Path) -> list[Path]:
+    return [found.path for found in discovery.find(paths) if isinstance(found, Found)]
+
+
+def refused(path: Path) -> UprofError:
+    (outcome,) = discovery.find([path])
+    assert not isinstance(outcome, Found)
+    assert outcome[0] == path
+    return outcome[1]
+
+
+def test_a_source_knows_its_own_and_no_other_does(source: Source, tmp_path: Path) -> None:
+    recording = MAKERS[source.kind](tmp_path)
+    assert {other.kind: other.sniff(recording) for other in SOURCES} == {
+        other.kind: Sign.SURE if other is source else Sign.NO for other in SOURCES
+    }
+    assert sources.source_of(recording) is source
+    assert sources.by_kind(source.kind) is source
+
+
+def test_the_report_of_every_source_is_known_by_its_facts(source: Source, tmp_path: Path) -> None:
+    recording = MAKERS[source.kind](tmp_path)
+    made = convert(recording, tmp_path / "r.db")
+    with Report(made.database) as report:
+        facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
+    assert facts["command"] == source.command
+    assert facts.items() >= source.identity(recording).items()
+    assert made.kind == source.kind
+    assert made.database.stat().st_mtime_ns >= source.changed_ns(recording)
+
+
+def test_every_source_is_found_at_any_depth_and_named_apart(source: Source, tmp_path: Path) -> None:
+    places = [tmp_path / "a" / f"rank{rank}" / "run_ascend_pt" for rank in (0, 1)]
+    recordings = [MAKERS[source.kind](place) for place in places]
+    found = [found for found in discovery.find([tmp_path]) if isinstance(found, Found)]
+    assert [one.path for one in found] == recordings
+    names = discovery.names(found)
+    assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
+
+
+@pytest.mark.parametrize("command", ["build", "import"])
+def test_both_commands_name_and_take_every_source(
+    command: str, source: Source, tmp_path: Path
+) -> None:
+    recording = MAKERS[source.kind](tmp_path)
+    help_ = CliRunner().invoke(app, [command, "--help"], terminal_width=200).stdout
+    assert source.what.split()[1] in help_
+    result = CliRunner().invoke(app, [command, str(recording), "-o", str(tmp_path / "r.db")])
+    assert result.exit_code == 0, result.stderr
+
+
+# ---- what is found
+
+
+def test_a_recording_is_found_once_however_often_it_is_named(tmp_path: Path) -> None:
+    trace = kineto(tmp_path / "a")
+    (tmp_path / "link.json").symlink_to(trace)
+    assert len(found_in(trace, tmp_path, tmp_path / "a" / ".." / "a", tmp_path / "link.json")) == 1
+
+
+def test_patterns_are_expanded_where_the_shell_did_not(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        kineto(tmp_path / f"rank{rank}")
+    assert len(found_in(tmp_path / "rank*" / "*.json")) == 2
+    assert len(found_in(tmp_path / "**" / "run.pt.trace.json")) == 2
+    assert len(found_in(tmp_path / "rank[0]")) == 1
+    nothing = refused(tmp_path / "rank*" / "*.gz")
+    assert "matches nothing" in str(nothing.hint)
+    assert nothing.exit_code == RawFormatError.exit_code
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> None:
+    trace = kineto(tmp_path).rename(tmp_path / "run[1].json")
+    assert found_in(trace) == [trace]
+
+
+def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(discovery.DEEPEST + 2):
+        deep = deep / "x"
+    kineto(deep)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    assert "none inside" in str(refused(tmp_path))
+
+
+def test_only_what_is_surely_a_recording_is_taken_from_a_folder(tmp_path: Path) -> None:
+    trace = kineto(tmp_path)
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    (tmp_path / "chrome.json").write_text('{"traceEvents": [], "displayTimeUnit": "ms"}')
+    (tmp_path / "trace_view.json").write_text('[{"ph": "X", "cat": "cpu_op"}]')
+    (tmp_path / "PROF_1").mkdir()
+    (tmp_path / "PROF_1" / "msprof_20260101000000.db").write_bytes(b"")
+    (tmp_path / ".hidden").mkdir()
+    kineto(tmp_path / ".hidden")
+    assert found_in(tmp_path) == [trace]
+
+
+def test_a_damaged_recording_in_a_folder_is_found_and_told(tmp_path: Path) -> None:
+    (tmp_path / "empty.pt.trace.json").write_text("")
+    (tmp_path / "rank1.trace.json.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
+    (tmp_path / "PROF_1").mkdir()
+    assert len(found_in(tmp_path)) == 3
+
+
+def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
+    plain = tmp_path / "t"
+    plain.write_text('\ufeff [{"ph": "X"}]')
+    packed = tmp_path / "p"
+    packed.write_bytes(gzip.compress(b'{"other": 1}'))
+    (tmp_path / "d" / "host").mkdir(parents=True)
+    assert found_in(plain, packed, tmp_path / "d") == [plain, packed, tmp_path / "d"]
+
+
+def test_names_are_stable_and_tell_recordings_apart(tmp_path: Path) -> None:
+    paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
+    found = [Found(path, sources.by_kind("kineto")) for path in paths]
+    assert discovery.names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
+    assert discovery.names(found) == discovery.names(found)
+    assert discovery.names(found[:1]) == ["run"]
+
+
+# ---- what is refused, and how
+
+
+def test_a_report_is_named_as_one(tmp_path: Path) -> None:
+    made = convert(kineto(tmp_path), tmp_path / "r.db").database
+    error = refused(made)
+    assert isinstance(error, UsageError)
+    assert "finished report" in str(error)
+    assert f"uprof report {made}" in str(error.hint)
+
+
+def test_nsight_systems_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.nsys-rep").write_bytes(b"x")
+    assert "Nsight Systems" in str(refused(tmp_path / "a.nsys-rep"))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(b"", "is empty"), (b"hello", "nothing that uprof can convert")],
+)
+def test_other_files_are_refused_with_what_is_taken(
+    content: bytes, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "x.bin").write_bytes(content)
+    error = refused(tmp_path / "x.bin")
+    assert told in str(error)
+    assert "PROF_*" in str(error.hint)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.pt.trace.json")
+    assert "not a regular file" in str(refused(tmp_path / "run.pt.trace.json"))
+    assert found_in(tmp_path) == []
+
+
+def test_a_folder_without_any_is_refused(tmp_path: Path) -> None:
+    shutil.copy(__file__, tmp_path)
+    assert "no recording" in str(refused(tmp_path))
+    assert "no such file" in str(refused(tmp_path / "nowhere"))

@@ -1,0 +1,302 @@
+"""Recordings to msprof databases: one, or many at a time in processes of their own.
+
+`uprof build`, `uprof import` and `uprof run` all come through here. What a recording is, and how
+its rows are decoded, is the business of `pipeline.sources`; where its report goes, that of
+`pipeline.places`; this module joins them and says what became of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from unified_prof.errors import OutputError, UprofError
+from unified_prof.models import catalogue
+from unified_prof.pipeline import ascend_layout, discovery, outputs, places, workers
+from unified_prof.pipeline.discovery import Found
+from unified_prof.pipeline.places import ASCEND_PT, PLAIN, Place
+from unified_prof.pipeline.sources import Decoded, Ground, Source, source_of
+from unified_prof.pipeline.stages import Stages
+from unified_prof.pipeline.tally import Tally
+from unified_prof.store.writer import ReportWriter
+from unified_prof.version import VERSION
+
+Progress = Callable[[str], None]
+_NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A report that was made of a recording, and what went into it."""
+
+    recording: Path
+    database: Path
+    kind: str
+    decoded: Decoded
+    rows: Mapping[str, int]
+    """Rows by table, only tables that have some; STRING_IDS and UPROF_ tables are not counted."""
+    anomalies: Mapping[str, tuple[int, str]]
+    """What was skipped or not understood, as in UPROF_ANOMALIES: (count, the first case in words)
+    by name."""
+    seconds: Mapping[str, float]
+    """CPU time by stage, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one recording of several: `converted`, `already` or `error`."""
+
+    number: int
+    """Place among what was asked for, from 0: outcomes come as they are ready."""
+    recording: Path
+    source: Source | None = None
+    """None: the path names no recording."""
+    converted: Converted | None = None
+    already: Path | None = None
+    """The report that an earlier run made of it, which was left as it is."""
+    error: UprofError | None = None
+
+
+def worst_exit_code(outcomes: Iterable[Outcome]) -> int:
+    """Return the exit code of several conversions: of the first that failed, else 0."""
+    failed = [outcome for outcome in outcomes if outcome.error is not None]
+    first = min(failed, key=lambda outcome: outcome.number, default=None)
+    return 0 if first is None or first.error is None else first.error.exit_code
+
+
+def convert(
+    path: Path,
+    target: Path | None = None,
+    *,
+    source: Source | None = None,
+    schema: str = "documented",
+    force: bool = False,
+    facts: Mapping[str, str | None] = _NO_FACTS,
+    of_own_run: bool = False,
+    progress: Progress = lambda _: None,
+) -> Converted:
+    """Make the msprof database of one recording.
+
+    Args:
+        path: The recording.
+        target: The database; by default where the source puts it.
+        source: What the recording is; by default told by its contents.
+        schema: Revision or alias of the msprof schema.
+        force: Whether databases that are there may be replaced.
+        facts: More rows of UPROF_RUN, about the run that was recorded.
+        of_own_run: Whether uprof ran the program: its own frames are left out of call chains.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        RawFormatError: it is no recording, or damaged beyond use.
+        OutputError: a database exists or cannot be written.
+        UsageError: no such revision; or it is something that another command reads.
+    """
+    source = source or source_of(path)
+    if source is None:
+        raise discovery.refusal(path)
+    found = Found(path, source)
+    place = Place(target) if target is not None else _usual_place(found)
+    settings = _Settings(catalogue.resolve(catalogue.MSPROF, schema), force, facts, of_own_run)
+    return _convert(found, place, settings, progress)
+
+
+def convert_all(
+    paths: Sequence[Path],
+    output: Path | None = None,
+    *,
+    schema: str = "documented",
+    layout: str = PLAIN,
+    force: bool = False,
+    jobs: int = 1,
+    progress: Progress = lambda _: None,
+) -> Iterator[Outcome]:
+    """Make the databases of all recordings that `paths` name; yield each when it is ready.
+
+    One that fails does not stop the others. Of several recordings, those whose report an earlier
+    run has made are passed over (`Outcome.already`), unless `force` is given.
+
+    Args:
+        paths: Recordings, folders in which they lie at any depth, and patterns.
+        output: A file if it ends in `.db` (for one recording), else a folder.
+        schema: Revision or alias of the msprof schema.
+        layout: `plain`, or `ascend-pt` for the names and folders of torch_npu.
+        force: Whether databases that are there may be replaced.
+        jobs: How many recordings to convert at a time.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        UsageError: no such revision; several reports, or a layout, cannot be had in one file.
+    """
+    settings = _Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
+    if output is not None and places.is_file(output):
+        places.refuse_sharing(output, len(paths), layout)
+    recordings: dict[int, Found] = {}
+    for number, found in enumerate(discovery.find(paths, progress)):
+        if isinstance(found, Found):
+            recordings[number] = found
+        else:
+            yield Outcome(number, found[0], error=found[1])
+    chosen = places.choose(list(recordings.values()), output, layout)
+    tasks: list[_Task] = []
+    for (number, found), place in zip(recordings.items(), chosen, strict=True):
+        outcome = Outcome(number, found.path, found.source)
+        if isinstance(place, OutputError):
+            yield replace(outcome, error=place)
+        elif (
+            len(recordings) > 1
+            and not force
+            and (already := places.made_already(found, place, settings.revision))
+        ):
+            yield replace(outcome, already=already)
+        else:
+            tasks.append(_Task(outcome, found, place, settings))
+    with ExitStack() as folders:
+        ready: list[_Task] = []
+        for task in tasks:
+            try:
+                if not force:
+                    places.refuse_existing(task.place)
+                if task.place.folder is not None:
+                    folders.enter_context(outputs.output_directory(task.place.folder))
+            except OutputError as err:
+                yield replace(task.outcome, error=err)
+            else:
+                ready.append(task)
+        yield from _run(ready, jobs, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What all conversions of one command have in common."""
+
+    revision: str
+    force: bool
+    facts: Mapping[str, str | None] = field(default_factory=dict)
+    of_own_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One conversion, as it goes to a process of its own."""
+
+    outcome: Outcome
+    found: Found
+    place: Place
+    settings: _Settings
+
+
+def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outcome]:
+    if jobs == 1 or len(tasks) <= 1:
+        for done, task in enumerate(tasks):
+            at = f"{done + 1} of {len(tasks)}, " if len(tasks) > 1 else ""
+            yield _outcome(task, partial(_tell_of, progress, f"{at}{task.found.path.name}"))
+        return
+    progress(f"converting {len(tasks)} recordings")
+    for finished, (number, result) in enumerate(workers.each(_outcome, tasks, jobs), start=1):
+        progress(f"{finished} of {len(tasks)} done")
+        if isinstance(result, workers.Died):
+            error = UprofError(
+                f"{tasks[number].found.path}: the process that converted it {result}, twice",
+                hint="if memory ran out, convert it without --jobs on a machine that has more",
+            )
+            yield replace(tasks[number].outcome, error=error)
+        else:
+            yield result
+
+
+def _tell_of(progress: Progress, recording: str, stage: str) -> None:
+    progress(f"{recording}: {stage}")
+
+
+def _outcome(task: _Task, progress: Progress = lambda _: None) -> Outcome:
+    try:
+        converted = _convert(task.found, task.place, task.settings, progress)
+    except UprofError as err:
+        return replace(task.outcome, error=err)
+    return replace(task.outcome, converted=converted)
+
+
+def _usual_place(found: Found) -> Place:
+    (place,) = places.choose([found], None)
+    if isinstance(place, OutputError):
+        raise place
+    return place
+
+
+def _convert(found: Found, place: Place, settings: _Settings, progress: Progress) -> Converted:
+    """Write one report and give it its name; what it replaces goes when it is complete."""
+    if not settings.force:
+        places.refuse_existing(place)
+    converted = _write(found, place, settings, progress)
+    if place.layout == ASCEND_PT:
+        try:
+            database = ascend_layout.complete(
+                place.target, converted.decoded.rank, list(place.existing)
+            )
+        except BaseException:
+            place.target.unlink(missing_ok=True)
+            raise
+        return replace(converted, database=database)
+    for old in place.existing:
+        if old != place.target:
+            old.unlink(missing_ok=True)
+    return converted
+
+
+def _write(found: Found, place: Place, settings: _Settings, progress: Progress) -> Converted:
+    source, revision = found.source, settings.revision
+    stages = Stages(progress)
+    with ReportWriter(
+        place.target,
+        revision=revision,
+        overwrite=settings.force,
+        all_tables=place.layout == ASCEND_PT and ascend_layout.wants_all_tables(revision),
+    ) as writer:
+        tally = Tally(writer)
+        ground = _ground(revision, stages, of_own_run=settings.of_own_run)
+        decoded = source.decode(found.path, tally, ground)
+        facts: dict[str, Any] = {"tool": f"uprof {VERSION}", "command": source.command}
+        for name, value in {
+            **facts,
+            **source.identity(found.path),
+            **decoded.facts,
+            **settings.facts,
+        }.items():
+            writer.fact(name, value)
+        stages.now("finish")
+    stages.end()
+    return Converted(
+        found.path,
+        place.target,
+        source.kind,
+        decoded,
+        tally.rows,
+        dict(writer.anomalies),
+        stages.seconds,
+    )
+
+
+def _ground(revision: str, stages: Stages, *, of_own_run: bool) -> Ground:
+    spec = catalogue.load(catalogue.MSPROF, revision)
+    columns = {name: frozenset(table.column_names) for name, table in spec.tables.items()}
+    return Ground(
+        has_column=lambda table, column: column in columns.get(table, ()),
+        data_types={
+            str(name): int(str(number)) for number, name in spec.rows.get("ENUM_HCCL_DATA_TYPE", ())
+        },
+        stage=stages.stage,
+        now=stages.now,
+        is_own_frame=_is_own_frame if of_own_run else lambda _: False,
+    )
+
+
+def _is_own_frame(frame: str) -> bool:
+    """Tell frames of this package, as the profiler writes them: it strips site-packages."""
+    package = Path(__file__).resolve().parents[1]
+    return frame.startswith((f"{package.name}/", f"{package}/"))

@@ -1,0 +1,118 @@
+"""Where the report of a recording goes, what stands there already, and who takes it away again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.pipeline import ascend_layout, discovery
+from unified_prof.pipeline.discovery import Found
+
+PLAIN = "plain"
+ASCEND_PT = "ascend-pt"
+LAYOUTS = (PLAIN, ASCEND_PT)
+"""How files and folders are named: as the source says, or as torch_npu does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one report goes."""
+
+    target: Path
+    """The report; in the layout of torch_npu it gets the name of its rank in the end."""
+    folder: Path | None = None
+    """What may be made for it; None: the target's folder is the user's."""
+    layout: str = PLAIN
+    existing: tuple[Path, ...] = ()
+    """Reports that it would stand beside or replace."""
+
+
+def choose(
+    recordings: Sequence[Found], output: Path | None, layout: str = PLAIN
+) -> list[Place | OutputError]:
+    """Return the place of every report.
+
+    Args:
+        recordings: All that are converted together: names are told apart among them.
+        output: A file if it ends in `.db` and is no folder, else a folder; None: the usual place.
+        layout: Of `LAYOUTS`.
+
+    Raises:
+        UsageError: several reports, or a layout of folders, cannot be had in one file; a kind
+            of recording cannot be had in the layout.
+    """
+    if output is not None and is_file(output):
+        refuse_sharing(output, len(recordings), layout)
+        return [Place(output) for _ in recordings]
+    for found in recordings:
+        if layout not in found.source.layouts:
+            raise UsageError(
+                f"{found.path} is {found.source.what}, which has no layout {layout}",
+                hint=f"leave --layout out, or convert it without the others: {PLAIN}",
+            )
+    names = discovery.names(recordings)
+    return [
+        _place(found, output, name, layout) for found, name in zip(recordings, names, strict=True)
+    ]
+
+
+def is_file(output: Path) -> bool:
+    """Tell whether `output` means one report, and not a folder for several."""
+    return output.suffix == ".db" and not output.is_dir()
+
+
+def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
+    """Raise UsageError if one file cannot hold what is asked for."""
+    if recordings > 1 or layout != PLAIN:
+        what = "several recordings" if recordings > 1 else f"the layout {layout}"
+        raise UsageError(f"{what} cannot go into one file {output}", hint="-o names a folder then")
+
+
+def _place(found: Found, output: Path | None, name: str, layout: str) -> Place | OutputError:
+    try:
+        if layout == ASCEND_PT:
+            outer = (output or Path()) / f"{name}{ascend_layout.FOLDER_SUFFIX}"
+            folder = outer / ascend_layout.OUTPUT_FOLDER
+            target = folder / ascend_layout.database_name(None)
+            existing = ascend_layout.databases_in(outer)
+        else:
+            target = found.source.target(found.path, output, name)
+            folder = target.parent
+            existing = found.source.reports_at(target)
+    except OSError as err:
+        return OutputError(f"cannot look for reports of {found.path}: {err.strerror or err}")
+    return Place(target, folder, layout, tuple(existing))
+
+
+def made_already(found: Found, place: Place, revision: str) -> Path | None:
+    """Return the complete report of this very recording that stands at its place, or None.
+
+    It is known by the facts in UPROF_RUN, is of the schema that is asked for, and is younger
+    than anything in the recording.
+    """
+    from unified_prof.store.reader import open_report
+
+    for path in place.existing:
+        try:
+            with open_report(path) as report:
+                if report.revision != revision or "UPROF_RUN" not in report.tables:
+                    continue
+                facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
+            wanted = {**found.source.identity(found.path), "command": found.source.command}
+            is_younger = path.stat().st_mtime_ns >= found.source.changed_ns(found.path)
+        except (StoreError, OSError):
+            continue
+        if is_younger and all(facts.get(name) == value for name, value in wanted.items()):
+            return path
+    return None
+
+
+def refuse_existing(place: Place) -> None:
+    """Raise OutputError if a report stands where another one is to go."""
+    if place.existing:
+        raise OutputError(
+            f"{place.existing[-1]} is there already",
+            hint="give --force to replace it, or -o to write elsewhere",
+        )

@@ -1,0 +1,42 @@
+"""The one registry of what `uprof build` and `uprof import` take.
+
+To add a source: a module here with a `Source`, and its instance in `SOURCES`. Nothing else knows
+sources by name: discovery, naming, the command line's help, `uprof run` and the hints of other
+commands ask the registry. CONTRIBUTING.md, "A source of your own", has a worked example.
+
+If you change this, also change: the table in README.md ("what it takes"), and the tests that go
+through every source (`tests/pipeline/test_sources.py` has a tiny recording of each kind).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.pipeline.sources.kineto import Kineto
+from unified_prof.pipeline.sources.prof import Prof
+
+__all__ = ["SOURCES", "Decoded", "Ground", "Sign", "Source", "by_kind", "source_of", "surely"]
+
+SOURCES: tuple[Source, ...] = (Prof(), Kineto())
+"""In the order in which they are asked; one that is sure of a file goes before one that may be."""
+
+
+def by_kind(kind: str) -> Source:
+    """Return the source that `backends.base.Recording.kind` names."""
+    return next(source for source in SOURCES if source.kind == kind)
+
+
+def source_of(path: Path) -> Source | None:
+    """Return the source that takes `path` itself, None if none does; reads a few KB at most."""
+    signs = [(source.sniff(path), source) for source in SOURCES]
+    for wanted in (Sign.SURE, Sign.MAYBE):
+        for sign, source in signs:
+            if sign is wanted:
+                return source
+    return None
+
+
+def surely(path: Path) -> Source | None:
+    """Return the source that is sure of `path`: what is taken from a folder nobody looked into."""
+    return next((source for source in SOURCES if source.sniff(path) is Sign.SURE), None)

@@ -1,0 +1,104 @@
+"""Traces that torch.profiler (Kineto) writes, of NVIDIA and AMD devices and of the CPU."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+
+if TYPE_CHECKING:
+    from unified_prof.columns import Sink
+
+_SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$|\.gz$", re.IGNORECASE)
+_JSON_NAME = re.compile(r".*\.json(\.gz)?", re.IGNORECASE | re.DOTALL)
+_TRACE_NAME = re.compile(r".*trace.*\.json(\.gz)?", re.IGNORECASE | re.DOTALL)
+_GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 32 << 10
+_BOM = b"\xef\xbb\xbf"
+# Keys and categories of torch.profiler's own, which Chrome traces of other programs lack.
+_SIGNS = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|record_shapes)"\s*:'
+    rb'|"cat"\s*:\s*"(?:cpu_op|Operator|cuda_runtime|python_function)"'
+)
+
+
+class Kineto(Source):
+    """Chrome JSON as torch.profiler writes it, plain or gzip."""
+
+    kind = "kineto"
+    what = "a torch.profiler trace (.json, .json.gz)"
+    command = "import"
+    keys = ("trace", "report")
+    layouts = frozenset({"plain", "ascend-pt"})
+
+    def sniff(self, path: Path) -> Sign:
+        """Tell by the first bytes; by the name alone where a trace is empty or damaged."""
+        try:
+            if not path.is_file():  # a pipe would be waited for
+                return Sign.NO
+            head = _head(path)
+        except OSError:
+            head = None
+        if not head:
+            if _TRACE_NAME.fullmatch(path.name):
+                return Sign.SURE
+            return Sign.MAYBE if head is None or _JSON_NAME.fullmatch(path.name) else Sign.NO
+        head = head.removeprefix(_BOM).lstrip()
+        if head.startswith(b"{") and _SIGNS.search(head):
+            return Sign.SURE
+        # A list is what torch_npu writes; its databases say more than such a trace.
+        return Sign.MAYBE if head[:1] in (b"{", b"[") else Sign.NO
+
+    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
+        """Decode in memory that the trace's length does not change; see `decoders.kineto`."""
+        from unified_prof.decoders import kineto
+
+        decoded = kineto.decode(
+            path,
+            sink,
+            has_column=ground.has_column,
+            data_types=ground.data_types,
+            is_outside=ground.is_own_frame,
+            progress=ground.now,
+        )
+        tasks = (
+            f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch"
+            if decoded.tasks
+            else "no device task"
+        )
+        return Decoded(
+            facts=decoded.facts,
+            figures={
+                "events": decoded.events,
+                "events_by_kind": dict(sorted(decoded.counts.items())),
+                "device_tasks": decoded.tasks,
+                "device_tasks_joined": decoded.tasks_joined,
+                "rank": decoded.rank,
+            },
+            summary=f"{decoded.events:,} events: {decoded.operations:,} operations, {tasks}",
+            rank=decoded.rank,
+        )
+
+    def identity(self, path: Path) -> Mapping[str, str]:
+        """Return its name and length."""
+        return {"trace": path.name, "trace_bytes": str(path.stat().st_size)}
+
+    def stem(self, path: Path) -> str:
+        """Return its name without the suffixes that every trace has."""
+        return _SUFFIXES.sub("", path.name) or path.name
+
+
+def _head(path: Path) -> bytes | None:
+    """Return the first bytes, inflated; None: they are damaged."""
+    with path.open("rb") as source:
+        head = source.read(_HEAD_BYTES)
+    if not head.startswith(_GZIP):
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    except zlib.error:
+        return None
