@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from unified_prof.tracking.device import Mark
 from unified_prof.tracking.frames import CodeEntry, Stack
+from unified_prof.tracking.modules import NamedModule
 from unified_prof.tracking.torch_internals import TorchInternals
 
 MAX_CALLS = 1_000_000
@@ -23,7 +24,8 @@ class Call(NamedTuple):
     caller_at: int
     stack: Stack
     in_module: bool
-    module: Any
+    module: NamedModule | None
+    """The innermost one that was running."""
     start: Mark
     end: Mark
     first_node: int

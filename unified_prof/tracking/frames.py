@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -186,6 +185,25 @@ class StackWalker:
         assert caller is not None
         return caller, caller_at, tuple(stack), in_module, innermost
 
+    def running_modules(self, frame: FrameType | None) -> list[Any]:
+        """Return the modules whose methods are on the stack, the outermost first.
+
+        None at all while one of them is being made: it does not hold all its parts yet.
+        """
+        found: list[Any] = []
+        while frame is not None:
+            entry = self._entries.get(id(frame.f_code))
+            if entry is not None and entry.kind == BOTTOM:
+                break
+            if entry is not None and entry.kind in (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD):
+                owner = frame.f_locals.get("self")
+                if isinstance(owner, self._module_type):
+                    if entry.code.co_name == "__init__":
+                        return []
+                    found.append(owner)
+            frame = frame.f_back
+        return found[::-1]
+
     def _classify(self, frame: FrameType) -> CodeEntry:
         code = frame.f_code
         path = self._project.relative_path(code.co_filename)
@@ -219,8 +237,3 @@ def frames_of(stack: Stack) -> tuple[Frame, ...]:
     return tuple(
         Frame(entry.path, entry.line(at)) for entry, at in zip(stack[::2], stack[1::2], strict=True)
     )
-
-
-def current_frames(walker: StackWalker, depth: int = 1) -> tuple[Frame, ...]:
-    """Return the user's frames from the caller's caller (`depth` 1) on."""
-    return frames_of(walker.walk(sys._getframe(depth + 1))[2])

@@ -9,12 +9,13 @@ from typing import Any
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.calls import MAX_CALLS, Call, Recorder
 from unified_prof.tracking.frames import StackWalker
+from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.names import NOT_OPERATIONS
 
 Runner = Callable[..., Any]
 
 
-def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
+def make_runner(recorder: Recorder, walker: StackWalker, modules: ModuleNames) -> Runner:
     """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
 
     A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
@@ -24,6 +25,7 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
     walk = walker.walk
+    known = modules.known
     mark = recorder.mark
 
     def gives_tensors(result: Any) -> bool:
@@ -41,6 +43,11 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
     ) -> Any:
         try:
             caller, caller_at, stack, in_module, module = walk(frame)
+            named = None
+            if module is not None:
+                named = known.get(id(module))
+                if named is None or named.module() is not module:
+                    named = modules.name(module, walker.running_modules(frame))
             if recorder.on_call is not None:
                 recorder.on_call(args, kwargs, module)
         except Exception as error:
@@ -63,7 +70,7 @@ def make_runner(recorder: Recorder, walker: StackWalker) -> Runner:
                     iteration.claim_nodes(first_node, last_node, len(calls))
                 if len(calls) < MAX_CALLS:
                     calls.append(
-                        Call(label, caller, caller_at, stack, in_module, module,
+                        Call(label, caller, caller_at, stack, in_module, named,
                              start, end, first_node, last_node)
                     )  # fmt: skip
                 else:

@@ -60,6 +60,7 @@ class TrackedLoop:
     def _boundary(self) -> None:
         self._whole = False
         self._driver.boundary()
+        self._session.forget_set_up()
         if self.finished:
             self._steps.remove()
             self._session.measured()

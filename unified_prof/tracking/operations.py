@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from threading import get_ident
 from typing import Any
 
@@ -12,11 +13,11 @@ from unified_prof.tracking.device import Clock, Device
 from unified_prof.tracking.frames import StackWalker
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
-from unified_prof.tracking.modules import ModuleNames
+from unified_prof.tracking.modules import ModuleNames, NamedModule
 from unified_prof.tracking.records import WeightRecord
-from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
 from unified_prof.tracking.waiting import WaitingTime
-from unified_prof.tracking.weights import Weights
+from unified_prof.tracking.weights import InUse, Weights
 
 
 class OperationTracker:
@@ -51,7 +52,7 @@ class OperationTracker:
             get_ident(), self.clock.mark, Iteration(), self.device.is_cpu, self._internals
         )
         self._listen(recorder)
-        self._run = make_runner(recorder, self._walker)
+        self._run = make_runner(recorder, self._walker, self.modules)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
         if self.device.is_cpu:  # a device's time does not depend on the host's processor
@@ -79,9 +80,7 @@ class OperationTracker:
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
-        for call in iteration.calls:  # named now: the model may be gone when the program ends
-            if call.module is not None:
-                self.modules.path(call.module)
+        self.modules.settle()
         self.iterations.append(iteration)
 
     def stop(self, complete: bool) -> None:
@@ -89,6 +88,7 @@ class OperationTracker:
         if self._recorder is not None:
             self._interception.deactivate()
             self._recorder = None
+            self._run = _not_started  # it holds the last iteration
         if self._waiting is not None:
             self._waiting.close()
             self._waiting = None
@@ -132,6 +132,10 @@ class ActivationTracker(OperationTracker):
         super().__init__(device, walker, interception, modules, internals)
         self._weights = weights
         self._argument_devices: set[str] = set()
+        self._used: dict[int, Any] = {}
+        """Weak references to the parameters that an operation or a backward pass used, by id."""
+        self._roots: dict[NamedModule, None] = {}
+        """Roots of the modules that ran in any iteration so far."""
         self._in_backward: set[int] = set()
         self._saved: SavedTensors | None = None
         self.saved_bytes: list[dict[int, int] | None] = []
@@ -154,7 +158,8 @@ class ActivationTracker(OperationTracker):
         self._argument_devices.clear()
         self._in_backward.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
-        self._saved.start(self._weights.parameters(), self.modules.running())
+        self._saved.start(self._weights.parameters(), self.modules.members(self._roots))
+        self._used.clear()
         super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:
@@ -171,8 +176,22 @@ class ActivationTracker(OperationTracker):
         if self.device.kind in self.devices:
             self.oddities = Anomalies()
             self.weight_records = self._weights.records(
-                self.device.kind, self.modules, self.oddities
+                self.device.kind, self.modules, self._in_use(), self.oddities
             )
+
+    def _in_use(self) -> InUse | None:
+        """Return what the iteration used of the program's modules, None if that is not known."""
+        calls = self.iterations[-1].calls
+        roots = dict.fromkeys(call.module.root for call in calls if call.module is not None)
+        self._roots |= roots
+        parameters = {key for key, weak in self._used.items() if weak() is not None}
+        return InUse(self.modules.members(roots), parameters) if roots or parameters else None
+
+    def forget(self) -> None:
+        """Drop everything that was measured."""
+        self.iterations.clear()
+        self.saved_bytes.clear()
+        self.weight_records = ()
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
@@ -189,6 +208,9 @@ class ActivationTracker(OperationTracker):
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 self._argument_devices.add(argument.device.type)
+            for one in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(one, torch.nn.Parameter):
+                    self._used[id(one)] = weakref.ref(one)
         self._saved.exclude_parameters(arguments)
         self._saved.exclude_state_of(module)
 
@@ -196,6 +218,8 @@ class ActivationTracker(OperationTracker):
         assert self._saved is not None
         if call >= 0:
             self._in_backward.add(call)
+        elif (leaf := leaf_of(node)) is not None:
+            self._used[id(leaf)] = weakref.ref(leaf)
         self._saved.saved_numbers(node, call)
 
 

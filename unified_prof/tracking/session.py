@@ -195,11 +195,18 @@ class Session:
             return f"{what} before all was measured"
         return f"{what} after {done} of {asked} measured iterations"
 
+    def forget_set_up(self) -> None:
+        """Drop the first iteration, with all that it holds, once later ones have it all."""
+        reports = self.options.reports
+        if (RUN_TIME not in reports or self.run_time.iterations) and (
+            MEMORY not in reports or self.memory.iterations
+        ):
+            self.whole.forget()
+
     def restarted(self) -> None:
         """Forget what was measured before the program's iterations were understood."""
         self.run_time.iterations.clear()
-        self.memory.iterations.clear()
-        self.memory.saved_bytes.clear()
+        self.memory.forget()
 
     def result(self, *, complete: bool) -> TrackedRun | None:
         """Return what the complete iterations gave, None if there is not one.
@@ -232,7 +239,7 @@ class Session:
                     )
         self.run_time.clock.synchronize()
         self._require_device()
-        sites = SiteTable(self.modules, scope=self.options.scope)
+        sites = SiteTable(scope=self.options.scope)
         clock = self.run_time.clock
         measured = [measure(one, sites, clock) for one in times or saves]
         operations, records, first = operations_of(measured, anomalies)

@@ -7,7 +7,6 @@ from typing import Any
 
 from unified_prof.tracking.calls import Call
 from unified_prof.tracking.frames import frames_of
-from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.names import OperationNames
 from unified_prof.tracking.records import Frame
 
@@ -27,8 +26,7 @@ class Site:
 class SiteTable:
     """Turns calls into sites; equal calls give the same object."""
 
-    def __init__(self, modules: ModuleNames, *, scope: str) -> None:
-        self._modules = modules
+    def __init__(self, *, scope: str) -> None:
         self._names = OperationNames()
         self._module_scope = scope == "module"
         self._known: dict[tuple[Any, ...], Site] = {}
@@ -66,7 +64,7 @@ class SiteTable:
         return Site(
             name=name,
             frames=frames_of(call.stack),
-            module_path=None if module is None else self._modules.path(module),
-            module_class=None if module is None else type(module).__name__,
+            module_path=None if module is None else module.path,
+            module_class=None if module is None else module.class_name,
             kept=kept,
         )

@@ -402,20 +402,29 @@ def version_of(torch: Any) -> tuple[int, int]:
 
 def parameters_of(module: Any) -> Mapping[str, Any]:
     """Return name -> parameter, or None, of what a module itself holds."""
-    found = getattr(module, "_parameters", None)
-    return found if isinstance(found, Mapping) else {}
+    return _mapping(getattr(module, "_parameters", None))
 
 
 def buffers_of(module: Any) -> Mapping[str, Any]:
     """Return name -> buffer, or None, of what a module itself holds."""
-    found = getattr(module, "_buffers", None)
-    return found if isinstance(found, Mapping) else {}
+    return _mapping(getattr(module, "_buffers", None))
 
 
 def children_of(module: Any) -> Mapping[str, Any] | None:
     """Return name -> module, or None, of what a module holds; None if it is not made yet."""
     found = vars(module).get("_modules")
-    return found if isinstance(found, Mapping) else None
+    return None if found is None else _mapping(found)
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    if isinstance(found, Mapping):
+        return found
+    return dict(found.items()) if hasattr(found, "items") else {}  # as TorchScript's modules have
+
+
+def leaf_of(node: Any) -> Any:
+    """Return the tensor into whose `.grad` a node accumulates, None if it is no such node."""
+    return getattr(node, "variable", None)
 
 
 def sparse_parts(tensor: Any) -> Iterator[Any]:

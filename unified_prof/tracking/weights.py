@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,23 @@ class _Registration:
     parameter: weakref.ref[Any]
     name: str
     frames: tuple[Frame, ...]
+
+
+class InUse:
+    """What an iteration used: modules of the models that ran, and parameters used elsewhere."""
+
+    def __init__(self, modules: Sequence[Any], parameters: Collection[int]) -> None:
+        self.modules = modules
+        self._parameters = parameters
+        self._ids = {id(module) for module in modules}
+        self._shared = {
+            id(parameter) for module in modules for parameter in parameters_of(module).values()
+        }
+
+    def has(self, module: Any, parameter: Any) -> bool:
+        """Whether a parameter that `module` holds was used; it may be shared with others."""
+        key = id(parameter)
+        return id(module) in self._ids or key in self._shared or key in self._parameters
 
 
 class Weights:
@@ -80,16 +97,25 @@ class Weights:
 
     def parameters(self) -> list[Any]:
         """Return every registered parameter that is still a module's."""
-        return [parameter for _, _, parameter, _ in self._in_use(())]
+        return [parameter for _, _, parameter, _ in self._held(())]
 
     def records(
-        self, device: str, names: ModuleNames, anomalies: Anomalies
+        self, device: str, names: ModuleNames, used: InUse | None, anomalies: Anomalies
     ) -> tuple[WeightRecord, ...]:
-        """List the parameters in use on `device`, each once, in the order of registration."""
+        """List the parameters in use on `device`, each once, in the order of registration.
+
+        Args:
+            device: A torch device type.
+            names: What modules are called.
+            used: What counts as in use; None: every parameter that a module holds.
+            anomalies: Where parameters are counted that are left out.
+        """
         from torch.nn.parameter import UninitializedParameter
 
         records = []
-        for module, name, parameter, frames in self._in_use(names.running()):
+        for module, name, parameter, frames in self._held(used.modules if used else ()):
+            if used is not None and not used.has(module, parameter):
+                continue
             if isinstance(parameter, UninitializedParameter):
                 anomalies.add("weights_never_initialised", f"{type(module).__name__}.{name}")
                 continue
@@ -110,7 +136,7 @@ class Weights:
             )
         return tuple(records)
 
-    def _in_use(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, tuple[Frame, ...]]]:
+    def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, tuple[Frame, ...]]]:
         """Return module, name, parameter and frames; a tied parameter as first registered."""
         found = []
         seen: set[int] = set()
