@@ -1,13 +1,15 @@
 """A file that appears under its final name only when it is complete.
 
 It is written beside its final name, under a name of its own, and renamed at the end; whatever
-goes wrong before that, nothing is left behind and nothing of the user's has changed.
+goes wrong before that, nothing is left behind and nothing of the user's has changed. What a
+process left that was killed, the next one that writes the same file removes.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import sqlite3
 import stat
@@ -16,12 +18,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from unified_prof.errors import OutputError
+from unified_prof.store import ownership
 
-_NAME_BYTES = 200  # of the final name, kept in the partial one: 255 is what file systems allow
+_NAME_BYTES = 180  # of the final name, kept in the partial one: 255 is what file systems allow
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 SQLITE_SIDE_FILES = ("-journal", "-wal", "-shm")
+_PARTIAL = re.compile(
+    rf"\.(?P<owner>{ownership.TAG.pattern})\.[0-9a-f]{{8}}\.partial"
+    rf"(?:{'|'.join(SQLITE_SIDE_FILES)})?"
+)
 
 
 class AtomicFile:
@@ -38,7 +45,9 @@ class AtomicFile:
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
-        self.partial = self._final.with_name(f"{head}.{secrets.token_hex(4)}.partial")
+        _remove_abandoned(self._final.parent, head)
+        name = f"{head}.{ownership.tag()}.{secrets.token_hex(4)}.partial"
+        self.partial = self._final.with_name(name)
         try:
             # Exclusive, and with the permissions the user's umask asks for.
             os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
@@ -134,6 +143,18 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     elif code in {errno.ENOENT, errno.ENOTDIR}:
         text, hint = f"{place} is not an existing folder", "create it first"
     return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint)
+
+
+def _remove_abandoned(folder: Path, head: str) -> None:
+    """Remove what processes that no longer live left of their attempts to write this file."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(f"{head}."):
+                continue
+            found = _PARTIAL.fullmatch(entry.name, len(head))
+            if found and ownership.is_abandoned(found["owner"]):
+                with suppress(OSError):
+                    os.unlink(entry.path)
 
 
 def _refuse_left_overs(target: Path, final: Path) -> None:

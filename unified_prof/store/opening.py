@@ -143,7 +143,7 @@ def _connect(path: Path, options: str, resources: ExitStack) -> sqlite3.Connecti
 def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Connection:
     """Open a copy of a database together with the log or journal its writer left behind."""
     try:
-        folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="uprof-")))
+        folder = resources.enter_context(temporary_folder())
         for _ in range(_COPY_ATTEMPTS):
             before = _states(path, side_file)
             for file in (path, side_file):
