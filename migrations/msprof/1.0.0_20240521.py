@@ -19,6 +19,7 @@ TEXT = "SELECT value FROM STRING_IDS WHERE id = :id LIMIT 1"
 LOOK_UP = """(SELECT number FROM temp.numbers WHERE name = '{column}' AND id = "{column}")"""
 NOT_APPLICABLE = 65534
 INVALID = 65535
+LONGEST_NUMBER = 18  # digits that SQLite stores as an integer for certain
 ENUMS = {
     "ENUM_HCCL_DATA_TYPE": {
         0: "INT8",
@@ -123,7 +124,8 @@ def _look_up(table: str, column: str, enum: str) -> bool:
         steps.change_enum(enum, add={NOT_APPLICABLE: "N/A"})
     for i, number in numbers.items():
         if number is None:
-            rows = steps.count(f'"{table}" WHERE "{column}" = {int(i)}')
+            query = f'SELECT count(*) FROM "{table}" WHERE "{column}" = :id'
+            rows = bind.execute(sa.text(query), {"id": i}).scalar_one()
             words = f"{table}.{column}: {texts[i]!r} is not in {enum}, stored as {INVALID}"
             steps.anomaly("hccl_type_unknown", rows, words)
     bind.execute(
@@ -142,4 +144,4 @@ def _number(text: str | None, rows: dict[int, str]) -> int | None:
     for number, name in rows.items():
         if name == text:
             return number
-    return int(text) if text and text.isdecimal() else None
+    return int(text) if text and text.isdecimal() and len(text) <= LONGEST_NUMBER else None

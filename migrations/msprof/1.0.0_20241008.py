@@ -5,9 +5,6 @@ Old rows: the number in decimal. Latencies stay as they are, for nothing in the 
 unit they have; they are counted.
 """
 
-import sqlalchemy as sa
-from alembic import op
-
 from unified_prof.migrate import steps
 
 revision = "1.0.0_20241008"
@@ -15,9 +12,7 @@ down_revision = "1.0.0_20240711"
 
 
 def upgrade() -> None:
-    if steps.columns_of("HOST_INFO").get("hostUid", "TEXT").upper() != "TEXT":
-        with op.batch_alter_table("HOST_INFO") as host:
-            host.alter_column("hostUid", type_=sa.TEXT(), existing_type=sa.INTEGER())
+    steps.change_type("HOST_INFO", "hostUid", "TEXT")
     if steps.has("PCIE", "txNonpostLatencyAvg"):
         steps.anomaly(
             "pcie_latency_unit_unknown",

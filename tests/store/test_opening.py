@@ -116,10 +116,10 @@ def test_what_a_crashed_writer_left_half_done_is_not_read(report: Path) -> None:
 def test_a_copy_that_cannot_be_made_is_said(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = abandoned(report, wal=True)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def full(*_: object) -> tuple[int, int, int]:
+        return shutil._ntuple_diskusage(10, 10, 0)
 
-    monkeypatch.setattr(shutil, "copyfile", full)
+    monkeypatch.setattr(shutil, "disk_usage", full)
     with pytest.raises(OutputError, match=r"cannot copy .*whose writer left msprof\.db-wal behind"):
         open_report(copy)
 
@@ -163,13 +163,13 @@ def test_a_log_that_keeps_changing_is_not_read_in_halves(
     report: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = abandoned(report, wal=True)
-    real = shutil.copyfile
+    real = opening._copy_sparse
 
     def meanwhile(source: Path, target: Path) -> None:
         real(source, target)
         os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
 
-    monkeypatch.setattr(shutil, "copyfile", meanwhile)
+    monkeypatch.setattr(opening, "_copy_sparse", meanwhile)
     with pytest.raises(StoreError, match="is being written by another process"):
         open_report(copy)
 

@@ -68,7 +68,7 @@ def test_what_a_live_process_writes_stays(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_ended_but_was_not_waited_for_is_dead(tmp_path: Path) -> None:
-    process, left = writer(tmp_path / "out.db")
+    process, _ = writer(tmp_path / "out.db")
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
     AtomicFile(tmp_path / "out.db").discard()

@@ -185,7 +185,7 @@ def test_tables_and_columns_in_another_case_are_the_same(path: Path) -> None:
         assert report.rows("SELECT globalTid FROM MSTX_EVENTS") == [(5,)]
 
 
-def test_tables_without_rowid_and_views_are_read(path: Path) -> None:
+def test_tables_without_rowid_are_read_and_views_in_place_of_tables_are_not(path: Path) -> None:
     with ReportWriter(path):
         pass
     execute(
@@ -199,10 +199,8 @@ def test_tables_without_rowid_and_views_are_read(path: Path) -> None:
     """,
     )
     with open_report(path, any_revision=True) as report:
-        assert report.rows("SELECT rowid, bandwidth, dieId FROM QOS") == [
-            (1, 2, None),
-            (2, 2, None),
-        ]
+        assert report.rows("SELECT rowid, bandwidth, dieId FROM QOS") == []
+        assert report.detection.not_tables == ("QOS",)
         assert report.rows("SELECT rowid, read, write FROM DDR") == [(1, 5, None), (2, 7, None)]
 
 

@@ -13,6 +13,7 @@ from tests.records import tracked_run
 from unified_prof.errors import OutputError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
 from unified_prof.store import skyline
+from unified_prof.store.sql import open_unfinished
 from unified_prof.tracking.records import TrackedRun
 
 FACTS = {"uprof": "0.1.0", "command": '["uprof"]'}
@@ -191,11 +192,11 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     write: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tiny(path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path)
+        db = open_unfinished(path)
         db.execute("PRAGMA max_page_count = 12")
         return db
 
-    monkeypatch.setattr(skyline, "_create", tiny)
+    monkeypatch.setattr(skyline, "open_unfinished", tiny)
     facts = {f"fact {i}": "x" * 1000 for i in range(100)}
     with pytest.raises(OutputError, match="no space left"):
         write(tmp_path / "report.sqlite", many_operations(100), facts)

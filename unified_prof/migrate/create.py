@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 from unified_prof.models import catalogue
 from unified_prof.store.atomic import replacing
 from unified_prof.store.detect import REVISION_ROW
+from unified_prof.store.sql import open_unfinished
 
 
 def create(path: Path | str, family: str, revision: str, *, overwrite: bool = False) -> str:
@@ -19,11 +19,11 @@ def create(path: Path | str, family: str, revision: str, *, overwrite: bool = Fa
         OutputError: the file exists, or cannot be written.
     """
     schema = catalogue.load(family, revision)
-    with replacing(path, overwrite=overwrite) as partial, closing(sqlite3.connect(partial)) as db:
-        # One transaction; the file is made durable once, before it gets its name.
-        db.execute("PRAGMA synchronous = OFF")
-        db.executescript(f"BEGIN;\n{catalogue.frozen_text(family, revision)}COMMIT;")
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text(family, revision)}")
         if schema.schema_version is not None:
-            db.execute("INSERT INTO META_DATA VALUES (?, ?)", (REVISION_ROW, schema.revision))
-        db.commit()
+            db.execute(
+                "INSERT INTO META_DATA (name, value) VALUES (?, ?)", (REVISION_ROW, schema.revision)
+            )
+        db.execute("COMMIT")
     return schema.revision

@@ -14,7 +14,8 @@ from typing import BinaryIO
 
 from unified_prof.errors import StoreError
 from unified_prof.store.atomic import output_error
-from unified_prof.store.opening import read_error
+from unified_prof.store.opening import side_files
+from unified_prof.store.sql import is_locked, read_error
 
 _LOCK_TIMEOUT_S = 30.0
 _COPY_BYTES = 1 << 26
@@ -34,7 +35,7 @@ def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as err:
             db.close()
-            if "locked" in str(err):
+            if is_locked(err):
                 raise read_error(path, err) from err
             raise output_error(path, err) from err
         # Someone may have put another file in its place while this one was waited for.
@@ -54,7 +55,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def copy_database(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
     """Copy what `source` sees, which is `path` with any log or journal beside it."""
-    if any(_size(Path(f"{path}{suffix}")) for suffix in ("-wal", "-journal")):
+    if side_files(path):
         with ExitStack() as own:
             if source.in_transaction:
                 # A connection that may write cannot be the source of a backup.
@@ -140,9 +141,3 @@ def keep(path: Path) -> Path:
                 continue
             shutil.copy2(path, backup)
         return backup
-
-
-def _size(path: Path) -> int:
-    with suppress(OSError):
-        return path.stat().st_size
-    return 0

@@ -7,18 +7,16 @@ table is written anew, once, whatever number of revisions was crossed.
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from unified_prof.models.catalogue import SchemaSpec, TableSpec
+from unified_prof.models.catalogue import SchemaSpec
+from unified_prof.store.sql import Declared, declared, quoted
 
+_GENERATED = (2, 3)  # what SQLite calls `hidden`: computed when read, computed when written
 _NEW = "UPROF_REORDERED"
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-    declaration: str
+_LITERAL = re.compile(r"[-+]?[\w.]+|'(?:[^']|'')*'")  # anything else stands in brackets
 
 
 def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
@@ -29,51 +27,56 @@ def order_columns(db: sqlite3.Connection, schema: SchemaSpec) -> list[str]:
     changed = []
     db.execute("BEGIN")
     for table in schema.tables.values():
-        columns = _columns(db, table.name)
+        columns = declared(db, table.name)
         wanted = list(table.column_names)
         names = [column.name for column in columns]
         if set(wanted) <= set(names) and names[: len(wanted)] != wanted:
-            _rewrite(db, table, columns)
+            by_name = {column.name: column for column in columns}
+            foreign = [column for column in columns if column.name not in wanted]
+            rewrite(db, table.name, [*(by_name[name] for name in wanted), *foreign])
             changed.append(table.name)
     db.execute("COMMIT")
     return changed
 
 
-def _columns(db: sqlite3.Connection, table: str) -> list[_Column]:
-    rows = db.execute(f'PRAGMA table_info("{table}")').fetchall()
-    keys = sum(1 for row in rows if row[5])
-    columns = []
-    for _, name, kind, not_null, default, key in rows:
-        declaration = f"{_quoted(name)} {kind}"
-        declaration += " PRIMARY KEY" if key and keys == 1 else ""
-        declaration += " NOT NULL" if not_null else ""
-        declaration += f" DEFAULT {default}" if default is not None else ""
-        columns.append(_Column(name, declaration))
-    return columns
+def rewrite(db: sqlite3.Connection, table: str, columns: Sequence[Declared]) -> None:
+    """Write a table anew with these columns, in their order; its rows and indexes stay.
 
+    Columns that the file computes come last, with the values that they had.
 
-def _rewrite(db: sqlite3.Connection, table: TableSpec, columns: list[_Column]) -> None:
-    by_name = {column.name: column for column in columns}
-    foreign = [column for column in columns if column.name not in table.column_names]
-    ordered = [*(by_name[name] for name in table.column_names), *foreign]
-    declarations = ", ".join(column.declaration for column in ordered)
-    names = ", ".join(_quoted(column.name) for column in ordered)
+    Raises:
+        sqlite3.DatabaseError: a row could not be read.
+    """
+    only_key = sum(1 for column in columns if column.primary_key) == 1
+    columns = [*columns, *_computed(db, table)]
+    declarations = ", ".join(_declaration(column, only_key=only_key) for column in columns)
+    names = ", ".join(quoted(column.name) for column in columns)
     indexes = db.execute(
         "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ? AND sql IS NOT NULL",
-        (table.name,),
+        (table,),
     ).fetchall()
     db.execute(f"CREATE TABLE {_NEW} ({declarations})")
-    db.execute(f'INSERT INTO {_NEW} ({names}) SELECT {names} FROM "{table.name}" ORDER BY rowid')
-    (old,) = db.execute(f'SELECT count(*) FROM "{table.name}"').fetchone()
+    db.execute(f"INSERT INTO {_NEW} ({names}) SELECT {names} FROM {quoted(table)} ORDER BY rowid")
+    (old,) = db.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()
     (new,) = db.execute(f"SELECT count(*) FROM {_NEW}").fetchone()
     if old != new:
-        raise sqlite3.DatabaseError(f"{table.name}: {new} of {old} rows could be read")
-    db.execute(f'DROP TABLE "{table.name}"')
-    db.execute(f'ALTER TABLE {_NEW} RENAME TO "{table.name}"')
+        raise sqlite3.DatabaseError(f"{table}: {new} of {old} rows could be read")
+    db.execute(f"DROP TABLE {quoted(table)}")
+    db.execute(f"ALTER TABLE {_NEW} RENAME TO {quoted(table)}")
     for (statement,) in indexes:
         db.execute(statement)
 
 
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
+def _computed(db: sqlite3.Connection, table: str) -> list[Declared]:
+    rows = db.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
+    return [Declared(str(row[1]), "", False, None, 0) for row in rows if row[6] in _GENERATED]
+
+
+def _declaration(column: Declared, *, only_key: bool) -> str:
+    words = f"{quoted(column.name)} {column.type}"
+    words += " PRIMARY KEY" if column.primary_key and only_key else ""
+    words += " NOT NULL" if column.not_null else ""
+    if column.default is None:
+        return words
+    simple = _LITERAL.fullmatch(column.default)
+    return f"{words} DEFAULT {column.default if simple else f'({column.default})'}"

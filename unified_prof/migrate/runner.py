@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from alembic import command
@@ -23,6 +23,7 @@ from unified_prof.migrate.steps import FileState
 from unified_prof.models import catalogue
 from unified_prof.store.detect import REVISION_ROW, VERSION_ROWS
 from unified_prof.store.fingerprint import Facts
+from unified_prof.store.sql import quoted
 
 _SCRATCH = "uprof_scratch"
 
@@ -34,7 +35,7 @@ def file_state(db: sqlite3.Connection, facts: Facts, revision: str) -> FileState
     return FileState(
         holds_all_tables=schema.tables.keys() <= facts.tables.keys(),
         holds_records=any(
-            db.execute(f"SELECT 1 FROM {_quoted(table)} LIMIT 1").fetchone() for table in recorded
+            db.execute(f"SELECT 1 FROM {quoted(table)} LIMIT 1").fetchone() for table in recorded
         ),
         columns={table: frozenset(columns) for table, columns in facts.tables.items()},
     )
@@ -112,9 +113,11 @@ def _version_table(connection: Connection, start: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        if db.in_transaction:
-            db.rollback()
-        db.execute(f"DETACH {_SCRATCH}")
+        # Nobody looks at a database that could not be migrated; SQLAlchemy may have closed it.
+        with suppress(sqlite3.Error):
+            if db.in_transaction:
+                db.rollback()
+            db.execute(f"DETACH {_SCRATCH}")
 
 
 def _record(ctx: MigrationContext, step: MigrationInfo, **_: Any) -> None:
@@ -135,8 +138,3 @@ def _set(connection: Connection, name: str, value: str) -> None:
     run(f"DELETE FROM META_DATA WHERE name = ? AND {duplicates}", (name, name))
     if not run("UPDATE META_DATA SET value = ? WHERE name = ?", (value, name)).rowcount:
         run("INSERT INTO META_DATA (name, value) VALUES (?, ?)", (name, value))
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'

@@ -10,14 +10,17 @@ Released migrations rely on these functions: their meaning does not change.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
+from unified_prof.migrate.ordering import rewrite
 from unified_prof.models import catalogue
+from unified_prof.store.sql import declared
 
 ANOMALIES = "UPROF_ANOMALIES"
 
@@ -50,8 +53,7 @@ def key(name: str) -> sa.Column[Any]:
 
 def columns_of(table: str) -> dict[str, str]:
     """Return the columns of a table and their declared types; nothing where it is absent."""
-    rows = op.get_bind().exec_driver_sql(f'PRAGMA table_info("{table}")')
-    return {str(row[1]): str(row[2]) for row in rows}
+    return {column.name: column.type for column in declared(_driver(), table)}
 
 
 def has(table: str, *columns: str) -> bool:
@@ -134,6 +136,14 @@ def rename_column(table: str, old: str, new: str) -> None:
     op.alter_column(table, old, new_column_name=new)
 
 
+def change_type(table: str, column: str, kind: str) -> None:
+    """Declare a column anew; its values are converted as SQLite does it."""
+    columns = declared(_driver(), table)
+    if any(c.name == column and c.type.upper() != kind for c in columns):
+        changed = [replace(c, type=kind) if c.name == column else c for c in columns]
+        rewrite(_driver(), table, changed)
+
+
 def count(rows: str) -> int:
     """Return the number of rows of `rows`, the part of a query after FROM."""
     return int(op.get_bind().exec_driver_sql(f"SELECT count(*) FROM {rows}").scalar_one())
@@ -153,6 +163,13 @@ def anomaly(name: str, number: int, detail: str) -> None:
         ),
         {"name": name, "number": number, "detail": detail},
     )
+
+
+def _driver() -> sqlite3.Connection:
+    """Return the driver's own connection: SQLAlchemy cannot describe columns without a type."""
+    db = op.get_bind().connection.driver_connection
+    assert isinstance(db, sqlite3.Connection)
+    return db
 
 
 def _any_row(rows: str) -> bool:

@@ -13,19 +13,18 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError
 from unified_prof.migrate import ordering
 from unified_prof.migrate.files import copy_database, flushing, inherit, keep, locked, settle
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
-from unified_prof.store.atomic import AtomicFile, output_error
+from unified_prof.store.atomic import AtomicFile
 from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognise
 from unified_prof.store.fingerprint import Facts
-from unified_prof.store.opening import open_read_only, read_error
+from unified_prof.store.opening import open_read_only
+from unified_prof.store.sql import declared, open_unfinished, quoted, upgrade_error
 
 _RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
-# The copy is thrown away when anything fails: no journal, no waiting for the disk.
-_FAST = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", "PRAGMA locking_mode = EXCLUSIVE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,12 @@ class _Plan:
 
 def _plan(found: Detection, to: str) -> _Plan:
     family, start = found.require()
+    if found.not_tables:
+        raise StoreError(
+            f"{found.path} cannot be upgraded: {', '.join(found.not_tables)} in it is a view or a"
+            " virtual table, expected a table",
+            hint="see what is odd about it with: uprof db check",
+        )
     target = catalogue.resolve(family, to)
     order = catalogue.REVISIONS[family].index
     if target in found.equivalent:
@@ -163,13 +168,12 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
     """Migrate the database `copy` of `path` and verify it; return the new anomalies."""
     from unified_prof.migrate import runner
 
-    with closing(sqlite3.connect(copy, isolation_level=None)) as db:
-        db.execute("PRAGMA journal_mode = DELETE")  # out of WAL mode, which is kept in the file
-        for setting in _FAST:
-            db.execute(setting)
+    with closing(open_unfinished(copy)) as db:
         if plan.start == plan.target:
+            _refuse_damage(db, path)
             return ()
         facts = fingerprint.read_facts(db)
+        triggers = _without_triggers(db)
         known = _anomalies(db)
         if plan.family == catalogue.MSPROF:
             state = runner.file_state(db, facts, plan.start)
@@ -177,7 +181,10 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
             ordering.order_columns(db, catalogue.load(plan.family, plan.target))
             if state.holds_records:
                 _note_origin(db, plan.start)
+        for statement in triggers:
+            db.execute(statement)
         _verify(db, path, plan, facts)
+        _refuse_damage(db, path)
         return tuple(
             Anomaly(name, count - known.get(name, (0, None))[0], detail)
             for name, (count, detail) in _anomalies(db).items()
@@ -185,11 +192,32 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
         )
 
 
+def _without_triggers(db: sqlite3.Connection) -> list[str]:
+    """Drop the file's triggers, which no step may set off, and return what creates them."""
+    triggers = db.execute(
+        "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY rowid"
+    ).fetchall()
+    for name, _ in triggers:
+        db.execute(f"DROP TRIGGER {quoted(name)}")
+    return [str(statement) for _, statement in triggers]
+
+
+def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
+    """Have SQLite walk every page of the copy: what no step touched may be damaged as well."""
+    found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if found != "ok":
+        words = " ".join(str(found).split())
+        raise StoreError(
+            f"{path} is damaged: {words}", hint="recover it with the sqlite3 shell; it is as it was"
+        )
+
+
 def _note_origin(db: sqlite3.Connection, revision: str) -> None:
     """Write down the revision the file came from, unless an earlier upgrade did."""
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'UPROF_RUN'").fetchone():
+    if not declared(db, "UPROF_RUN"):
         db.execute(catalogue.extension_tables()["UPROF_RUN"].create_sql)
-    db.execute("INSERT OR IGNORE INTO UPROF_RUN VALUES (?, ?)", (MIGRATED_FROM, revision))
+    insert = "INSERT OR IGNORE INTO UPROF_RUN (name, value) VALUES (?, ?)"
+    db.execute(insert, (MIGRATED_FROM, revision))
 
 
 def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> None:
@@ -197,7 +225,7 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
     found = recognise(db, path)
     after = fingerprint.read_facts(db).tables
     for table in after:
-        db.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()
+        db.execute(f"SELECT count(*) FROM {quoted(table)}").fetchone()
     gone = {
         table
         for table in before.tables.keys() - after.keys() - _RENAMED
@@ -212,15 +240,10 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
 
 
 def _anomalies(db: sqlite3.Connection) -> dict[str, tuple[int, str | None]]:
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'UPROF_ANOMALIES'").fetchone():
+    if not declared(db, "UPROF_ANOMALIES"):
         return {}
     rows = db.execute("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY rowid")
     return {name: (count, detail) for name, count, detail in rows}
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
 
 
 @contextmanager
@@ -228,23 +251,8 @@ def _translated(path: Path, output: Path, plan: _Plan) -> Iterator[None]:
     """Turn what SQLite and the system say during an upgrade into errors of ours."""
     try:
         yield
-    except (sqlite3.Error, OSError) as err:
-        raise _error(path, output, plan, err) from err
     except Exception as err:
-        cause = getattr(err, "orig", None)  # SQLAlchemy's DBAPIError, which is not imported here
-        if not isinstance(cause, sqlite3.Error):
+        steps = f"from {plan.start} to {plan.target}"
+        if (ours := upgrade_error(path, output, steps, err)) is None:
             raise
-        raise _error(path, output, plan, cause) from err
-
-
-def _error(path: Path, output: Path, plan: _Plan, err: sqlite3.Error | OSError) -> UprofError:
-    text = str(err)
-    unwritable = any(words in text for words in ("is full", "readonly", "disk I/O"))
-    if isinstance(err, OSError) or unwritable:
-        return output_error(output, err)
-    if isinstance(err, sqlite3.Error) and ("malformed" in text or "not a database" in text):
-        return read_error(path, err)
-    return StoreError(
-        f"{path} could not be taken from {plan.start} to {plan.target}: {text}",
-        hint="the file is as it was; see what is odd about it with: uprof db check",
-    )
+        raise ours from err

@@ -6,7 +6,6 @@ collective: when and how long. Times are microseconds and milliseconds as torch_
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.intervals import merge
 from unified_prof.store.atomic import replacing
 from unified_prof.store.reader import Report
+from unified_prof.store.sql import open_unfinished
 from unified_prof.units import NS_PER_MS, NS_PER_US
 
 FILE_NAME = "analysis.db"
@@ -67,8 +67,9 @@ def write_analysis(report: Report, folder: Path, *, overwrite: bool) -> Path:
         for number, start, end in report.rows("SELECT id, startNs, endNs FROM STEP_TIME ORDER BY 2")
     ]
     path = folder / FILE_NAME
-    with replacing(path, overwrite=overwrite) as partial, closing(sqlite3.connect(partial)) as db:
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(_SCHEMA)
+        db.execute("BEGIN")
         db.executemany(
             f"INSERT INTO StepTraceTime VALUES ({', '.join('?' * 11)})",
             _step_rows(report, steps or [_WHOLE]),
@@ -77,7 +78,7 @@ def write_analysis(report: Report, folder: Path, *, overwrite: bool) -> Path:
             f"INSERT INTO CommAnalyzerTime VALUES ({', '.join('?' * 10)})",
             _collective_rows(report, steps),
         )
-        db.commit()
+        db.execute("COMMIT")
     return path
 
 

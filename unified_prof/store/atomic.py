@@ -19,6 +19,7 @@ from pathlib import Path
 
 from unified_prof.errors import OutputError
 from unified_prof.store import ownership
+from unified_prof.store.watching import raise_kept
 
 _NAME_BYTES = 180  # of the final name, kept in the partial one: 255 is what file systems allow
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
@@ -103,6 +104,7 @@ def replacing(target: str | os.PathLike[str], *, overwrite: bool = False) -> Ite
         yield output.partial
         output.commit()
     except (OSError, sqlite3.Error) as err:
+        raise_kept()
         raise output_error(output.target, err) from err
     finally:
         output.discard()
@@ -154,7 +156,7 @@ def _remove_abandoned(folder: Path, head: str) -> None:
             found = _PARTIAL.fullmatch(entry.name, len(head))
             if found and ownership.is_abandoned(found["owner"]):
                 with suppress(OSError):
-                    os.unlink(entry.path)
+                    Path(entry.path).unlink()
 
 
 def _refuse_left_overs(target: Path, final: Path) -> None:

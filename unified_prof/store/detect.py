@@ -16,7 +16,8 @@ from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
 from unified_prof.store.fingerprint import Facts
-from unified_prof.store.opening import open_read_only, reading
+from unified_prof.store.opening import open_read_only
+from unified_prof.store.sql import reading
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
 """META_DATA row in which a file written or migrated by uprof names its revision."""
@@ -104,6 +105,9 @@ class Detection:
     notes: tuple[str, ...] = ()
     """Contradictions and oddities that did not prevent recognising it."""
 
+    not_tables: tuple[str, ...] = ()
+    """Names of the format's tables that views or virtual tables have: nothing is read from them."""
+
     def require(self) -> tuple[str, str]:
         """Return (family, revision).
 
@@ -142,6 +146,16 @@ def detect(path: Path | str) -> Detection:
 def recognise(db: sqlite3.Connection, path: Path) -> Detection:
     """Recognise the main database of an open connection; `path` is its name in messages."""
     facts = fingerprint.read_facts(db)
+    found = _recognise(path, facts)
+    if found.family is None:
+        return found
+    names = {name.lower() for name in catalogue.load(found.family, "latest").tables}
+    names |= {name.lower() for name in catalogue.extension_tables()}
+    not_tables = tuple(name for name in facts.not_tables if name.lower() in names)
+    return replace(found, not_tables=not_tables)
+
+
+def _recognise(path: Path, facts: Facts) -> Detection:
     for family, table in _SKYLINE.items():
         if facts.has(table, "id"):
             return _skyline(path, facts, family)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unified_prof.models import catalogue
+from unified_prof.store.sql import TABLES, declared, quoted
 
 PREHISTORY_TABLES = frozenset(
     {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
@@ -25,6 +26,9 @@ class Facts:
 
     tables: dict[str, dict[str, str]]
     """Table -> column -> declared type in upper case, both in the file's order."""
+
+    not_tables: tuple[str, ...]
+    """Views and virtual tables: they may compute without end, so nothing is read from them."""
 
     keys: frozenset[str]
     """Tables with a declared primary key."""
@@ -52,21 +56,23 @@ class Facts:
 
 def read_facts(db: sqlite3.Connection) -> Facts:
     """Collect the facts; the cost does not grow with the number of recorded rows."""
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
     tables: dict[str, dict[str, str]] = {}
     keys: set[str] = set()
-    for (name,) in db.execute(query).fetchall():
+    for (name,) in db.execute(f"SELECT name FROM {TABLES} ORDER BY rowid").fetchall():
         if name.startswith("sqlite_"):
             continue
-        try:
-            columns = db.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
-        except sqlite3.OperationalError:
-            columns = []  # a virtual table whose module is not here
-        tables[name] = {column[1]: str(column[2]).upper() for column in columns}
-        if any(column[5] for column in columns):
+        columns = declared(db, name)
+        tables[name] = {column.name: column.type.upper() for column in columns}
+        if any(column.primary_key for column in columns):
             keys.add(name)
+    others = db.execute(
+        "SELECT name FROM main.sqlite_master WHERE type IN ('table', 'view') ORDER BY rowid"
+    ).fetchall()
     return Facts(
         tables=tables,
+        not_tables=tuple(
+            str(name) for (name,) in others if name not in tables and name[:7] != "sqlite_"
+        ),
         keys=frozenset(keys),
         enums={t: _enum(db, t) for t, c in tables.items() if _is_enum(t, c)},
         meta=_meta(db) if {"name", "value"} <= set(tables.get("META_DATA", ())) else (),
@@ -81,7 +87,7 @@ def _is_enum(table: str, columns: dict[str, str]) -> bool:
 
 def _enum(db: sqlite3.Connection, table: str) -> dict[int, str]:
     # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
-    rows = db.execute(f"SELECT id, name FROM {_quoted(table)} LIMIT 1000")
+    rows = db.execute(f"SELECT id, name FROM {quoted(table)} LIMIT 1000")
     return {number: str(name) for number, name in rows if isinstance(number, int)}
 
 
@@ -269,8 +275,3 @@ def _shape(facts: Facts, revision: str, *, whole: bool) -> tuple[object, ...]:
     tables = {name: t.columns for name, t in spec.tables.items() if name in counted}
     rows = {name: spec.rows[name] for name in spec.enum_tables if name in counted}
     return spec.schema_version if "META_DATA" in counted else None, tables, rows
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'

@@ -7,23 +7,33 @@ temporary copy, and a file in WAL mode without a log as an immutable one.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from unified_prof.errors import OutputError, StoreError
+from unified_prof.store.atomic import SQLITE_SIDE_FILES
+from unified_prof.store.ownership import temporary_folder
+from unified_prof.store.sql import READ_ERRORS, is_locked, read_error, reading
+from unified_prof.store.watching import raise_kept, watch
 
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _WAL_MODE = 2  # header byte 19: the version of the file format that reading needs
 _BUSY_TIMEOUT_S = 5.0
 _COPY_ATTEMPTS = 3
+_COPY_BYTES = 1 << 20
+_BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's own
+# A generated column may ask for SQLite's whole gigabyte in every row.
+_LONGEST_VALUE_BYTES = 1 << 27
+_STEPS_OF_RECOGNISING = 50_000_000  # a second; a report's small tables take some thousands
 
 
 def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
@@ -40,49 +50,45 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         OutputError: a temporary copy was needed and could not be made.
     """
     header = _header(path)
-    log, journal = (path.with_name(path.name + suffix) for suffix in ("-wal", "-journal"))
+    sides = side_files(path)
     in_wal_mode = header[19] == _WAL_MODE
-    if in_wal_mode and _size(log):
-        return _open_copy(path, log, resources)
-    if not _size(journal):
+    if in_wal_mode and "-wal" in sides:
+        return _open_copy(path, sides["-wal"], resources)
+    if "-journal" not in sides:
         _refuse_truncated(path, header)
     try:
         # Nobody can change a file in WAL mode without a log beside it; reading it otherwise
         # would make one.
         return _connect(path, "immutable=1" if in_wal_mode else "mode=ro", resources)
     except READ_ERRORS as err:
-        if _size(journal) and not _is_locked(err):
-            return _open_copy(path, journal, resources)
+        raise_kept()
+        if "-journal" in sides and not is_locked(err):
+            return _open_copy(path, sides["-journal"], resources)
         raise read_error(path, err) from err
 
 
-# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text,
-# and until Python 3.12 a Warning for two statements in one.
-READ_ERRORS = (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)
+def side_files(path: Path) -> dict[str, Path]:
+    """Return what lies beside a database and is not empty: its log and journal, by ending.
 
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what SQLite says while reading into a StoreError that names `path`."""
-    try:
-        yield
-    except READ_ERRORS as err:
-        raise read_error(path, err) from err
-
-
-def read_error(path: Path, err: Exception) -> StoreError:
-    """Say in words why `path` cannot be read."""
-    if _is_locked(err):
-        return StoreError(
-            f"{path} is being written by another process", hint="try again when that has finished"
-        )
-    text = str(err)
-    if isinstance(err, UnicodeDecodeError):
-        text = err.object.decode("utf-8", "backslashreplace")
-    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
-    if "not a database" in text or "malformed" in text or "disk I/O" in text:
-        return StoreError(f"{path} is damaged: {text}", hint="recover it with the sqlite3 shell")
-    return StoreError(f"cannot read {path}: {text}")
+    Raises:
+        StoreError: one of them is no file, and SQLite would wait for what comes out of it.
+    """
+    found = {}
+    real = Path(os.path.realpath(path))  # SQLite looks beside the file that a link points to
+    for ending in SQLITE_SIDE_FILES:
+        side = real.with_name(real.name + ending)
+        try:
+            state = side.stat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(state.st_mode):
+            raise StoreError(
+                f"{path} cannot be read: {side.name} beside it is not a regular file",
+                hint="move it away",
+            )
+        if state.st_size:
+            found[ending] = side
+    return found
 
 
 def _header(path: Path) -> bytes:
@@ -131,6 +137,9 @@ def _connect(path: Path, options: str, resources: ExitStack) -> sqlite3.Connecti
     db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
     try:
         db.execute("PRAGMA trusted_schema = OFF")  # the file is somebody else's
+        if hasattr(db, "setlimit"):  # since Python 3.11
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+        watch(db, steps=_STEPS_OF_RECOGNISING)
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except BaseException:
         db.close()
@@ -144,10 +153,11 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
     """Open a copy of a database together with the log or journal its writer left behind."""
     try:
         folder = resources.enter_context(temporary_folder())
+        _refuse_too_much(folder, path, side_file)
         for _ in range(_COPY_ATTEMPTS):
             before = _states(path, side_file)
-            for file in (path, side_file):
-                shutil.copyfile(file, folder / file.name)
+            _copy_sparse(path, folder / "copy")
+            _copy_sparse(side_file, folder / f"copy{_ending(side_file)}")
             if _states(path, side_file) == before:
                 break
         else:
@@ -162,19 +172,54 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
             hint="set TMPDIR to a folder with enough space",
         ) from err
     with reading(path):
-        return _connect(folder / path.name, "mode=rw", resources)
+        return _connect(folder / "copy", "mode=rw", resources)
+
+
+def _ending(side_file: Path) -> str:
+    return next(ending for ending in SQLITE_SIDE_FILES if side_file.name.endswith(ending))
+
+
+def _refuse_too_much(folder: Path, *files: Path) -> None:
+    """Raise OSError where copies of the files would fill the disk."""
+    states = [file.stat() for file in files]
+    # What a file of holes takes on the disk; Windows does not say.
+    needed = sum(
+        min(state.st_size, getattr(state, "st_blocks", state.st_size) * _BLOCK_BYTES)
+        for state in states
+    )
+    if needed > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _copy_sparse(source: Path, copy: Path) -> None:
+    """Copy a file; its holes, which may be of any size, stay holes."""
+    with source.open("rb") as read, copy.open("wb") as write:
+        size = os.fstat(read.fileno()).st_size
+        position = 0
+        while position < size and (part := _next_data(read, position, size)) is not None:
+            position, end = part
+            read.seek(position)
+            write.seek(position)
+            while position < end and (data := read.read(min(_COPY_BYTES, end - position))):
+                write.write(data)
+                position += len(data)
+            if position < end:
+                return  # cut while it was read
+        write.truncate(size)
+
+
+def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | None:
+    """Return where the next bytes that are no hole begin and end; None: there are none."""
+    if not hasattr(os, "SEEK_DATA"):
+        return position, size
+    try:
+        begin = os.lseek(file.fileno(), position, os.SEEK_DATA)
+        return begin, os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+    except OSError as err:
+        if err.errno == errno.ENXIO:
+            return None
+        return position, size  # a file system without holes
 
 
 def _states(*files: Path) -> list[tuple[int, int]]:
     return [(state.st_size, state.st_mtime_ns) for state in map(os.stat, files)]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _is_locked(err: Exception) -> bool:
-    return "locked" in str(err)

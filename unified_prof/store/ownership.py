@@ -70,7 +70,7 @@ def _domain() -> str | None:
     """Return what tells this numbering of processes from all others; None: not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        numbering = os.readlink("/proc/self/ns/pid")
+        numbering = Path("/proc/self/ns/pid").readlink()
     except (OSError, ValueError):
         return None
     return blake2b(f"{boot} {numbering}".encode(), digest_size=4).hexdigest()

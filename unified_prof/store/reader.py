@@ -18,7 +18,9 @@ from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
 from unified_prof.store import detect, fetch, views
 from unified_prof.store.batches import plain
-from unified_prof.store.opening import READ_ERRORS, open_read_only, read_error, reading
+from unified_prof.store.opening import open_read_only
+from unified_prof.store.sql import READ_ERRORS, TABLES, quoted, read_error, reading
+from unified_prof.store.watching import raise_kept, watch
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import ExceptionContext
@@ -59,6 +61,7 @@ class Report:
                 newest = catalogue.load(self.family, "latest").tables
                 views.lay(self._db, newest | catalogue.extension_tables())
                 self._db.execute("PRAGMA query_only = ON")
+            watch(self._db)  # from here on, the size of the file says how long it takes
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Report:
@@ -151,6 +154,7 @@ class Report:
 
     def _raise_ours(self, context: ExceptionContext) -> None:
         if isinstance(context.original_exception, READ_ERRORS):
+            raise_kept()
             raise read_error(self.path, context.original_exception)
 
     def _whole(self, table: str) -> dict[str, NDArray[Any]]:
@@ -159,7 +163,7 @@ class Report:
             raise UsageError(
                 f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
             )
-        columns = self.columns(f'SELECT * FROM "{table}"')
+        columns = self.columns(f"SELECT * FROM {quoted(table)}")
         columns.pop("rowid", None)  # of a view (store/views.py)
         return columns
 
@@ -184,10 +188,7 @@ def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> 
 
 
 def _tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    query = (
-        "SELECT name FROM main.sqlite_master"
-        " WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@' ORDER BY rowid"
-    )
+    query = f"SELECT name FROM {TABLES} WHERE name NOT LIKE 'sqlite@_%' ESCAPE '@' ORDER BY rowid"
     return tuple(str(name) for (name,) in db.execute(query))
 
 

@@ -13,6 +13,7 @@ from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, froz
 from unified_prof.models.skyline_memory import ACTIVATION, WEIGHT
 from unified_prof.store import uprof_tables
 from unified_prof.store.atomic import replacing
+from unified_prof.store.sql import open_unfinished, transaction
 from unified_prof.tracking.records import (
     ActivationRecord,
     OperationRecord,
@@ -39,10 +40,10 @@ def write_run_time(
         OutputError: `path` exists or cannot be written.
         StoreError: the file written does not pass SQLite's own check.
     """
-    with replacing(path, overwrite=overwrite) as partial, closing(_create(partial)) as db:
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_RUN_TIME, "1"))
         matched = [i for i, iteration in enumerate(run.iterations) if iteration.matched]
-        with db:
+        with transaction(db):
             for entry_id, operation in enumerate(run.operations, start=1):
                 _insert_operation(db, entry_id, operation)
             uprof_tables.fill(
@@ -78,9 +79,9 @@ def write_memory(
         OutputError: `path` exists or cannot be written.
         StoreError: the file written does not pass SQLite's own check.
     """
-    with replacing(path, overwrite=overwrite) as partial, closing(_create(partial)) as db:
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
         db.executescript(frozen_text(SKYLINE_MEMORY, "1"))
-        with db:
+        with transaction(db):
             db.executemany(
                 "INSERT INTO weight_entries VALUES (?, ?, ?, ?)",
                 (
@@ -105,14 +106,6 @@ def write_memory(
             _fill_modules(db, "activation", run.activations)
             _fill_common(db, run, facts)
         _verify(db, path)
-
-
-def _create(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path)
-    # The file is thrown away when anything fails and synced as a whole before it is renamed.
-    db.execute("PRAGMA journal_mode = OFF")
-    db.execute("PRAGMA synchronous = OFF")
-    return db
 
 
 def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: OperationRecord) -> None:

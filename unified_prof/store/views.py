@@ -12,17 +12,19 @@ import sqlite3
 from unified_prof.models.catalogue import ColumnSpec, TableSpec
 from unified_prof.store.layouts import RENAMES
 from unified_prof.store.meanings import HCCL_TYPES, INVALID_TYPE, enum_names
+from unified_prof.store.sql import TABLES, declared, quoted
 
 
 def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
     """Create a view for every table of `newest` that is missing or has another shape.
 
-    Missing tables read as empty and missing columns as NULL; columns that the newest schema does
-    not know come after those it knows. Views of tables without a key end with a column `rowid`,
-    by which models tell their rows apart.
+    What has such a name and is no table, such as a view of the file's own, is hidden. Missing
+    tables read as empty and missing columns as NULL; columns that the newest schema does not know
+    come after those it knows. Views of tables without a key end with a column `rowid`, by which
+    models tell their rows apart.
     """
-    query = "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('table', 'view')"
-    present = {str(name).lower(): (str(name), kind, sql) for name, kind, sql in db.execute(query)}
+    query = f"SELECT name, sql FROM {TABLES}"
+    present = {str(name).lower(): (str(name), str(sql)) for name, sql in db.execute(query)}
     # Before the enum tables existed, the columns that refer to them held ids of texts.
     enums = set(HCCL_TYPES.values())
     by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
@@ -33,25 +35,20 @@ def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
             else:
                 body = f"SELECT {', '.join(_empty(spec))} WHERE 0"
         else:
-            name, kind, sql = present[spec.name.lower()]
-            found = {
-                str(column).lower(): (str(column), str(declared))
-                for _, column, declared, *_ in db.execute(
-                    f"PRAGMA main.table_info({_quoted(name)})"
-                )
-            }
+            name, sql = present[spec.name.lower()]
+            found = {c.name.lower(): (c.name, c.type) for c in declared(db, name)}
             selection = _selection(spec, found, by_text=by_text)
             if selection is None:
                 continue
             if not _has_key(spec) and "rowid" not in found:
-                has_rowid = kind == "table" and "WITHOUT ROWID" not in str(sql).upper()
+                has_rowid = "WITHOUT ROWID" not in sql.upper()
                 selection.append("rowid" if has_rowid else "row_number() OVER () AS rowid")
-            body = f"SELECT {', '.join(selection)} FROM main.{_quoted(name)}"
-        db.execute(f"CREATE TEMP VIEW {_quoted(spec.name)} AS {body}")
+            body = f"SELECT {', '.join(selection)} FROM main.{quoted(name)}"
+        db.execute(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
 
 
 def _empty(spec: TableSpec) -> list[str]:
-    columns = [f"{_null(column)} AS {_quoted(column.name)}" for column in spec.columns]
+    columns = [f"{_null(column)} AS {quoted(column.name)}" for column in spec.columns]
     return columns if _has_key(spec) else [*columns, "CAST(NULL AS INTEGER) AS rowid"]
 
 
@@ -81,20 +78,20 @@ def _selection(
             expression = _null(column)
         else:
             used.add(name)
-            actual, declared = found[name]
-            expression = _quoted(actual)
+            actual, kind = found[name]
+            expression = quoted(actual)
             enum = HCCL_TYPES.get((spec.name, column.name))
             if enum and by_text:
                 expression = _enum_id(enum, expression)
-            elif column.type == "TEXT" and "INT" in declared.upper():
+            elif column.type == "TEXT" and "INT" in kind.upper():
                 expression = f"CAST({expression} AS TEXT)"  # HOST_INFO.hostUid was a number
-        differs |= expression.lower() != _quoted(column.name).lower()
-        selection.append(f"{expression} AS {_quoted(column.name)}")
+        differs |= expression.lower() != quoted(column.name).lower()
+        selection.append(f"{expression} AS {quoted(column.name)}")
     if not differs:
         return None
     taken = {column.name.lower() for column in spec.columns}
     extra = [name for key, (name, _) in found.items() if key not in used and key not in taken]
-    return selection + [_quoted(name) for name in extra]
+    return selection + [quoted(name) for name in extra]
 
 
 def _enum_id(enum: str, string_id: str) -> str:
@@ -117,8 +114,3 @@ def _enum_values(enum: str) -> str:
 
 def _null(column: ColumnSpec) -> str:
     return f"CAST(NULL AS {column.type})"
-
-
-def _quoted(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
