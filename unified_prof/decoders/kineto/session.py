@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.numbers import to_int64
+from unified_prof.redaction import MASK, is_secret_name, redact
 
 UNKNOWN_NAME = "UNKNOWN"
 NO_DEVICE = -1
 NO_RANK = -1
 _NO_HOST_UID = "0"
 
-_OWN_KEYS = {"deviceProperties", "baseTimeNanoseconds"}
+_TOLD_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
+# What torch and Kineto themselves say of a recording, besides the versions of what made it.
+_KNOWN_KEYS = frozenset(
+    "schemaVersion traceName trace_id displayTimeUnit distributedInfo host_name record_shapes "
+    "profile_memory with_stack with_flops with_modules INFO WARNING ERROR VERBOSE STAGE".split()
+)
+_VERSION = re.compile(r"[A-Za-z0-9_]{1,60}_version")
 
 
 def base_time_ns(metadata: dict[str, Any]) -> int:
@@ -52,8 +60,41 @@ def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str,
         "base_time_ns": base_ns,
         "events": dict(sorted(parts.counts.items())),
         "rank": rank if rank != NO_RANK else None,
-        "trace_metadata": {k: v for k, v in metadata.items() if k not in _OWN_KEYS},
+        **_metadata_facts(metadata),
     }
+
+
+def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return what the recording says of itself, without what may be anybody's secret.
+
+    `torch.profiler.add_metadata` puts whatever a program likes among the keys of a trace, its
+    environment with access tokens too; a report is sent to colleagues. So of keys that are not
+    the profiler's only the names are kept, and values that look secret are masked everywhere.
+    """
+    known, others = {}, []
+    for key, value in metadata.items():
+        if key in _KNOWN_KEYS or _VERSION.fullmatch(key):
+            known[key] = _redacted(value)
+        elif key not in _TOLD_ELSEWHERE:
+            others.append(key)
+    facts: dict[str, Any] = {"trace_metadata": known}
+    if others:
+        facts["trace_metadata_left_out"] = sorted(others)
+    return facts
+
+
+def _redacted(value: Any) -> Any:
+    """Return a value of JSON with what looks like a secret in it masked."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_redacted(one) for one in value]
+    if isinstance(value, dict):
+        return {
+            name: MASK if is_secret_name(name) and one else _redacted(one)
+            for name, one in value.items()
+        }
+    return value
 
 
 def rank_of(metadata: dict[str, Any]) -> int | None:
