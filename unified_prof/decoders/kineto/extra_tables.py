@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from unified_prof.decoders.kineto import rows as r
@@ -96,9 +98,18 @@ def _write_threads(parts: Collector) -> None:
             "UPROF_THREADS",
             {
                 "globalTid": threads.global_tids,
-                "process": [str(process) for process, _ in threads],
-                "thread": [str(thread) for _, thread in threads],
-                "processName": [threads.process_names.get(process) for process, _ in threads],
-                "threadName": [threads.thread_names.get(key) for key in threads],
+                "process": [str(keys[0][0]) for keys in threads.spellings],
+                "thread": [str(keys[0][1]) for keys in threads.spellings],
+                "processName": [
+                    _first(threads.process_names.get(process) for process, _ in keys)
+                    for keys in threads.spellings
+                ],
+                "threadName": [
+                    _first(map(threads.thread_names.get, keys)) for keys in threads.spellings
+                ],
             },
         )
+
+
+def _first(texts: Iterable[str | None]) -> str | None:
+    return next((text for text in texts if text is not None), None)

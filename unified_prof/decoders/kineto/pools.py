@@ -49,7 +49,8 @@ class Threads(dict[tuple[Any, Any], int]):
 
     The format packs a process id and a thread id into 64 bits. What does not fit (older traces
     have pthread handles; merged ones have text) gets a number that no system uses, and counts
-    as an anomaly.
+    as an anomaly. Old traces write one thread in two ways, as 5786 and as "5786": it has one
+    number.
     """
 
     _FIRST_SURROGATE_PID = 0x7F00_0000
@@ -58,18 +59,25 @@ class Threads(dict[tuple[Any, Any], int]):
     def __init__(self, anomaly: Callable[[str, int, str], None]) -> None:
         self.process_ids: list[int] = []
         self.global_tids: list[int] = []
+        self.spellings: list[list[tuple[Any, Any]]] = []
+        """The keys of each thread."""
         self.process_names: dict[Any, str] = {}
         self.process_labels: dict[Any, str] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
         self._anomaly = anomaly
         self._surrogates: dict[tuple[str, Any], int] = {}
+        self._numbers: dict[int, int] = {}
 
     def __missing__(self, key: tuple[Any, Any]) -> int:
-        number = self[key] = len(self.global_tids)
         pid = self._fit("process", key[0], 31, self._FIRST_SURROGATE_PID)
         tid = self._fit("thread", key[1], 32, self._FIRST_SURROGATE_TID)
-        self.process_ids.append(pid)
-        self.global_tids.append(pid << 32 | tid)
+        global_tid = pid << 32 | tid
+        number = self[key] = self._numbers.setdefault(global_tid, len(self.global_tids))
+        if number == len(self.global_tids):
+            self.process_ids.append(pid)
+            self.global_tids.append(global_tid)
+            self.spellings.append([])
+        self.spellings[number].append(key)
         return number
 
     def _fit(self, what: str, given: Any, bits: int, first_surrogate: int) -> int:

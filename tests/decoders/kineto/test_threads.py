@@ -1,0 +1,31 @@
+"""Threads as traces name them, and as the format packs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.decoders.kineto.made import PID, TID, decode_events, operation
+from unified_prof.pipeline.convert import convert
+
+LABEL = {"ph": "M", "name": "thread_name", "pid": PID, "tid": str(TID), "args": {"name": "main"}}
+
+
+def test_one_thread_spelt_in_two_ways_is_one_thread(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        operation("aten::outer", 0, 50),
+        operation("aten::inner", 10, 5, tid=str(TID)),
+        operation("aten::other", 20, 5, tid=TID + 1),
+        LABEL,
+    )
+    packed = PID << 32 | TID
+    assert [row["globalTid"] for row in sink.tables["UPROF_THREADS"]] == [packed, packed + 1]
+    assert sink.tables["UPROF_THREADS"][0]["threadName"] == "main"
+    assert {row["globalTid"] for row in sink.tables["PYTORCH_API"]} == {packed, packed + 1}
+
+
+def test_a_trace_of_that_time_is_imported(shared: Path, tmp_path: Path) -> None:
+    trace = shared / "samples" / "kineto" / "v100_resnet50_text_tid.json.gz"
+    made = convert(trace, tmp_path / "r.db")
+    assert made.rows["PYTORCH_API"] == 20_556
+    assert made.decoded.figures["device_tasks_joined"] == 9_258
