@@ -1,12 +1,425 @@
-"""Writes docs/schema/kineto-mapping.md from the mapping that the decoder declares."""
+"""Writes docs/schema/kineto-mapping.md: where everything in a torch.profiler trace goes, as data.
+
+A test decodes a trace with all kinds of events and compares the tables and columns that were
+written with those declared here, and the document with what it is made of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.decoders.kineto.mapping import as_markdown
+from unified_prof.decoders.kineto.gpu_tables import COPY_DIRECTIONS, TASK_TYPES
+from unified_prof.decoders.kineto.host_tables import (
+    API_TYPE_OPERATION,
+    HOST_ONLY_CONNECTION,
+    RANGE_EVENT,
+    UNKNOWN_ID,
+)
+from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
+from unified_prof.decoders.kineto.memory import DEVICE_COMPONENT, HOST_COMPONENT
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
+
+
+@dataclass(frozen=True, slots=True)
+class TableMapping:
+    """One table, the events its rows come from, and the source of every column written."""
+
+    table: str
+    kinds: tuple[Kind, ...]
+    """Kinds of events that make its rows; empty: the trace's own keys."""
+    columns: Mapping[str, str]
+    note: str = ""
+
+
+_TIMES = {"startNs": "`ts` + base time", "endNs": "`ts` + `dur` + base time"}
+_NOT_RECORDED = "not recorded: N/A"
+_NOT_APPLICABLE = f"does not apply: {UNKNOWN_ID}"
+
+_DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.SET)
+_HOST_KINDS = (Kind.OPERATION, Kind.ANNOTATION)
+
+MAPPINGS: tuple[TableMapping, ...] = (
+    TableMapping(
+        "TASK",
+        _DEVICE_KINDS,
+        _TIMES
+        | {
+            "deviceId": "`device`, else the pid",
+            "connectionId": "`connectionId` of the call with the same `correlation`",
+            "globalTaskId": "dense from 0, by start",
+            "globalPid": "process of the launching call, else the busiest one",
+            "taskType": ", ".join(sorted(set(TASK_TYPES.values()))),
+            "contextId": _NOT_APPLICABLE + " (not a CUDA context)",
+            "streamId": "`stream`, else the tid",
+            "taskId": _NOT_APPLICABLE,
+            "modelId": _NOT_APPLICABLE,
+        },
+        "Without a `correlation`, connectionId is a number no call has.",
+    ),
+    TableMapping(
+        "COMPUTE_TASK_INFO",
+        (Kind.KERNEL,),
+        {
+            "name": "`name`",
+            "globalTaskId": "of TASK",
+            "blockNum": "product of `grid`",
+            "mixBlockNum": "0",
+            "taskType": TASK_TYPES[0],
+            "opType": "operation that launched it: the innermost around the launching call on its"
+            " thread, else the one its `External id` names",
+            "inputFormats": "of that operation, from `Input Strides`: NCHW, NHWC, NCDHW, NDHWC, ND",
+            "inputDataTypes": "of that operation, `Input type` in msprof's names",
+            "inputShapes": 'of that operation, `Input Dims` as `"2,3;4"`',
+            "outputFormats": _NOT_RECORDED,
+            "outputDataTypes": _NOT_RECORDED,
+            "outputShapes": _NOT_RECORDED,
+            "attrInfo": _NOT_RECORDED,
+            "opState": _NOT_RECORDED,
+            "hf32Eligible": _NOT_RECORDED,
+            "gridDim": "`grid` as `x,y,z`",
+            "blockDim": "`block` as `x,y,z`",
+        },
+        "Kernels of NCCL, RCCL and MSCCL are not here but in COMMUNICATION_OP.",
+    ),
+    TableMapping(
+        "MEMCPY_INFO",
+        (Kind.COPY,),
+        {
+            "globalTaskId": "of TASK",
+            "size": "`bytes`, else `size` of the HIP call",
+            "memcpyOperation": "from `name`: "
+            + ", ".join(f"{word} {number}" for word, number in COPY_DIRECTIONS.items()),
+        },
+        "Memory sets copy nothing; their bytes are in UPROF_GPU_TASKS.",
+    ),
+    TableMapping(
+        "COMMUNICATION_OP",
+        (Kind.KERNEL,),
+        _TIMES
+        | {
+            "opName": "`<Collective name>__<Process Group Name>_<Seq, else running number>_1`",
+            "connectionId": "of TASK",
+            "groupName": "`Process Group Name`",
+            "opId": "dense from 0, by start",
+            "relay": "0",
+            "retry": "0",
+            "dataType": "`dtype` in ENUM_HCCL_DATA_TYPE; 65534 not recorded, 65535 not in it",
+            "algType": "algorithm and protocol in the kernel's name, such as RING-LL",
+            "count": "`In msg nelems`",
+            "opType": "`Collective name`, else from the kernel's name",
+            "deviceId": "of TASK",
+            "rankSize": "`Group size`",
+        },
+        "Kernels named nccl*, rccl* or msccl*Kernel. The parameters are the kernel's own, else"
+        " those of the `record_param_comms` operation around its launch, else what an `nccl:`"
+        " annotation says.",
+    ),
+    TableMapping(
+        "COMMUNICATION_TASK_INFO",
+        (Kind.KERNEL,),
+        {
+            "name": "`name`",
+            "globalTaskId": "of TASK",
+            "taskType": TASK_TYPES[0],
+            "planeId": "0",
+            "groupName": "of COMMUNICATION_OP",
+            "notifyId": "-1: none",
+            "rdmaType": "65534: not recorded",
+            "srcRank": f"`Src Rank`, else {UNKNOWN_ID}",
+            "dstRank": f"`Dst Rank`, else {UNKNOWN_ID}",
+            "transportType": "65534: not recorded",
+            "size": "bytes of the larger of the two messages",
+            "dataType": "of COMMUNICATION_OP",
+            "linkType": "65534: not recorded",
+            "opId": "of COMMUNICATION_OP",
+            "isMaster": "1",
+            "bandwidth": "size / duration, bytes a second",
+        },
+    ),
+    TableMapping(
+        "CANN_API",
+        (Kind.CALL,),
+        _TIMES
+        | {
+            "type": "5000 runtime",
+            "globalTid": "pid << 32 | tid",
+            "connectionId": "`correlation`; a fresh number where an earlier call has it already",
+            "name": "`name`",
+        },
+    ),
+    TableMapping(
+        "PYTORCH_API",
+        (Kind.OPERATION,),
+        _TIMES
+        | {
+            "globalTid": "pid << 32 | tid",
+            "connectionId": "CONNECTION_IDS.id; NULL: it made no call itself",
+            "name": "`name`",
+            "sequenceNumber": "`Sequence number`, else -1",
+            "fwdThreadId": "`Fwd thread id`; above 0 in backward operations",
+            "inputDtypes": "`Input type`",
+            "inputShapes": "`Input Dims`",
+            "callchainId": "PYTORCH_CALLCHAINS.id of the Python functions around it; a backward"
+            " operation and what it calls get the chain of the forward operation with the same"
+            " sequence number",
+            "type": f"{API_TYPE_OPERATION} op",
+        },
+        "Times are decimal text there.",
+    ),
+    TableMapping(
+        "CONNECTION_IDS",
+        (Kind.OPERATION, Kind.CALL),
+        {"id": "PYTORCH_API.connectionId", "connectionId": "CANN_API.connectionId"},
+        "One row for each runtime call directly inside an operation.",
+    ),
+    TableMapping(
+        "PYTORCH_CALLCHAINS",
+        (Kind.FRAME, Kind.OPERATION),
+        {"id": "chain", "stack": "`name` of the function", "stackDepth": "0 is the innermost"},
+        "Chains that operations refer to; from `Call stack` where the trace has those instead."
+        " Addresses in names of built-in methods are left out.",
+    ),
+    TableMapping(
+        "ENUM_API_TYPE",
+        (Kind.OPERATION,),
+        {"id": str(API_TYPE_OPERATION), "name": "op"},
+        "The row that torch_npu adds.",
+    ),
+    TableMapping(
+        "STEP_TIME",
+        (Kind.ANNOTATION,),
+        _TIMES | {"id": "number in `ProfilerStep#<number>`"},
+        "Steps that were complete when the recording ended.",
+    ),
+    TableMapping(
+        "MSTX_EVENTS",
+        (Kind.ANNOTATION,),
+        _TIMES
+        | {
+            "eventType": f"{RANGE_EVENT} start/end",
+            "rangeId": _NOT_APPLICABLE,
+            "category": _NOT_APPLICABLE,
+            "message": "`name`",
+            "globalTid": "pid << 32 | tid",
+            "endGlobalTid": "the same",
+            "domainId": "default",
+            "connectionId": f"{HOST_ONLY_CONNECTION}: on the host only",
+        },
+        "All user annotations and NVTX ranges, profiler steps among them.",
+    ),
+    TableMapping(
+        "MEMORY_RECORD",
+        (Kind.INSTANT,),
+        {
+            "component": f"{DEVICE_COMPONENT} (torch's allocator on the device) or"
+            f" {HOST_COMPONENT}",
+            "timestamp": "`ts` + base time",
+            "totalAllocated": "`Total Allocated`",
+            "totalReserved": "`Total Reserved`",
+            "deviceId": "`Device Id`; -1: the host",
+        },
+        "Events named `[memory]`.",
+    ),
+    TableMapping(
+        "OP_MEMORY",
+        (Kind.INSTANT,),
+        {
+            "name": "innermost operation around the allocation",
+            "size": "`Bytes`",
+            "allocationTime": "of the event with positive `Bytes`",
+            "releaseTime": "of the next event of that `Addr` with negative ones",
+            "duration": "between them",
+            "allocationTotalAllocated": "`Total Allocated` then",
+            "allocationTotalReserved": "`Total Reserved` then",
+            "releaseTotalAllocated": "`Total Allocated` then",
+            "releaseTotalReserved": "`Total Reserved` then",
+            "deviceId": "`Device Id`; -1: the host",
+        },
+        "NULL in the columns of a release that did not happen.",
+    ),
+    TableMapping(
+        "GC_RECORD", (Kind.GARBAGE_COLLECTION,), _TIMES | {"globalTid": "pid << 32 | tid"}
+    ),
+    TableMapping(
+        "SESSION_TIME_INFO",
+        (),
+        {"startTimeNs": "first start of any event", "endTimeNs": "last end of any event"},
+    ),
+    TableMapping(
+        "NPU_INFO",
+        (),
+        {"id": "devices with events", "name": "`deviceProperties.name`, else UNKNOWN"},
+        "One row (-1, UNKNOWN) without any.",
+    ),
+    TableMapping(
+        "RANK_DEVICE_MAP",
+        (),
+        {"rankId": "`distributedInfo.rank`, else -1", "deviceId": "NPU_INFO.id"},
+    ),
+    TableMapping("HOST_INFO", (), {"hostUid": "0", "hostName": "`host_name`, else UNKNOWN"}),
+    TableMapping(
+        "META_DATA",
+        (),
+        {"name": "parallel_group_info", "value": "`distributedInfo.pg_config` as torch_npu has it"},
+    ),
+    TableMapping(
+        "UPROF_GPU_TASKS",
+        _DEVICE_KINDS,
+        {
+            "globalTaskId": "of TASK",
+            "name": "`name`",
+            "operation": "as COMPUTE_TASK_INFO.opType, for copies and collectives too",
+            "externalId": "`External id`",
+            "contextId": "`context`",
+            "sizeBytes": "`bytes` of copies and sets",
+            "bandwidthGBps": "`memory bandwidth (GB/s)`",
+            "gridDim": "`grid`",
+            "blockDim": "`block`",
+            "registersPerThread": "`registers per thread`",
+            "sharedMemoryBytes": "`shared memory`",
+            "blocksPerSm": "`blocks per SM`",
+            "warpsPerSm": "`warps per SM`",
+            "occupancyPercent": "`est. achieved occupancy %`",
+            "queuedNs": "`queued`",
+            "graphId": "`graph id`",
+            "graphNodeId": "`graph node id`",
+        },
+    ),
+    TableMapping(
+        "UPROF_COLLECTIVES",
+        (Kind.KERNEL,),
+        {
+            "opId": "of COMMUNICATION_OP",
+            "groupDescription": "`Process Group Description`",
+            "groupSize": "`Group size`",
+            "groupRanks": "`Process Group Ranks`",
+            "dataType": "`dtype`",
+            "inElements": "`In msg nelems`",
+            "outElements": "`Out msg nelems`",
+            "inSplit": "`In split size`",
+            "outSplit": "`Out split size`",
+            "sequence": "`Seq`",
+        },
+    ),
+    TableMapping(
+        "UPROF_OPERATION_INPUTS",
+        (Kind.OPERATION,),
+        {
+            "startNs": "of PYTORCH_API",
+            "globalTid": "of PYTORCH_API",
+            "name": "of PYTORCH_API",
+            "externalId": "`External id`",
+            "inputStrides": "`Input Strides`",
+            "concreteInputs": "`Concrete Inputs`",
+            "moduleHierarchy": "`Module Hierarchy`",
+        },
+        "Only operations that have some.",
+    ),
+    TableMapping(
+        "UPROF_GPU_ANNOTATIONS",
+        (Kind.GPU_ANNOTATION,),
+        _TIMES
+        | {
+            "deviceId": "`device`, else the pid",
+            "streamId": "`stream`, else the tid",
+            "name": "`name`",
+            "externalId": "`External id`",
+        },
+    ),
+    TableMapping(
+        "UPROF_GPU_SYNCS",
+        (Kind.SYNC,),
+        _TIMES
+        | {
+            "deviceId": "`device`, else the pid",
+            "streamId": "`stream`; NULL: the device or the host waits",
+            "contextId": "`context`",
+            "kind": "`name`",
+            "correlationId": "`correlation`",
+            "waitStream": "`wait_on_stream`",
+            "waitEvent": "`wait_on_cuda_event_id`",
+            "waitRecord": "`wait_on_cuda_event_record_corr_id`",
+        },
+        "They are waits, not work: no row of TASK.",
+    ),
+    TableMapping(
+        "UPROF_TRACE_EVENTS",
+        (Kind.OTHER, Kind.INSTANT, Kind.UNKNOWN),
+        _TIMES
+        | {
+            "category": "`cat`",
+            "name": "`name`",
+            "process": "`pid`",
+            "thread": "`tid`",
+            "args": "`args`",
+        },
+        "Categories that are not known count as the anomaly `unknown_category` too.",
+    ),
+    TableMapping(
+        "UPROF_THREADS",
+        (*_HOST_KINDS, Kind.CALL, Kind.LABEL),
+        {
+            "globalTid": "pid << 32 | tid; ids that do not fit are replaced and counted",
+            "process": "`pid`",
+            "thread": "`tid`",
+            "processName": "`process_name`",
+            "threadName": "`thread_name`",
+        },
+    ),
+    TableMapping(
+        "UPROF_GPU_DEVICES",
+        (),
+        {
+            "deviceId": "`deviceProperties.id`",
+            "name": "each other key",
+            "value": "its value",
+        },
+    ),
+)
+
+NOT_KEPT = {
+    "flows (`ph` s, t, f)": "they repeat `correlation` and the sequence numbers",
+    "`process_labels`, `*_sort_index`": "they only arrange a viewer's lanes",
+    "times of single Python functions": "call chains are kept instead",
+}
+"""What has no row anywhere, and why."""
+
+
+def as_markdown() -> str:
+    """Return the documentation of the mapping."""
+    lines = [
+        "# Where a torch.profiler trace goes",
+        "",
+        "Made by `scripts/make_kineto_mapping.py`; do not edit.",
+        "",
+        "All times are exact: `ts` and `dur` are decimal microseconds, `baseTimeNanoseconds` is"
+        " added, digits beyond the nanosecond are cut off. Texts are ids of STRING_IDS; what a"
+        " trace does not say is N/A there, and NULL where it is a number of uprof's own tables."
+        " UPROF_RUN says that the device is a GPU (`device_kind`, `device_vendor`).",
+        "",
+        "## Categories",
+        "",
+        "| kind | categories (any case) |",
+        "|---|---|",
+    ]
+    for kind in Kind:
+        names = ", ".join(f"`{name}`" for name, of in CATEGORIES.items() if of is kind)
+        if names:
+            lines.append(f"| {kind.value} | {names} |")
+    lines += ["", "## Tables", ""]
+    for mapping in MAPPINGS:
+        kinds = ", ".join(kind.value for kind in mapping.kinds) or "the trace's own keys"
+        lines += [f"### {mapping.table}", "", f"From: {kinds}. {mapping.note}".rstrip(), ""]
+        lines += ["| column | source |", "|---|---|"]
+        lines += [f"| {column} | {source} |" for column, source in mapping.columns.items()]
+        lines.append("")
+    lines += ["## Not kept", "", "| what | why |", "|---|---|"]
+    lines += [f"| {what} | {why} |" for what, why in NOT_KEPT.items()]
+    return "\n".join(lines) + "\n"
+
 
 if __name__ == "__main__":
     TARGET.parent.mkdir(parents=True, exist_ok=True)
