@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from tests.report.test_odd_values import everything
-from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
+from unified_prof.report import names, text
+from unified_prof.report.formats import Request
 
 TRACES = [
     "amd_trace__mi250_minitoy_train_ROCm6_2_kineto",
@@ -88,3 +90,17 @@ def test_the_passes_of_a_recorded_training_are_told_apart(shared: Path, tmp_path
     assert totals.other_ns is not None
     parts = (totals.forward_ns, totals.backward_ns, totals.other_ns)
     assert sum(part or 0 for part in parts) == totals.total_ns
+
+
+@pytest.mark.parametrize("name", ["h100_bert-small", "b200_eager", "mi300_vit"])
+def test_kernels_of_real_devices_fit_a_table_and_stay_apart(
+    shared: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "report.db"
+    convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
+    with open_reports(path) as opened:
+        shown = text.produce(opened, Request(by="kernel", top=1000))
+        whole = [row.name for row in opened.analyses[0].breakdown("kernel").rows]
+    assert max(map(len, shown.splitlines())) <= 200
+    assert len(set(names.shown(whole))) == len(set(whole))
+    assert max(map(len, whole)) > 250, "they would not without being shortened"

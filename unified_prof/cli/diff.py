@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unified_prof.cli import printing
-from unified_prof.cli.options import AsJsonFormat, Force, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import UsageError
 
 
@@ -64,6 +64,7 @@ def diff(
     ] = None,
     force: Force = False,
     json_: AsJsonFormat = False,
+    full_names: FullNames = False,
     quiet: Quiet = False,
 ) -> None:
     """Compare two runs, operation by operation.
@@ -85,10 +86,14 @@ def diff(
     if shape is FormatOption.JSON:
         text = printing.json_text(difference.document(found))
     elif shape is FormatOption.MARKDOWN:
-        text = comparison.diff_markdown(found, top=top, everything=everything)
+        text = comparison.diff_markdown(
+            found, top=top, everything=everything, full_names=full_names
+        )
     else:
         width, color = (None, False) if output else printing.terminal()
-        text = comparison.diff_text(found, top=top, everything=everything, width=width, color=color)
+        text = comparison.diff_text(
+            found, top=top, everything=everything, width=width, color=color, full_names=full_names
+        )
     if output is None:
         printing.put(text, for_people=shape is FormatOption.TEXT)
     else:

@@ -12,5 +12,8 @@ Quiet = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AsJsonFormat = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+FullNames = Annotated[
+    bool, typer.Option("--full-names", help="Show names whole in tables, however long.")
+]
 SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
 Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import printing
-from unified_prof.cli.options import AsJsonFormat, Force, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
 from unified_prof.report.formats import Format
@@ -86,10 +86,7 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
     ] = None,
-    full_names: Annotated[
-        bool,
-        typer.Option("--full-names", help="Do not shorten names in the tables of text."),
-    ] = False,
+    full_names: FullNames = False,
     embed_source: Annotated[
         bool,
         typer.Option(

@@ -22,10 +22,16 @@ _UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
 
 
 def diff_text(
-    found: Difference, *, top: int, everything: bool, width: int | None, color: bool
+    found: Difference,
+    *,
+    top: int,
+    everything: bool,
+    width: int | None,
+    color: bool,
+    full_names: bool = False,
 ) -> str:
     """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
-    page = Page(width=width, color=color)
+    page = Page(width=width, color=color, full_names=full_names)
     page.title(f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}")
     for warning in found.warnings:
         page.remark("warning", words.neutral(warning))
@@ -41,14 +47,16 @@ def diff_text(
     return page.text()
 
 
-def diff_markdown(found: Difference, *, top: int, everything: bool) -> str:
+def diff_markdown(
+    found: Difference, *, top: int, everything: bool, full_names: bool = False
+) -> str:
     """Return a comparison as GitHub-flavoured Markdown."""
     title = f"{found.base.label} -> {found.new.label}"
     lines = [f"## {markdown.escape(title)}", ""]
     lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
     lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in shared.headline(found)]
     for heading, columns, left_out in _tables(found, top, everything):
-        lines += ["", f"### {heading}", "", *markdown.table(columns)]
+        lines += ["", f"### {heading}", "", *markdown.table(columns, full_names=full_names)]
         if left_out:
             lines += ["", f"and {words.number(left_out)} more"]
     if remarks := _remarks(found, everything):
@@ -185,7 +193,12 @@ def _check_columns(verdict: Verdict) -> list[Column]:
         Column("metric", tuple(words.neutral(check.metric) for check in checks), is_name=True),
         Column("outcome", tuple(check.outcome for check in checks), is_name=True),
         Column("base -> new", tuple(_values(check) for check in checks)),
-        Column("why", tuple(words.neutral(check.reason) for check in checks), is_name=True),
+        Column(
+            "why",
+            tuple(words.neutral(check.reason) for check in checks),
+            is_name=True,
+            is_prose=True,
+        ),
     ]
 
 

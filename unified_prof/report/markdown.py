@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
-from unified_prof.report import tables, words
+from unified_prof.report import names, tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request
 from unified_prof.report.tables import Column
 
+_WIDEST_NAME = 100
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
 
 
 def produce(opened: Opened, request: Request) -> str:
     """Return the reports as Markdown, what is missing first."""
     reports = gather(opened, request, rows=ROWS_FOR_PEOPLE)
-    return render(reports, coverage=opened.coverage)
+    return render(reports, coverage=opened.coverage, full_names=request.full_names)
 
 
-def render(reports: Iterable[Figures], *, coverage: Coverage | None = None) -> str:
+def render(
+    reports: Iterable[Figures], *, coverage: Coverage | None = None, full_names: bool = False
+) -> str:
     """Return the reports as Markdown."""
-    parts = [_report(figures) for figures in reports]
+    parts = [_report(figures, full_names) for figures in reports]
     if coverage is not None and coverage.missing:
         parts.insert(0, _missing(coverage))
     return "\n".join(parts)
@@ -40,7 +43,7 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
 
 
-def _report(figures: Figures) -> str:
+def _report(figures: Figures, full_names: bool) -> str:
     lines = [f"## {escape(tables.title(figures.summary))}", ""]
     lines += [f"- **{what}**: {escape(text)}" for what, text in tables.headline(figures)]
     if figures.summary.devices:
@@ -48,7 +51,7 @@ def _report(figures: Figures) -> str:
     for selection in figures.selections:
         lines += ["", f"### By {selection.breakdown.by}", ""]
         if selection.rows:
-            lines += table(tables.columns(selection))
+            lines += table(tables.columns(selection), full_names=full_names)
         else:
             lines.append("Nothing was recorded.")
         if selection.left_out:
@@ -60,17 +63,27 @@ def _report(figures: Figures) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(columns: list[Column]) -> list[str]:
-    """Return a table as lines."""
+def table(columns: Sequence[Column], *, full_names: bool = False) -> list[str]:
+    """Return a table as lines, names as people read them."""
+    if not full_names:
+        columns = tables.readable(columns)
+    columns = tables.without_repetition(columns)
+    widest = None if full_names else _WIDEST_NAME
     lines = [
         _line(column.heading for column in columns),
         _line(":---" if column.is_name else "---:" for column in columns),
     ]
     lines += [
         _line(map(escape, cells))
-        for cells in zip(*(column.cells for column in columns), strict=True)
+        for cells in zip(*(_cells(column, widest) for column in columns), strict=True)
     ]
     return lines
+
+
+def _cells(column: Column, widest: int | None) -> tuple[str, ...]:
+    if widest is None or not column.is_cut:
+        return column.cells
+    return tuple(names.middle(cell, widest) for cell in column.cells)
 
 
 def _line(cells: Iterable[str]) -> str:

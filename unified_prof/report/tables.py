@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
-from unified_prof.report import words
+from unified_prof.report import names, words
 from unified_prof.report.figures import Figures, Selection
 
 _FAMILIES = {
@@ -41,8 +42,45 @@ class Column:
     cells: tuple[str, ...]
     is_name: bool = False
     """Text, to the left; may be shortened. Figures stand to the right and are never cut."""
+    is_prose: bool = False
+    """Of text: sentences, which are cut only where a terminal has no room."""
     importance: int = 10
     """Where space is short, the least important column goes first; 10 stays."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its cells may be shortened where a table would be too wide to read."""
+        return self.is_name and not self.is_prose
+
+
+def readable(columns: Sequence[Column]) -> list[Column]:
+    """Return columns with names as people read them, C++ symbols by what tells them apart."""
+    return [
+        replace(column, cells=names.shown(column.cells)) if column.is_cut else column
+        for column in columns
+    ]
+
+
+def without_repetition(columns: Sequence[Column]) -> list[Column]:
+    """Return columns in which rows that follow one another and differ in nothing are one row.
+
+    Its name says how many there are: `aten::add (x7 alike)`.
+    """
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    runs = [(row, len(list(group))) for row, group in groupby(rows)]
+    if len(runs) == len(rows):
+        return list(columns)
+    first = next((index for index, column in enumerate(columns) if column.is_name), None)
+    return [
+        replace(
+            column,
+            cells=tuple(
+                f"{row[index]} (x{times} alike)" if index == first and times > 1 else row[index]
+                for row, times in runs
+            ),
+        )
+        for index, column in enumerate(columns)
+    ]
 
 
 def columns(selection: Selection) -> list[Column]:

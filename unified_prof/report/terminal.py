@@ -10,11 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from unified_prof.report import names, tables
 from unified_prof.report.tables import Column
 
 _NARROWEST_NAME = 24
 """Below this width of a name column other columns are dropped."""
 _REASONS = 20
+_WIDEST_NAME = 100
+_WIDEST_TABLE = 200
+"""Columns of a table that goes to no terminal, unless its figures need more."""
 _UNLIMITED = 100_000
 _GAP = 2
 
@@ -23,23 +27,25 @@ class Page:
     """Text that grows from top to bottom.
 
     Args:
-        width: columns of the terminal; None: as wide as the content, as suits a pipe.
+        width: columns of the terminal; None: there is none.
         color: whether escape sequences for colour may be used.
+        full_names: whether tables are as wide as their names.
     """
 
-    def __init__(self, *, width: int | None, color: bool) -> None:
-        self._width = width or _UNLIMITED
+    def __init__(self, *, width: int | None, color: bool, full_names: bool = False) -> None:
+        self._terminal_width = width
+        self._full_names = full_names
         self._output = StringIO()
         self._console = Console(
             file=self._output,
-            width=self._width,
+            width=_UNLIMITED if width is None or full_names else width,
             force_terminal=color,
             no_color=not color,
             color_system="standard" if color else None,
             highlight=False,
             emoji=False,
             markup=False,
-            soft_wrap=width is None,
+            soft_wrap=width is None or full_names,
         )
 
     def title(self, text: str) -> None:
@@ -84,21 +90,34 @@ class Page:
         self._console.print(Text(text, style="dim"))
 
     def table(self, columns: Sequence[Column]) -> None:
-        """Add a table; the least important columns go where the terminal is too narrow."""
-        shown, widths = _fitting(columns, self._width)
+        """Add a table.
+
+        On a terminal the least important columns go where it is too narrow. Elsewhere every column
+        stays, and names are cut to a width that a person can read.
+        """
+        if not self._full_names:
+            columns = tables.readable(columns)
+        columns = tables.without_repetition(columns)
+        shown, widths = self._fitting(columns)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for column, wide in zip(shown, widths, strict=True):
             table.add_column(
                 column.heading,
                 justify="left" if column.is_name else "right",
                 no_wrap=True,
-                overflow="ellipsis",
                 width=wide,
                 style="dim" if column.is_name and column is not shown[0] else None,
             )
         for cells in zip(*(column.cells for column in shown), strict=True):
-            table.add_row(*map(Text, cells))
+            table.add_row(*map(Text, map(names.middle, cells, widths)))
         self._console.print(table)
+
+    def _fitting(self, columns: Sequence[Column]) -> tuple[list[Column], list[int]]:
+        if self._full_names:
+            return list(columns), [_width(column) for column in columns]
+        if self._terminal_width is None:
+            return list(columns), _piped(columns)
+        return _fitting(columns, self._terminal_width)
 
     def text(self) -> str:
         """Return everything, without blanks at the ends of lines."""
@@ -119,6 +138,20 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
         if over <= 0 or all(column.importance >= 10 for column in shown):
             return shown, widths
         shown.remove(min(reversed(shown), key=lambda column: column.importance))
+
+
+def _piped(columns: Sequence[Column]) -> list[int]:
+    """Return widths for a file or another program: names stay whole as long as that is sensible."""
+    widths = [
+        min(_width(column), _WIDEST_NAME) if column.is_cut else _width(column) for column in columns
+    ]
+    over = sum(widths) + _GAP * (len(widths) - 1) - _WIDEST_TABLE
+    for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
+        if columns[index].is_cut and over > 0:
+            cut = min(over, max(0, widths[index] - _NARROWEST_NAME))
+            widths[index] -= cut
+            over -= cut
+    return widths
 
 
 def _width(column: Column) -> int:

@@ -15,7 +15,13 @@ from unified_prof.report.terminal import Page
 def produce(opened: Opened, request: Request) -> str:
     """Return the reports as text, what is missing first."""
     reports = gather(opened, request, rows=ROWS_FOR_PEOPLE, details=False)
-    return render(reports, coverage=opened.coverage, width=request.width, color=request.color)
+    return render(
+        reports,
+        coverage=opened.coverage,
+        width=request.width,
+        color=request.color,
+        full_names=request.full_names,
+    )
 
 
 def render(
@@ -24,6 +30,7 @@ def render(
     coverage: Coverage | None = None,
     width: int | None,
     color: bool,
+    full_names: bool = False,
 ) -> str:
     """Return the reports as text.
 
@@ -32,8 +39,9 @@ def render(
         coverage: which reports are missing, if any.
         width: columns of the terminal; None: there is none.
         color: whether escape sequences for colour may be used.
+        full_names: whether names are shown whole, however long.
     """
-    page = Page(width=width, color=color)
+    page = Page(width=width, color=color, full_names=full_names)
     if coverage is not None and coverage.missing:
         page.warnings(coverage.headline, [words.neutral(why) for why in coverage.reasons])
         page.gap()

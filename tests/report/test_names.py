@@ -1,0 +1,176 @@
+"""Names in tables for people: short enough to read, different ones different, whole elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.analysis.builders import Device
+from tests.cli.test_report import uprof
+from unified_prof.report import names
+from unified_prof.report.tables import Column, without_repetition
+
+AT = "at::native::"
+FUNCTOR = f"{AT}BinaryFunctor<float, float, float, {AT}binary_internal::MulFunctor<float> >"
+LAMBDA = (
+    f"{AT}gpu_kernel_impl_nocast<{FUNCTOR} >(at::TensorIteratorBase&, {FUNCTOR} const&)::"
+    "{lambda(int)#1}"
+)
+BINARY = f"void {AT}elementwise_kernel<128, 2, {LAMBDA}>(int, {LAMBDA})"
+GELU = (
+    f"void {AT}vectorized_elementwise_kernel<4, {AT}GeluCUDAKernelImpl(at::TensorIteratorBase&, "
+    f"{AT}GeluType)::{{lambda()#2}}::operator()() const::{{lambda()#4}}::operator()() const::"
+    "{lambda(c10::BFloat16)#1}, std::array<char*, 2ul> >(int, std::array<char*, 2ul>)"
+)
+ADD = (
+    "void {0}vectorized_elementwise_kernel<{1}, {0}CUDAFunctor_add<{2}>, "
+    "std::array<char*, 3ul> >(int)"
+)
+SYMBOLS = {
+    BINARY: "elementwise_kernel<...BinaryFunctor<MulFunctor>>",
+    GELU: "vectorized_elementwise_kernel<...GeluCUDAKernelImpl>",
+    ADD.format(AT, 4, "float"): "vectorized_elementwise_kernel<...CUDAFunctor_add>",
+    f"void {AT}(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>(int)": (
+        "vectorized_layer_norm_kernel"
+    ),
+    "std::enable_if<(((8)>(0)))&&vllm::_typeConvert<c10::BFloat16>::exists, void>::type "
+    "vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, long)": (
+        "fused_add_rms_norm_kernel"
+    ),
+    "void cutlass::Kernel2<cutlass_80_s1688gemm_tn>(cutlass_80_s1688gemm_tn::Params)": (
+        "Kernel2<...cutlass_80_s1688gemm_tn>"
+    ),
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long, ncclWork*)": (
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
+    ),
+    "foo::bar(float*) [clone .kd]": "bar",
+    f"{ADD.format(AT, 4, 'float')} x36": "vectorized_elementwise_kernel<...CUDAFunctor_add> x36",
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLS, ids=SYMBOLS.values())
+def test_a_symbol_is_shown_by_what_tells_it_apart(name: str) -> None:
+    assert names.symbol(name) == SYMBOLS[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aten::linear",
+        "(outside any module)",
+        "(between operations)",
+        "Memcpy HtoD (Pageable -> Device)",
+        "examples/transformer.py:45 (+3)",
+        "model.py:50 (was model.py:45)",
+        "torch/nn/modules/module.py(1501): _call_impl",
+        "<built-in method run_backward of torch._C._EngineBase object at 0x7f>",
+        "triton_poi_fused_add_0",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+        "a<b",
+        "net.<script>",
+        "Linear(in=3)",
+        "f(x",
+        "",
+    ],
+)
+def test_other_names_stay_as_they_are(name: str) -> None:
+    assert names.symbol(name) == name
+
+
+@given(st.text(st.sampled_from("ab1:<>(){}[],*& -_~")))
+def test_no_name_is_too_odd(name: str) -> None:
+    assert names.symbol(name) or not name
+    assert names.symbol(name, arguments=True) or not name
+
+
+def test_no_name_takes_long() -> None:
+    for text in ("f<" * 50_000, "f" + "<a" * 150 + ">" * 150 + "()", "(" * 1000 + ")" * 1000):
+        assert names.shown([text, text])
+
+
+def test_kernels_that_differ_only_in_their_types_stay_apart() -> None:
+    single, double = ADD.format(AT, 4, "float"), ADD.format(AT, 4, "double")
+    assert names.shown([single, double, GELU]) == (
+        "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char*, 3ul>>",
+        "vectorized_elementwise_kernel<4, CUDAFunctor_add<double>, array<char*, 3ul>>",
+        "vectorized_elementwise_kernel<...GeluCUDAKernelImpl>",
+    )
+
+
+@given(st.text(), st.integers(0, 50))
+def test_a_long_name_keeps_both_its_ends(text: str, width: int) -> None:
+    cut = names.middle(text, width)
+    assert len(cut) == min(len(text), width)
+    if len(text) <= width:
+        assert cut == text
+    elif width > 10:
+        assert cut[:4] == text[:4]
+        assert cut[-2:] == text[-2:]
+
+
+def test_rows_that_differ_in_nothing_are_one() -> None:
+    columns = [
+        Column("", ("gone", "gone", "gone", "slower", "gone")),
+        Column("operation", ("add", "add", "add", "add", "add"), is_name=True),
+        Column("change", ("-1 µs", "-1 µs", "-2 µs", "-2 µs", "-1 µs")),
+    ]
+    grouped = without_repetition(columns)
+    assert grouped[1].cells == ("add (x2 alike)", "add", "add", "add")
+    assert grouped[2].cells == ("-1 µs", "-2 µs", "-2 µs", "-1 µs")
+    assert without_repetition(grouped) == grouped
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """An msprof database of kernels with the names that CUDA gives them."""
+    return kernels(tmp_path / "msprof_1.db", 1000)
+
+
+def kernels(path: Path, duration: int) -> Path:
+    with Device(path) as device:
+        at = 0
+        for name in SYMBOLS:
+            device.task(at, at + duration, kernel=(name, name))
+            at += 2 * duration
+        for _ in range(7):
+            device.task(at, at + duration, kernel=("same", "same"))
+            at += 2 * duration
+    return path
+
+
+def test_a_piped_table_is_no_wider_than_sensible_and_programs_get_whole_names(
+    recording: Path,
+) -> None:
+    shown = uprof("report", recording, "--by", "kernel").stdout
+    assert max(map(len, shown.splitlines())) <= 200
+    for short in SYMBOLS.values():
+        assert short in shown
+    for form in ("csv", "json"):
+        printed = uprof("report", recording, "--by", "kernel", "--format", form).stdout
+        rows = (
+            list(csv.DictReader(io.StringIO(printed)))
+            if form == "csv"
+            else json.loads(printed)["reports"][0]["breakdowns"]["kernel"]["rows"]
+        )
+        assert {row["name"] for row in rows} == {*SYMBOLS, "same"}
+    assert BINARY in uprof("report", recording, "--by", "kernel", "--full-names").stdout
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_diff_prints_through_the_same_printer(recording: Path, form: str) -> None:
+    new = kernels(recording.with_name("msprof_2.db"), 1500)
+    printed = uprof("diff", recording, new, "--format", form, "--all")
+    assert printed.returncode == 0
+    widest = max(map(len, printed.stdout.splitlines()))
+    assert widest <= (200 if form == "text" else 420), "Markdown escapes characters"
+    assert "BinaryFunctor" in printed.stdout
+    assert BINARY not in printed.stdout
+    assert "same (x7 alike)" in printed.stdout.replace("\\", "")
+    whole = uprof("diff", recording, new, "--full-names", "--all").stdout
+    assert BINARY in whole

@@ -1,0 +1,187 @@
+"""Names as wide as a table can bear: C++ symbols by what tells them apart, long ones cut inside.
+
+A CUDA kernel is named by its whole signature, five hundred characters of which thirty matter. In
+tables for people `void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<...`
+appears as `vectorized_elementwise_kernel<...BinaryFunctor<MulFunctor>>`. JSON and CSV have the
+whole name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+ELLIPSIS = "..."
+_FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
+_C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
+_COUNT = re.compile(r" x[\d,]+$")
+_AFTER_PARAMETERS = re.compile(r"( const)?( \[clone [^\]]*\]| \(\.[^)]*\))*")
+_ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
+_OPENING = {"<": ">", "(": ")", "{": "}", "[": "]"}
+# Template arguments that say on what, or how, a kernel works, and not what it computes.
+_FILLER = re.compile(
+    r"(unsigned |signed )?(char|short|int|long|float|double|bool|void|__half|half)\b"
+    r"|(std::|cuda::std::|thrust::)?(array|tuple|integral_constant|integer_sequence)\b"
+    r"|.*(OffsetCalculator|LoadWithCast|StoreWithCast|LoadWithoutCast|StoreWithoutCast)\b"
+    r"|(c10::)?(BFloat16|Half|Float8_\w+|complex)\b|__\w*bfloat16\b|.*::(b?float16|half)_t\b"
+    r"|.*\b(OpaqueType|TensorInfo)\b|[-\d(]|true\b|false\b|.*[*&]$"
+)
+# Functions that only call what they are given: what they are given tells more.
+_WRAPPER = re.compile(r"gpu_\w*kernel\w*|opmath_\w+|kernel_impl|wrapper\w*")
+_DEEPEST = 12
+_MOST_BRACKETS = 200
+_LONGEST = 1 << 14
+"""Longer names are no symbols, or not worth the time."""
+
+
+def shown(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of one column as people read them; different ones stay different.
+
+    Kernels that differ only in what the short form leaves out, such as the type of their numbers,
+    are shown with all their template arguments.
+    """
+    short = [symbol(name) for name in names]
+    owners: dict[str, set[str]] = {}
+    for name, text in zip(names, short, strict=True):
+        owners.setdefault(text, set()).add(name)
+    return tuple(
+        text if len(owners[text]) == 1 else symbol(name, arguments=True)
+        for name, text in zip(names, short, strict=True)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def symbol(name: str, *, arguments: bool = False) -> str:
+    """Return a C++ function without return type, namespaces and parameters; others as they are.
+
+    Args:
+        name: any name.
+        arguments: all template arguments, not only the one that tells most.
+    """
+    count = _COUNT.search(name)
+    text = name[: count.start()] if count else name
+    found = _parsed(text)
+    if found is None:
+        return name
+    function, inner = found
+    words = _all_arguments(inner) if arguments else _telling(inner)
+    return f"{function}{words}{count[0] if count else ''}"
+
+
+def middle(text: str, width: int) -> str:
+    """Return text of at most `width` characters; of a longer one the middle is left out.
+
+    The end of a name often tells more than its middle: a line's number, a size, a version.
+    """
+    if len(text) <= width:
+        return text
+    room = max(0, width - len(ELLIPSIS))
+    tail = room * 2 // 5
+    return f"{text[: room - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
+
+
+def _parsed(text: str) -> tuple[str, list[str]] | None:
+    """Return the name and the template arguments of a C++ function, None of anything else."""
+    if len(text) > _LONGEST or ("<" not in text and "(" not in text):
+        return None
+    text = _ANONYMOUS.sub("", text)
+    pieces = _pieces(text)
+    if pieces is None:
+        return None
+    head, after = pieces
+    if "::" not in head and not _C_PARAMETERS.search(text, len(head)):
+        return None  # `Linear(in=3)`, `net.<lambda>`: no symbol
+    if not _AFTER_PARAMETERS.fullmatch(after):
+        return None
+    # The return type stands before the last blank that is in no bracket.
+    token = _split(head, " ")[-1]
+    component = _split(token, "::")[-1]
+    function, bracket, rest = component.partition("<")
+    if not _FUNCTION.fullmatch(function) or (bracket and not rest.endswith(">")):
+        return None
+    if not bracket and after == "" and head == text:
+        return None
+    return function, [one.strip() for one in _split(rest[:-1], ",")] if bracket else []
+
+
+def _pieces(text: str) -> tuple[str, str] | None:
+    """Return what stands before and after the parameters, which follow the name at once."""
+    depth: list[str] = []
+    begin = None
+    for index, character in enumerate(text):
+        if depth and character == depth[-1]:
+            if not (character == ">" and text[index - 1] == "-"):
+                depth.pop()
+                if not depth and begin is not None:
+                    return text[:begin].rstrip(), text[index + 1 :]
+        elif character in _OPENING:
+            if character == "(" and not depth and begin is None:
+                if not index or (text[index - 1] == " " and text[index - 2] != ">"):
+                    return None
+                begin = index
+            depth.append(_OPENING[character])
+            if len(depth) > _MOST_BRACKETS:
+                return None
+    if depth or begin is not None:
+        return None
+    return text, ""
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at separators that are in no bracket."""
+    parts: list[str] = []
+    depth: list[str] = []
+    last = index = 0
+    while index < len(text):
+        character = text[index]
+        if depth and character == depth[-1] and text[index - 1 : index + 1] != "->":
+            depth.pop()
+        elif character in _OPENING:
+            depth.append(_OPENING[character])
+        elif not depth and text.startswith(separator, index):
+            parts.append(text[last:index])
+            index += len(separator)
+            last = index
+            continue
+        index += 1
+    return [*parts, text[last:]]
+
+
+def _telling(arguments: Iterable[str], level: int = 0) -> str:
+    """Return the argument that says what a kernel computes, as `<...Name>`; empty: none does."""
+    for argument in arguments:
+        if _FILLER.match(argument) or level > _DEEPEST:
+            continue
+        found = _called(argument)
+        if found is None:
+            continue
+        function, inner = found
+        below = _telling(inner, level + 1)
+        if _WRAPPER.fullmatch(function) and below:
+            return below
+        return f"<{ELLIPSIS}{function}{below.replace(ELLIPSIS, '')}>"
+    return ""
+
+
+def _called(argument: str) -> tuple[str, list[str]] | None:
+    """Return name and arguments of a type, or of the function that a lambda stands in."""
+    outer = _split(argument, "::")
+    # A lambda's type is the path to it: its function is the last part that has parameters.
+    for part in outer:
+        if "(" in part and not part.startswith(("{", "operator", "(")):
+            return _parsed(part)
+    component = outer[-1]
+    name, bracket, rest = component.partition("<")
+    if not re.fullmatch(r"[A-Za-z_]\w*", name.strip()):
+        return None
+    inner = _split(rest.rstrip()[:-1], ",") if bracket else []
+    return name.strip(), [one.strip() for one in inner]
+
+
+def _all_arguments(arguments: Iterable[str]) -> str:
+    texts = []
+    for argument in arguments:
+        found = _called(argument)
+        texts.append(argument if found is None else found[0] + _all_arguments(found[1]))
+    return f"<{', '.join(texts)}>" if texts else ""
