@@ -22,7 +22,7 @@ _MB = 1 << 20
 LLC_MODE = "read"
 _LLC_EVENTS = (0x00, 0x01, 0x02, 0x13, 0x20, 0x22, 0x34, 0x36)
 _HEADER = "timestamp rxPacket/s\n"
-_SAMPLED_CORES = (0, 3, 25, 30)
+_SAMPLED_CORES = (0, 3, 25, 40)
 
 
 class CounterSide:
@@ -70,9 +70,15 @@ class CounterSide:
 
     def _rounded_ns(self, moment_us: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the times of files whose times pass through float64 since 1970."""
-        start = self.timing.host_monotonic_ns + float(self.recipe.offset_ns)
-        local = float(self.timing.begin_ns - self.timing.host_monotonic_ns)
-        return (moment_us * 1000.0 + start + local).astype(np.int64)
+        timing = self.timing
+        start_ns = float(timing.host_monotonic_ns + self.recipe.offset_ns)
+        seconds = start_ns / 1e9 - timing.device_monotonic_ns / 1e9
+        local_us = float(timing.begin_us) - float(timing.host_monotonic_ns) / 1000.0
+        times = (
+            int(((us * 1000 + timing.device_monotonic_ns) + seconds * 1e9) + local_us * 1000.0)
+            for us in moment_us.tolist()
+        )
+        return np.fromiter(times, np.int64, len(moment_us))
 
     def _start_times(self) -> tuple[dict[str, Any], NDArray[np.int64]]:
         """Return the time field of HBM and LLC records, and what the database must show."""
@@ -200,6 +206,8 @@ class CounterSide:
     def _qos(self) -> None:
         ticks, bandwidth = self.timing.device_ticks(self.moment), self._random(9_000, 10)
         self._file("qos", records("qos", len(ticks), timestamp=ticks, bandwidth=bandwidth))
+        if self.recipe.platform != 5:
+            return
         times = self.timing.device_ns(ticks)
         for place, name in enumerate(QOS_NAMES):
             self._show("QOS", times, eventName=f"QoS {name}", bandwidth=bandwidth[:, place] * _MB)
@@ -327,11 +335,12 @@ class CounterSide:
         )
         self._file("aicore" if hwts else "ffts_profile", part)
         interval = np.where(self.index[:, None] > 0, _STEP_NS, 1)
+        last_cube = {7: 0, 15: 35, 16: 35}.get(self.recipe.platform, 24)
         self._show(
             "SAMPLE_PMU_TIMELINE",
             np.repeat(self.timing.sampled_ns(self.moment), len(cores)),
             totalCycle=cycles.ravel(),
             coreId=np.tile(cores, len(cycles)),
-            coreType=np.tile(np.where(cores > 24, "AIV", "AIC").astype(object), len(cycles)),
+            coreType=np.tile(np.where(cores > last_cube, "AIV", "AIC").astype(object), len(cycles)),
             usage=(cycles * 1000 / (CORE_MHZ * interval) * 100).ravel(),
         )

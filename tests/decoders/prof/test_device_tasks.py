@@ -106,7 +106,12 @@ def test_wide_task_ids_have_32_bits() -> None:
     [
         (0, 5, "AI_CORE"),
         (2, 5, "AIV_SQE"),
-        (2, 15, "FUSION_SQE"),
+        (2, 15, "FUSION"),
+        (11, 15, "SDMA_SQE"),
+        (3, 4, "PLACE_HOLDER_SQE"),
+        (9, 4, "SDMA_SQE"),
+        (11, 4, "Other"),
+        (0, 1, "Other"),
         (70, 5, "MIX_AIC"),
         (63, 5, None),
     ],

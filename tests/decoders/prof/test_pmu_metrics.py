@@ -12,12 +12,14 @@ CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
 COUNTERS = (100, 200, 300, 400, 500, 600, 700, 800, 900)
 
 
-def values(name: str, family: Family = "two kinds", events: str = "") -> dict[str, float]:
+def values(
+    name: str, family: Family = "two kinds", events: str = "", *, sampled: bool = False
+) -> dict[str, float]:
     """Evaluate a set where the first event counted 100, the second 200, and so on."""
     listed = events or (EVENTS_V6 if family == "v6" else EVENTS)[name]
     numbers = parse_events(listed, 10)
     counters = np.array([COUNTERS[: len(numbers)]], np.uint64)
-    metrics = metrics_of(name, numbers, family)
+    metrics = metrics_of(name, numbers, family, sampled=sampled)
     row = evaluate(metrics, numbers, counters, np.array([CYCLES]), np.array([TIME_NS]), MHZ)
     return dict(zip([metric.name for metric in metrics], row[0].tolist(), strict=True))
 
@@ -130,3 +132,47 @@ def test_cores_that_did_not_run_have_zeros() -> None:
 def test_events_that_are_no_numbers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         parse_events(text, 8)
+
+
+def test_executed_pipes_of_chips_with_one_kind_of_cores() -> None:
+    events = "0x12c,0x49,0x4a,0x9,0x302,0xc,0xd,0x303"
+    found = values("PipelineExecuteUtilization", "one kind", events)
+    assert len(found) == 14
+    assert found["vec_exe_ratio"] == pytest.approx(0.1)
+    assert found["mac_exe_time"] == pytest.approx(1000.0)  # 200 and 300 of 1000 cycles, 2000 ns
+    assert found["fixpipe_exe_ratio"] == pytest.approx(0.8)
+
+
+def test_memory_l0_of_chips_with_one_kind_of_cores_has_narrower_counts() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    events = "0x1b,0x1c,0x21,0x22,0x27,0x28,0x29,0x2a"
+    found = values("MemoryL0", "one kind", events)
+    assert found["l0a_read_bw"] == pytest.approx(100 * 512 * per_byte)
+    assert found["l0b_read_bw"] == pytest.approx(300 * 256 * per_byte)
+    assert found["l0c_read_bw_cube"] == pytest.approx(600 * 256 * per_byte)
+    assert values("MemoryL0", "one kind", events, sampled=True)["l0b_read_bw"] == pytest.approx(
+        300 * 512 * per_byte
+    )
+
+
+def test_samples_see_the_transfers_of_the_memory_engine() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    events = "0x10,0x13,0x37,0x38,0x3d,0x3e,0x43,0x44"
+    of_tasks, of_cores = (values("MemoryUB", events=events, sampled=kind) for kind in (False, True))
+    assert set(of_cores) - set(of_tasks) == {"ub_read_bw_mte", "ub_write_bw_mte"}
+    assert of_cores["ub_read_bw_mte"] == pytest.approx(500 * 16 * per_byte)
+    assert of_cores["ub_write_bw_vector"] == pytest.approx(800 * 16 * per_byte)
+    assert of_tasks["ub_write_bw_vector"] == pytest.approx(800 * 32 * per_byte)
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "metric", "value"),
+    [
+        ("ArithmeticUtilization", "0x323,0x324", "cube_fops", 100 * 8192 + 200 * 16384),
+        ("L2Cache", "0x424,0x425,0x426,0x42a,0x42b,0x42c", "write_local_l2_victim", 600),
+        ("ResourceConflictRatio", "0x540,0x556,0x502,0x528", "vec_bank_cflt_ratio", 0.3),
+        ("ResourceConflictRatio", "0x540,0x556,0x502,0x528", "vec_resc_cflt_ratio", 400 / 300),
+    ],
+)
+def test_sets_of_platform_15(name: str, events: str, metric: str, value: float) -> None:
+    assert values(name, "v6", events)[metric] == pytest.approx(value)

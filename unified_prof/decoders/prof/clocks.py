@@ -99,6 +99,27 @@ class LinearClock:
 
 
 @dataclass(frozen=True, slots=True)
+class Readings:
+    """What the clocks of a directory are made from, for times that the exporter rounds on the way.
+
+    Names of the formulas above stand in brackets.
+    """
+
+    start_ns: Fraction
+    """Host monotonic time of the start [M]."""
+    begin_us: int
+    """The same moment since 1970 [collectionTimeBegin]."""
+    begin_monotonic_ns: int
+    """The same moment on the host's monotonic clock [clockMonotonicRaw]."""
+    device_mhz: Decimal | None = None
+    """Frequency of the device counter [F_dev]."""
+    device_counter: int | None = None
+    """The device counter at the start [C_dev]."""
+    device_monotonic_ns: int | None = None
+    """Monotonic time of the device at the start [D]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Clocks:
     """The clocks of one host or device directory."""
 
@@ -108,6 +129,7 @@ class Clocks:
     """The host counter when the recording was started."""
     monotonic: LinearClock
     """Host monotonic nanoseconds."""
+    readings: Readings
     device_origin_ticks: int = 0
     """The device counter when the recording was started."""
     device: LinearClock | None = None
@@ -159,6 +181,14 @@ def build_clocks(
         ),
         host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
         monotonic=LinearClock(Fraction(1), local),
+        readings=Readings(
+            start,
+            begin_us,
+            begin_monotonic_ns,
+            device_mhz,
+            device_counter,
+            device_monotonic_ns,
+        ),
         device_origin_ticks=device_counter or 0,
         device=device,
         device_monotonic=device_monotonic,

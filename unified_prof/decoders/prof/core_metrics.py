@@ -22,6 +22,11 @@ V6_PLATFORMS = (15, 16)
 # Chips whose cube and vector units share their cores.
 _ONE_KIND_PLATFORMS = (7, 8, 11)
 
+# The last core of the cube kind in the records of sampled cores, by platform; the same on chips
+# whose cores are all of one kind.
+_LAST_AIC_CORE = {7: 0, 8: 0, 11: 0, 15: 35, 16: 35}
+_LAST_AIC_CORE_ELSEWHERE = 24
+
 _COUNTERS = 8
 _COUNTERS_V6 = 10
 _NS_PER_US = 1000.0
@@ -39,6 +44,7 @@ class CoreKind:
     metrics: tuple[Metric, ...]
     cores: int
     frequency_mhz: float
+    """Rated, of the cube cores: the exporter relates the tasks of both kinds to it."""
     rounded: bool
     """Total times are rounded to a hundredth microsecond: the exporter computes the metrics of
     chips with one kind of cores, and custom events, by another program."""
@@ -78,51 +84,82 @@ class CoreKind:
         return np.column_stack([time_ns, cycles, derived])
 
 
-def core_kinds(device: DeviceDirectory, sink: Sink) -> tuple[CoreKind, ...]:
+def last_cube_core(platform: int) -> int:
+    """Return the highest number of a cube core in sampled records; vector cores are above."""
+    return _LAST_AIC_CORE.get(platform, _LAST_AIC_CORE_ELSEWHERE)
+
+
+def core_kinds(
+    device: DeviceDirectory, sink: Sink, *, sampled: bool = False
+) -> tuple[CoreKind, ...]:
     """Return the kinds of cores of a device, by `AIC` and `AIV`; empty when nothing is known.
 
     What sample.json asks for that has no known formula is counted as an anomaly.
+
+    Args:
+        device: whose sample.json says what was counted.
+        sink: takes the anomalies.
+        sampled: whether cores were sampled instead of tasks counted.
     """
     one_kind = device.platform in _ONE_KIND_PLATFORMS
-    kinds = [_kind(device, "ai_core_metrics", "ai_core", "aic", "" if one_kind else "aic_")]
+    wanted = [("ai_core_metrics", "ai_core", "aic", "" if one_kind else "aic_")]
     if not one_kind:
-        kinds.append(_kind(device, "aiv_metrics", "aiv", "aiv", "aiv_"))
+        wanted.append(("aiv_metrics", "aiv", "aiv", "aiv_"))
+    kinds = [_kind(device, *keys, sampled=sampled) for keys in wanted]
     found = tuple(kind for kind in kinds if kind is not None and kind.metrics)
     if len(found) < len(kinds):
-        sink.anomaly(
-            "unknown_pmu_metrics",
-            1,
-            f"{device.sample.path}: no formulas for metrics"
-            f" {device.sample.text('ai_core_metrics')!r} and"
-            f" {device.sample.text('aiv_metrics')!r} with the events given"
-            f" on platform {device.platform}",
-        )
+        _report_unknown(device, sink)
         return ()
     return found
 
 
+def _report_unknown(device: DeviceDirectory, sink: Sink) -> None:
+    sets = [device.sample.text(key) for key in ("ai_core_metrics", "aiv_metrics")]
+    if not {*sets} <= pmu_metrics.NOT_EVALUATED.get(_family(device.platform), frozenset()):
+        sink.anomaly(
+            "unknown_pmu_metrics",
+            1,
+            f"{device.sample.path}: no formulas for metrics {sets[0]!r} and {sets[1]!r} with the"
+            f" events given on platform {device.platform}",
+        )
+        return
+    sink.anomaly(
+        "task_pmu_not_evaluated",
+        1,
+        f"{device.sample.path}: metric set {sets[0]!r} of platform {device.platform}",
+    )
+
+
+def _family(platform: int) -> pmu_metrics.Family:
+    if platform in V6_PLATFORMS:
+        return "v6"
+    return "one kind" if platform in _ONE_KIND_PLATFORMS else "two kinds"
+
+
 def _kind(
-    device: DeviceDirectory, metrics_key: str, events_key: str, info_key: str, prefix: str
+    device: DeviceDirectory,
+    metrics_key: str,
+    events_key: str,
+    info_key: str,
+    prefix: str,
+    *,
+    sampled: bool,
 ) -> CoreKind | None:
-    v6 = device.platform in V6_PLATFORMS
+    family = _family(device.platform)
     set_name = device.sample.text(metrics_key)
     try:
         events = pmu_metrics.parse_events(
             device.sample.text(f"{events_key}_profiling_events"),
-            _COUNTERS_V6 if v6 else _COUNTERS,
+            _COUNTERS_V6 if family == "v6" else _COUNTERS,
         )
     except ValueError:
         return None
-    one_kind = device.platform in _ONE_KIND_PLATFORMS
     info = device.device_info
-    frequency = info.decimal(f"{info_key}_frequency")
     return CoreKind(
         prefix=prefix,
         events=events,
-        metrics=pmu_metrics.metrics_of(
-            set_name, events, "v6" if v6 else "one kind" if one_kind else "two kinds"
-        ),
+        metrics=pmu_metrics.metrics_of(set_name, events, family, sampled=sampled),
         cores=max(info.integer("ai_core_num" if info_key == "aic" else "aiv_num") or 0, 0),
-        frequency_mhz=float(frequency or 0),
-        rounded=one_kind or set_name.startswith(CUSTOM_PREFIX),
+        frequency_mhz=float(info.decimal("aic_frequency") or 0),
+        rounded=family == "one kind" or set_name.startswith(CUSTOM_PREFIX),
     )

@@ -15,20 +15,31 @@ from unified_prof.decoders.prof.communication import CommunicationTimes, DeviceR
 from unified_prof.decoders.prof.compute_info import ComputeTasks, write_compute_info
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
-from unified_prof.decoders.prof.launches import Launches
+from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS, TaskTypes
+from unified_prof.decoders.prof.launches import MISSING, Launches
 from unified_prof.decoders.prof.marks import device_marks
 from unified_prof.decoders.prof.memory_copies import write_copies
 from unified_prof.decoders.prof.overlap import OverlapWriter
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.task_ids import NO_CONTEXT, IdCounter, TaskIds
+from unified_prof.decoders.prof.task_ids import IdCounter, TaskIds
 from unified_prof.decoders.prof.task_rows import TaskRows, no_rows, read_rows, write_tasks
 from unified_prof.decoders.prof.tasks import DeviceTasks
 from unified_prof.decoders.prof.ts_track import Track, read_track
 from unified_prof.errors import RawFormatError
 
 _LARGEST_NARROW_ID = 0xFFFF
+
+# Types of launches that say nothing about when a device was in use.
+_NO_EVIDENCE = (
+    "KERNEL_AICORE",
+    "KERNEL_AIVEC",
+    "KERNEL_MIX_AIC",
+    "KERNEL_MIX_AIV",
+    "FFTS_PLUS",
+    "PROFILING_ENABLE",
+    "PROFILING_DISABLE",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,8 @@ def decode_device(
             )
     if device is not None and len(rows.key):
         with file.stage("overlap"):
-            _write_overlap(device_id, rows, launches, compute, spans, file.overlap)
+            types = None if host_side is None else host_side.knowledge.types
+            _write_overlap(device_id, rows, launches, types, compute, spans, file.overlap)
     if device is not None:
         described = _described(
             logged, launches, compute, ids, track.flips, wide=wide, expanded=expanded
@@ -152,6 +164,7 @@ def _write_overlap(
     device_id: int,
     rows: TaskRows,
     launches: Launches,
+    types: TaskTypes | None,
     compute: ComputeTasks,
     spans: CommunicationTimes,
     overlap: OverlapWriter,
@@ -163,7 +176,7 @@ def _write_overlap(
     """
     end_ns = rows.start_ns + rows.clock.duration().to_ns(rows.end - rows.start)
     computing = _computing(rows, launches, compute)
-    bounding = ~_consists_of_contexts(rows)
+    bounding = _bounds_idle_time(rows, launches, types)
     overlap.write(
         device_id,
         (rows.start_ns[bounding], end_ns[bounding]),
@@ -172,12 +185,20 @@ def _write_overlap(
     )
 
 
-def _consists_of_contexts(rows: TaskRows) -> NDArray[np.bool_]:
-    """Tell which rows are whole FFTS+ tasks whose contexts have rows of their own."""
-    task = rows.stream_id.astype(np.uint64) << np.uint64(48)
-    task |= rows.batch_id.astype(np.uint64) << np.uint64(32) | rows.task_id
-    context = rows.context_id != NO_CONTEXT
-    return np.asarray(~context & np.isin(task, np.unique(task[context])))
+def _bounds_idle_time(
+    rows: TaskRows, launches: Launches, types: TaskTypes | None
+) -> NDArray[np.bool_]:
+    """Tell which rows are evidence that the device was in use, whatever they ran.
+
+    Kernels are so by being operators only: one without a COMPUTE_TASK_INFO row fills nothing and
+    extends nothing.
+    """
+    bounds = np.ones(len(rows.launch), bool)
+    if types is not None:
+        known = rows.launch != MISSING
+        of_launch = launches.tasks.type_index[launches.task[rows.launch[known]]]
+        bounds[known] = ~types.named(*_NO_EVIDENCE)[of_launch]
+    return bounds
 
 
 def _computing(rows: TaskRows, launches: Launches, compute: ComputeTasks) -> NDArray[np.bool_]:

@@ -18,7 +18,10 @@ from unified_prof.decoders.prof.stream_words import decode_words
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT
 
 HWTS_PLATFORMS = (1, 4)
-TIMELINE_PLATFORMS = (0,)
+_310P = 4
+
+OTHER = "Other"
+"""What the exporter calls a task whose type has no name."""
 
 _START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_TYPE_BASE = 64
@@ -28,9 +31,11 @@ _SQE_TYPES = (
     " NOTIFY_RECORD_SQE NOTIFY_WAIT_SQE WRITE_VALUE_SQE VQ6_SQE TOF_SQE SDMA_SQE VPC_SQE"
     " JPEGE_SQE JPEGD_SQE DSA_SQE ROCCE_SQE PCIE_DMA_SQE HOST_CPU_SQE CDQM_SQE C_CORE_SQE"
 ).split()
+# The 310P, whose log is of another kind; the exporter names no type of the 910A.
+_SQE_TYPES_HWTS = (*_SQE_TYPES[:9], "SDMA_SQE", "MAX_SQE")
 _SQE_TYPES_V6 = (
-    "AI_CORE AIV_SQE FUSION_SQE PLACE_HOLDER_SQE AICPU_H_SQE AICPU_D_SQE NOTIFY_RECORD_SQE"
-    " NOTIFY_WAIT_SQE WRITE_VALUE_SQE UBDMA_SQE ASYNCDMA_SQE SDMA_SQE VPC_SQE JPEGE_SQE"
+    "AI_CORE AIV_SQE FUSION PLACE_HOLDER_SQE AICPU_H AICPU_D NOTIFY_RECORD_SQE"
+    " NOTIFY_WAIT_SQE WRITE_VALUE_SQE UBDMA ASYNCDMA SDMA_SQE VPC_SQE JPEGE_SQE"
     " JPEGD_SQE CMO_SQE CCU_SQE - - - CONDITION_SQE END_SQE"
 ).split()
 _CONTEXT_TYPES = (
@@ -63,10 +68,13 @@ class DeviceTaskLog:
 
 def type_name(code: int, platform: int) -> str | None:
     """Return the device's name of a task type; None when it has none that is known."""
+    if platform in HWTS_PLATFORMS:
+        names = _SQE_TYPES_HWTS if platform == _310P else ()
+        return names[code] if code < len(names) else OTHER
     if code >= _CONTEXT_TYPE_BASE:
-        names, number = _CONTEXT_TYPES, code - _CONTEXT_TYPE_BASE
+        names, number = tuple(_CONTEXT_TYPES), code - _CONTEXT_TYPE_BASE
     else:
-        names = _SQE_TYPES_V6 if platform in WIDE_TASK_ID_PLATFORMS else _SQE_TYPES
+        names = tuple(_SQE_TYPES_V6 if platform in WIDE_TASK_ID_PLATFORMS else _SQE_TYPES)
         number = code
     return names[number] if number < len(names) and names[number] != "-" else None
 

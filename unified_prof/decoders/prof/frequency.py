@@ -44,6 +44,17 @@ def read_changes(device: DeviceDirectory) -> Changes:
     return Changes(np.maximum(time[before:], start), value[before:].astype(np.int64))
 
 
+def usable_changes(device: DeviceDirectory) -> Changes:
+    """Return the changes that task times may rest on: none at all where one of them is to 0 MHz.
+
+    So does the exporter, which takes the rated frequency for the whole recording then.
+    """
+    changes = read_changes(device)
+    if (changes.mhz == 0).any():
+        return Changes(changes.ticks[:0], changes.mhz[:0])
+    return changes
+
+
 def decode(device: DeviceDirectory, sink: Sink) -> None:
     """Write the frequency at the start, at each change and at a recorded end."""
     if device.platform not in PLATFORMS or device.clocks.device is None:

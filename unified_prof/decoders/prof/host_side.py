@@ -20,6 +20,7 @@ from unified_prof.decoders.prof.host_tasks import (
     CallTree,
     place,
     read_host_tasks,
+    without_lost_calls,
 )
 from unified_prof.decoders.prof.launches import Launches, launches_of
 from unified_prof.decoders.prof.memory_copies import read_copies
@@ -28,6 +29,8 @@ from unified_prof.decoders.prof.pools import Timeline
 from unified_prof.decoders.prof.stages import Stage
 
 _LEVEL0 = ("l0", "level0")
+# Elsewhere the exporter does not read which streams these are (mc2_comm_info).
+_DEVICE_COLLECTIVE_PLATFORMS = (4, 5, 15, 16)
 
 
 class HostSide:
@@ -45,6 +48,7 @@ class HostSide:
         with stage("launches"):
             self.tasks, types = read_host_tasks(host, self.timeline, sink)
             place(self.tasks, tree, items)
+            self.tasks = without_lost_calls(self.tasks, tree, sink)
             self.node_contexts, self.communication_contexts = read_contexts(
                 host, tree.node, tree.communication, self.timeline, sink
             )
@@ -94,6 +98,9 @@ class HostSide:
 
 
 def _schedule_streams(host: HostDirectory, sink: Sink) -> NDArray[np.int64]:
+    """Return the streams of AI CPU kernels that run collectives, on chips that have such."""
+    if host.platform not in _DEVICE_COLLECTIVE_PLATFORMS:
+        return np.zeros(0, np.int64)
     streams = [
         records["stream_id"].astype(np.int64)
         for records in host_records(host, "additional", "mc2_comm_info", sink)

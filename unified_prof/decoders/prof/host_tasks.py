@@ -154,6 +154,22 @@ def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
             tasks.model_id[inside] = np.minimum(models, np.uint64(NO_MODEL))
 
 
+def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
+    """Leave out what was launched from a communication call that lies in no NODE call.
+
+    The record of the call around it is lost, so that nothing says which operator these tasks
+    belong to; the exporter leaves them to the device's log alone.
+    """
+    in_node = tree.node.find(tree.communication.end) != NOWHERE
+    lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
+    if not lost.any():
+        return tasks
+    sink.anomaly(
+        "launch_in_lost_call", int(lost.sum()), "launches of collectives without their NODE call"
+    )
+    return tasks.take(np.flatnonzero(~lost))
+
+
 def _joined(parts: list[dict[str, NDArray[Any]]]) -> HostTasks:
     def column(name: str, empty: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate([part.pop(name) for part in parts]) if parts else empty

@@ -77,12 +77,16 @@ def launches_of(
     *,
     wide_task_ids: bool,
 ) -> Launches:
-    """Take the launches of one device and expand those that consist of contexts."""
+    """Take the launches of one device and expand those that consist of contexts.
+
+    With 32-bit task ids the device logs a task as a whole, whatever contexts it was told to have.
+    """
     on_device = tasks.device_id == device_id
     if not on_device.all():
         tasks = tasks.take(np.flatnonzero(on_device))
     expandable = (types.kernels() | types.named("FFTS_PLUS", "STARS_COMMON"))[tasks.type_index]
     in_node = expandable & (tasks.node != NOWHERE) & (tasks.communication == NOWHERE)
+    in_node &= not wide_task_ids
     in_communication = expandable & (tasks.communication != NOWHERE)
     expanded: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for mask, owner, contexts in (

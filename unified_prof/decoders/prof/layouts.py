@@ -102,7 +102,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, req_rx u4@32, rsp_rx u4@36,"
         " snp_rx u4@40, dat_rx u4@44, req_tx u4@48, rsp_tx u4@52, snp_tx u4@56, dat_tx u4@60",
     ),
-    # Platforms 15 and 16; no field is known that tells dies apart.
+    # Platforms 15 and 16: the upper six bits of the first word tell dies apart.
     "stars_sio_v6": (
         64,
         "w0 u2@0, magic u2@2, timestamp u8@8, req_rx u4@28, rsp_rx u4@32, snp_rx u4@36,"
@@ -113,7 +113,6 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "w0 u2@0, magic u2@2, timestamp u8@8, acc_id u2@18, read_bandwidth u8@32,"
         " write_bandwidth u8@40, read_ost u8@48, write_ost u8@56",
     ),
-    "stars_qos": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bandwidth 10u4@24"),
     "stars_inter_soc": (64, "w0 u2@0, magic u2@2, timestamp u8@8, bw_level u2@32"),
     "stars_acsq_v6": (
         32,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +21,12 @@ _HITS = (2, 3, 5, 7)
 _ACCESSES = (4, 6)
 _TRANSFERS = (0, 1)
 _BYTES_PER_TRANSFER = 4096
+
+# A transfer is 64 bytes, of which a 64th of a second counts: 4096 in all. The exporter divides by
+# both factors one after the other.
+_SHARES = 64.0
+_MEGABYTES = Decimal("0.015625")
+_DECIMAL = Context(prec=28, rounding=ROUND_HALF_EVEN)
 
 # How many caches the exporter evaluates, by platform.
 _CACHES = {5: 2, 7: 1}
@@ -92,4 +100,21 @@ def _throughput(counts: NDArray[np.int64], duration_ns: NDArray[np.float64]) -> 
     """Return bytes per second, rounded to a thousandth MB/s; 0 for the first sample."""
     transfers = counts[:, _TRANSFERS].sum(axis=1)
     megabytes = samples.megabytes_per_second(transfers, duration_ns, _BYTES_PER_TRANSFER)
-    return np.trunc(samples.rounded(megabytes, 3) * samples.BYTES_PER_MB)
+    rounded = np.round(megabytes, 3)
+    thousandths = megabytes * 1000
+    close = np.flatnonzero(np.abs(thousandths - np.trunc(thousandths) - 0.5) < 1e-4)
+    rounded[close] = [
+        _exact_megabytes(count, duration)
+        for count, duration in zip(
+            transfers[close].tolist(), duration_ns[close].tolist(), strict=True
+        )
+    ]
+    return np.trunc(rounded * samples.BYTES_PER_MB)
+
+
+def _exact_megabytes(transfers: int, duration_ns: float) -> float:
+    """Return MB/s rounded as the exporter does, which decides halves in decimal arithmetic."""
+    with localcontext(_DECIMAL):
+        seconds = Decimal(repr(duration_ns / _SHARES / 1e9))
+        exact = Decimal(transfers) / _MEGABYTES / 1024 / 1024 / seconds
+        return float(exact.quantize(Decimal("0.001")))

@@ -4,6 +4,9 @@ A metric set is a list of metric names; a metric is a weighted sum of event coun
 relation to the cycles, the time, or another counter. Events are known by their number in the
 event list of sample.json, so one definition serves task-based and sample-based PMU, any order of
 events, and chips that lack some of them.
+
+Event numbers, bytes an event and names are those of the vendor's public exporter, measured with
+generated recordings of platforms 1, 5, 7 and 15.
 """
 
 from __future__ import annotations
@@ -159,9 +162,32 @@ _SETS: dict[str, tuple[Metric, ...]] = {
     ),
 }
 
-# Chips whose cube and vector units share their cores differ in one set.
+# What sampling sees besides: the transfers of the memory engine, and narrower vector writes.
+_SETS_SAMPLED: dict[str, tuple[Metric, ...]] = {
+    **_SETS,
+    "MemoryUB": (
+        _bandwidth("ub_read_bw_vector", 0x43, 32),
+        _bandwidth("ub_write_bw_vector", 0x44, 16),
+        _bandwidth("ub_read_bw_scalar", 0x37, 16),
+        _bandwidth("ub_write_bw_scalar", 0x38, 16),
+        _bandwidth("ub_read_bw_mte", 0x3D, 16),
+        _bandwidth("ub_write_bw_mte", 0x3E, 16),
+    ),
+}
+
+# Chips whose cube and vector units share their cores.
+_EXECUTED = (
+    *_pipe("vec_exe", 0x12C),
+    *_pipe("mac_exe", 0x49, 0x4A),
+    *_pipe("scalar_exe", 0x09),
+    *_pipe("mte1_exe", 0x302),
+    *_pipe("mte2_exe", 0x0C),
+    *_pipe("mte3_exe", 0x0D),
+    *_pipe("fixpipe_exe", 0x303),
+)
 _SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
     **_SETS,
+    "PipelineExecuteUtilization": _EXECUTED,
     "Memory": (
         _bandwidth("ub_read_bw", 0x15, 128),
         _bandwidth("ub_write_bw", 0x16, 128),
@@ -170,9 +196,34 @@ _SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
         _bandwidth("main_mem_read_bw", 0x12, 8),
         _bandwidth("main_mem_write_bw", 0x13, 8),
     ),
+    "MemoryL0": (
+        _bandwidth("l0a_read_bw", 0x1B, 512),
+        _bandwidth("l0a_write_bw", 0x1C, 512),
+        _bandwidth("l0b_read_bw", 0x21, 256),
+        _bandwidth("l0b_write_bw", 0x22, 256),
+        _bandwidth("l0c_read_bw", 0x27, 256),
+        _bandwidth("l0c_read_bw_cube", 0x28, 256),
+        _bandwidth("l0c_write_bw", 0x29, 256),
+        _bandwidth("l0c_write_bw_cube", 0x2A, 256),
+    ),
+    "MemoryUB": (
+        Metric("ub_read_bw_vector", "bandwidth", ((0x17F, 32.0), (0x180, 32.0))),
+        _bandwidth("ub_write_bw_vector", 0x191, 32),
+        _bandwidth("ub_read_bw_scalar", 0x37, 16),
+        _bandwidth("ub_write_bw_scalar", 0x38, 16),
+    ),
+}
+_SETS_ONE_KIND_SAMPLED: dict[str, tuple[Metric, ...]] = {
+    **_SETS,
+    "PipelineExecuteUtilization": _EXECUTED,
+    "MemoryUB": (
+        *_SETS_ONE_KIND["MemoryUB"],
+        _bandwidth("ub_read_bw_mte", 0x1A5, 16),
+        _bandwidth("ub_write_bw_mte", 0x1A6, 16),
+    ),
 }
 
-# Platforms 15 and 16 number their events differently; only this set is known.
+# Platforms 15 and 16 number their events differently. Their Memory set has no known metric.
 _SETS_V6: dict[str, tuple[Metric, ...]] = {
     "PipeUtilization": (
         *_pipe("vec", 0x501),
@@ -184,7 +235,39 @@ _SETS_V6: dict[str, tuple[Metric, ...]] = {
         *_pipe("fixpipe", 0x714),
         _miss_rate(0x35, 0x34),
     ),
+    "ArithmeticUtilization": (
+        _ratio("mac_fp16", 0x323),
+        _ratio("mac_int8", 0x324),
+        Metric("cube_fops", "count", ((0x323, 8192.0), (0x324, 16384.0))),
+    ),
+    "MemoryL0": (
+        _bandwidth("l0a_read_bw", 0x304, 512),
+        _bandwidth("l0a_write_bw", 0x703, 512),
+        _bandwidth("l0b_read_bw", 0x306, 256),
+        _bandwidth("l0b_write_bw", 0x705, 256),
+        _bandwidth("l0c_read_bw", 0x712, 256),
+        _bandwidth("l0c_read_bw_cube", 0x30A, 256),
+        _bandwidth("l0c_write_bw_cube", 0x308, 256),
+    ),
+    "MemoryUB": (
+        _bandwidth("ub_read_bw_scalar", 0x3, 16),
+        _bandwidth("ub_write_bw_scalar", 0x5, 16),
+        _bandwidth("ub_read_bw_vector", 0x571, 32),
+        _bandwidth("ub_write_bw_vector", 0x572, 32),
+        _bandwidth("fixp2ub_write_bw", 0x70C, 256),
+    ),
+    "L2Cache": tuple(
+        Metric(f"{access}_local_l2_{outcome}", "count", ((first + index, 1.0),))
+        for access, first in (("read", 0x424), ("write", 0x42A))
+        for index, outcome in enumerate(("hit", "miss", "victim"))
+    ),
+    "ResourceConflictRatio": (
+        _ratio("vec_bank_cflt", 0x540, 0x556),
+        Metric("vec_resc_cflt_ratio", "rate", ((0x528, 1.0), (0x502, 1.0))),
+    ),
 }
+NOT_EVALUATED: Mapping[Family, frozenset[str]] = {"v6": frozenset({"Memory"})}
+"""Sets that a chip can count and the exporter has no rows of."""
 
 
 def parse_events(text: str, limit: int) -> tuple[int, ...]:
@@ -200,25 +283,33 @@ def parse_events(text: str, limit: int) -> tuple[int, ...]:
     return tuple(int(part.strip(), 0) for part in text.split(",") if part.strip())[:limit]
 
 
-_FAMILIES: dict[Family, dict[str, tuple[Metric, ...]]] = {
+_TASK_SETS: dict[Family, dict[str, tuple[Metric, ...]]] = {
     "two kinds": _SETS,
     "one kind": _SETS_ONE_KIND,
     "v6": _SETS_V6,
 }
+_SAMPLED_SETS: dict[Family, dict[str, tuple[Metric, ...]]] = {
+    "two kinds": _SETS_SAMPLED,
+    "one kind": _SETS_ONE_KIND_SAMPLED,
+    "v6": _SETS_V6,
+}
 
 
-def metrics_of(set_name: str, events: Sequence[int], family: Family) -> tuple[Metric, ...]:
+def metrics_of(
+    set_name: str, events: Sequence[int], family: Family, *, sampled: bool = False
+) -> tuple[Metric, ...]:
     """Return the metrics of a set that the counted events allow.
 
     Args:
         set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
         events: what the counters of a record count.
         family: of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
+        sampled: whether cores were sampled instead of tasks counted.
     """
     if set_name.startswith(CUSTOM_PREFIX):
         return tuple(Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
     counted = set(events)
-    known = _FAMILIES[family].get(set_name, ())
+    known = (_SAMPLED_SETS if sampled else _TASK_SETS)[family].get(set_name, ())
     return tuple(metric for metric in known if metric.events() <= counted)
 
 

@@ -1,4 +1,4 @@
-"""QOS: bandwidth of up to ten masters of the memory system, qos.data or the stars logs."""
+"""QOS: bandwidth of up to ten masters of the memory system, qos.data of platform 5."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.slices import Records
-from unified_prof.decoders.prof.stars_samples import sample_records
 
 _FILE = "qos"
-_STARS_QOS = 24
+_PLATFORMS = (5,)
 _EVENTS = 10
 _BYTES_PER_MB = 1 << 20
 _NO_DIE = -1
@@ -24,7 +23,13 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
     """Write QOS: one row an event and sample, in bytes per second.
 
     The exporter multiplies in 32 bits, so that it shows 4096 MB/s as 0; that is not reproduced.
+    What other platforms leave in such a file is not evaluated, as it is not there.
     """
+    if device.platform not in _PLATFORMS:
+        sink.anomaly(
+            "qos_not_evaluated", 1, f"{device.data.path}: qos.data of platform {device.platform}"
+        )
+        return
     names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()][:_EVENTS]
     for records, times_ns in _records(device):
         if not names:
@@ -51,10 +56,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
 
 
 def _records(device: DeviceDirectory) -> Iterator[tuple[Records, NDArray[np.int64]]]:
-    """Yield samples and their times: of qos.data, or without it those among the task logs'."""
-    if device.data.get(_FILE) is None:
-        yield from sample_records(device, _STARS_QOS, "stars_qos")
-        return
+    """Yield samples and their times."""
     clock = samples.device_clock(device, "qos.data")
     for records in samples.pieces(device, _FILE, "qos"):
         yield records, clock.to_ns(records["timestamp"])

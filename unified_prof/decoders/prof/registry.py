@@ -21,7 +21,7 @@ DEVICE_DECODERS: Decoders = (
     ("npu_mem", ("npu_mem", "npu_mem.app")),
     ("npu_module_mem", ("npu_module_mem",)),
     ("pcie", ("pcie",)),
-    ("qos", ("qos", "stars_soc", "stars_soc_profile")),
+    ("qos", ("qos",)),
     ("sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
     ("stars_samples", ("stars_soc", "stars_soc_profile")),
 )

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import pmu_metrics, samples
-from unified_prof.decoders.prof.core_metrics import AIC, AIV, V6_PLATFORMS, CoreKind, core_kinds
+from unified_prof.decoders.prof.core_metrics import (
+    AIC,
+    AIV,
+    V6_PLATFORMS,
+    CoreKind,
+    core_kinds,
+    last_cube_core,
+)
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.slices import Records
 
@@ -24,7 +31,6 @@ _CORE_TYPES = ("AIC", "AIV")
 _STARS_FILES = (("ffts_profile", None),)
 _HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
 _HWTS_PLATFORMS = (1, 4)
-_LAST_AIC_CORE = 24
 
 # What a mode byte of 0 means: nothing after it was recorded.
 _END_OF_FILE = 0
@@ -38,6 +44,7 @@ class _Sums:
     """Everything a core counted."""
 
     kind: CoreKind
+    frequency_mhz: float
     counters: NDArray[np.float64]
     cycles: float = 0.0
 
@@ -49,7 +56,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
     files = _HWTS_FILES if device.platform in _HWTS_PLATFORMS else _STARS_FILES
     if not any(device.data.get(name) for name, _ in files):
         return
-    kinds = core_kinds(device, sink)
+    kinds = core_kinds(device, sink, sampled=True)
     if not kinds:
         return
     sums: dict[tuple[int, int], _Sums] = {}
@@ -69,23 +76,26 @@ def _decode_file(
     """Write the samples of one file and add them to `sums`, by core type and core."""
     clock = samples.device_monotonic_clock(device, f"{file_name}.data")
     type_ids = np.asarray(sink.strings.intern_all(_CORE_TYPES))
-    frequencies = np.array([kind.frequency_mhz for kind in kinds])
+    frequency_mhz = kinds[AIC].frequency_mhz
+    # Also where cores of both types are counted alike, each type has a frequency of its own.
+    rated_mhz = [
+        float(device.device_info.decimal(f"{name.lower()}_frequency") or 0) for name in _CORE_TYPES
+    ]
+    last_cube = last_cube_core(device.platform)
     neighbours = samples.Neighbours()
     for records in _samples(device, file_name):
         core = records["core_id"].astype(np.int64)
         types = (
-            (core > _LAST_AIC_CORE).astype(np.int64)
+            (core > last_cube).astype(np.int64)
             if core_type is None
             else np.full(len(core), core_type)
         )
-        kind = np.minimum(types, len(kinds) - 1)
-        _add(sums, kinds, types, core, records)
+        _add(sums, kinds, rated_mhz, types, core, records)
         exact = records["timestamp"].astype(np.int64)
         known, (before,) = neighbours.previous(core, exact)
         interval_ns = np.where(known, exact - before, _FIRST_INTERVAL_NS).astype(np.float64)
         cycles = records["task_cycle"].astype(np.float64)
-        frequency = frequencies[kind]
-        usage = pmu_metrics.divide(cycles * 1000, frequency * interval_ns) * 100
+        usage = pmu_metrics.divide(cycles * 1000, frequency_mhz * interval_ns) * 100
         samples.write_samples(
             sink,
             "SAMPLE_PMU_TIMELINE",
@@ -95,7 +105,7 @@ def _decode_file(
                 "timestampNs": clock.to_ns(records["timestamp"]),
                 "totalCycle": records["task_cycle"],
                 "usage": usage,
-                "freq": frequency,
+                "freq": frequency_mhz,
                 "coreId": core,
                 "coreType": type_ids[types],
             },
@@ -116,6 +126,7 @@ def _samples(device: DeviceDirectory, file_name: str) -> Iterator[Records]:
 def _add(
     sums: dict[tuple[int, int], _Sums],
     kinds: tuple[CoreKind, ...],
+    rated_mhz: list[float],
     types: NDArray[np.int64],
     core: NDArray[np.int64],
     records: Records,
@@ -124,7 +135,8 @@ def _add(
         rows = (core == core_id) & (types == core_type)
         counters = records["event_count"][rows].astype(np.float64).sum(axis=0)
         kind = kinds[min(core_type, len(kinds) - 1)]
-        total = sums.setdefault((core_type, core_id), _Sums(kind, np.zeros(len(counters))))
+        empty = _Sums(kind, rated_mhz[core_type], np.zeros(len(counters)))
+        total = sums.setdefault((core_type, core_id), empty)
         total.counters += counters
         total.cycles += float(records["task_cycle"][rows].astype(np.float64).sum())
 
@@ -163,11 +175,11 @@ def _summary(total: _Sums) -> Iterator[tuple[str, float]]:
     """
     kind = total.kind
     cycles = np.array([total.cycles])
-    time_us = pmu_metrics.divide(cycles, np.array([kind.frequency_mhz]))
+    time_us = pmu_metrics.divide(cycles, np.array([total.frequency_mhz]))
     yield pmu_metrics.TOTAL_TIME, float(time_us[0]) * 1e6
     metrics = [metric for metric in kind.metrics if metric.kind != "time"]
     values = pmu_metrics.evaluate(
-        metrics, kind.events, total.counters[None, :], cycles, time_us, kind.frequency_mhz
+        metrics, kind.events, total.counters[None, :], cycles, time_us, total.frequency_mhz
     )
     for metric, value in zip(metrics, values[0].tolist(), strict=True):
         scale = pmu_metrics.BYTES_PER_GB if metric.kind == "bandwidth" else 1.0

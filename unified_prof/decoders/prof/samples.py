@@ -21,6 +21,7 @@ BYTES_PER_MB = float(1 << 20)
 
 _TEXT_BYTE = np.dtype(np.uint8)
 _MAX_INT64_DIGITS = 18
+_LATEST_US = MAX_NS // 2000
 
 
 class Part(Protocol):
@@ -103,13 +104,34 @@ def start_clock(part: Part) -> LinearClock:
 def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
     """Convert microseconds since the start to ns since 1970 as the exporter does for some files.
 
-    It adds two float64 numbers, which at this magnitude hold steps of 256 ns: genuine files have
-    these times, so readers that compare with them need the same.
+    It goes by way of the device's monotonic clock and adds float64 numbers, which at the magnitude
+    of times since 1970 hold steps of 256 ns. Genuine files have these times, so readers that
+    compare with them need the same operations in the same order. What no clock can have shown
+    is `MAX_NS`.
     """
-    clock, local_ns = start_clock(part), part.clocks.monotonic.offset_ns
-    monotonic_ns = time_us.astype(np.float64) * float(clock.rate)
-    monotonic_ns += float(clock.offset_ns - local_ns)
-    return monotonic_ns + float(local_ns)
+    readings = part.clocks.readings
+    device_ns = readings.device_monotonic_ns or 0  # it cancels out but for the rounding
+    to_host_seconds = float(readings.start_ns) / 1e9 - device_ns / 1e9
+    to_1970_us = float(readings.begin_us) - float(readings.begin_monotonic_ns) / 1000.0
+    possible = time_us < _LATEST_US
+    whole = np.where(possible, time_us, 0).astype(np.int64) * 1000 + device_ns
+    times_ns = (whole + to_host_seconds * 1e9) + to_1970_us * 1000.0
+    return np.where(possible, times_ns, float(MAX_NS))
+
+
+def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
+    """Convert device counter values to monotonic ns as float64, for the time between samples.
+
+    Raises:
+        RawFormatError: the directory does not have the clock.
+    """
+    device_clock(part, "counters sampled by the task scheduler")
+    readings = part.clocks.readings
+    assert readings.device_mhz is not None
+    assert readings.device_counter is not None
+    passed = ticks.astype(np.int64) - readings.device_counter
+    hertz = float(readings.device_mhz) * 1e6
+    return np.asarray(passed / hertz * 1e9 + float(readings.start_ns), np.float64)
 
 
 def whole_ns(times_ns: NDArray[np.float64]) -> Int64:

@@ -68,10 +68,10 @@ def _write_sio(device: DeviceDirectory, sink: Sink) -> None:
     v6 = device.platform in _NO_SAMPLES_IN_TASK_LOG
     neighbours = samples.Neighbours()
     for records, times_ns in sample_records(device, _SIO, "stars_sio_v6" if v6 else "stars_sio"):
-        # On platforms 15 and 16 no field tells dies apart.
-        die = np.zeros(len(records), np.int64) if v6 else records["acc_id"].astype(np.int64)
-        known, (before_ns,) = neighbours.previous(die, times_ns)
-        later, seconds = records[known], (times_ns - before_ns)[known] / 1e9
+        die = (records["w0"] >> 10 if v6 else records["acc_id"]).astype(np.int64)
+        exact_ns = samples.rounded_device_ns(device, records["timestamp"])
+        known, (before_ns,) = neighbours.previous(die, exact_ns)
+        later, seconds = records[known], (exact_ns - before_ns)[known] / 1e9
         prefix = "D-DIE" if v6 else "die "
         dies, row = np.unique(die[known], return_inverse=True)
         names = np.asarray(sink.strings.intern_all(f"{prefix}{die}" for die in dies.tolist()))

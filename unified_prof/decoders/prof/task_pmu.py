@@ -17,7 +17,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
 from unified_prof.decoders.prof.core_metrics import AIC, AIV, V6_PLATFORMS, CoreKind, core_kinds
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.frequency import read_changes
+from unified_prof.decoders.prof.frequency import usable_changes
 from unified_prof.decoders.prof.pmu_records import Counted, MixBlocks, PmuReader
 from unified_prof.decoders.prof.tasks import DeviceTasks
 
@@ -72,7 +72,7 @@ class _Writer:
         self, device: DeviceDirectory, tasks: DeviceTasks, kinds: Sequence[CoreKind], sink: Sink
     ) -> None:
         self._tasks, self._kinds, self._sink = tasks, kinds, sink
-        self._changes = read_changes(device)
+        self._changes = usable_changes(device)
         # Platforms 15 and 16: the time of a task is that of its record, not that of its cycles.
         self._tick_ns = (
             float(samples.device_clock(device, f"{_FILE}.data").rate)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.clocks import LinearClock
-from unified_prof.decoders.prof.device_tasks import read_task_log, type_name
+from unified_prof.decoders.prof.device_tasks import OTHER, read_task_log, type_name
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.host_tasks import NO_MODEL
@@ -19,9 +19,8 @@ from unified_prof.decoders.prof.task_ids import pack_keys
 from unified_prof.decoders.prof.ts_track import Track
 from unified_prof.errors import RawFormatError
 
-_UNKNOWN_STREAM = 0xFFFFFFFF
+_UNKNOWN_STREAM = 0xFFFF
 _NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
-_OTHER = "Other"
 _WRITE_ROWS = 1 << 17
 
 
@@ -173,7 +172,7 @@ class _TypeNames:
             count = int(np.isin(rows.type_code, unknown).sum())
             sink.anomaly("unknown_device_task_type", count, f"first: type code {unknown[0]}")
         for code in codes:
-            self._by_code[code] = sink.strings.intern(type_name(code, platform) or _OTHER)
+            self._by_code[code] = sink.strings.intern(type_name(code, platform) or OTHER)
         types = () if host_side is None else host_side.knowledge.types.names
         used = np.unique(launches.tasks.type_index[launches.task]).tolist()
         self._by_type = np.full(len(types) + 1, -1, np.int64)

@@ -14,6 +14,9 @@ _CLOSING_TASKS = 4
 _CLOSING_TASKS_ONE_WAY = 2
 _ONE_WAY = ("send", "receive")
 
+_PASSED_OVER = -1e9
+"""The exporter's bandwidth, -1 GB/s, of payloads that it never came to."""
+
 
 def closing_tasks(operator_names: list[str]) -> NDArray[np.int64]:
     """Return how many tasks close an RDMA transfer of each operator.
@@ -37,6 +40,8 @@ def bandwidth(
     size: NDArray[np.int64],
     payload: NDArray[np.bool_],
     closing: NDArray[np.int64],
+    *,
+    one_by_one: bool = False,
 ) -> NDArray[np.float64]:
     """Return bytes per second of every task; the payloads of one RDMA transfer share theirs.
 
@@ -51,6 +56,9 @@ def bandwidth(
         size: bytes, -1 when unknown.
         payload: whether it is an RDMA payload.
         closing: of `closing_tasks`, for its operator.
+        one_by_one: whether the exporter goes from transfer to transfer, so that payloads among
+            the tasks that close one have no bandwidth (`_PASSED_OVER`). Else each run of payloads
+            is closed by what follows it, whatever else that closes.
     """
     duration_ns = (end - start) / FINE_PARTS
     moved = size / np.where(duration_ns > 0, duration_ns, np.inf) * 1e9
@@ -59,8 +67,13 @@ def bandwidth(
     lane_end = lanes.spread(lanes.last)
     runs = Runs(lanes.number(), payload[order])
     first, last = runs.starts, runs.last
+    chosen = payload[order][first]
+    first, last = first[chosen], last[chosen]
+    if one_by_one:
+        first, last, passed_over = _one_by_one(first, last, closing[order], lane_end)
+        moved[order[passed_over]] = _PASSED_OVER
     end_of_transfer = last + closing[order][first]
-    whole = payload[order][first] & (end_of_transfer <= lane_end[first])
+    whole = end_of_transfer <= lane_end[first]
     first, last, end_of_transfer = first[whole], last[whole], end_of_transfer[whole]
     sent = np.cumsum(size[order])
     sent_in_run = sent[last] - sent[first] + size[order][first]
@@ -70,3 +83,30 @@ def bandwidth(
     members = order[np.repeat(first, length) + positions(length)]
     moved[members] = np.repeat(shared, length)
     return np.asarray(moved, np.float64)
+
+
+def _one_by_one(
+    first: NDArray[np.int64],
+    last: NDArray[np.int64],
+    closing: NDArray[np.int64],
+    lane_end: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Take runs of payloads in their order, each beyond the tasks that close the one before.
+
+    Returns:
+        First and last task of what is left of the runs, and the payloads passed over.
+    """
+    runs: list[tuple[int, int]] = []
+    passed_over: list[int] = []
+    covered = -1
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+        passed_over += range(begin, min(covered, end) + 1)
+        begin = max(begin, covered + 1)
+        if begin > end:
+            continue
+        runs.append((begin, end))
+        closed = end + int(closing[begin])
+        if closed <= lane_end[begin]:
+            covered = closed
+    left = np.array(runs, np.int64).reshape(-1, 2)
+    return left[:, 0], left[:, 1], np.array(passed_over, np.int64)
