@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Anomaly
+from unified_prof.ledger import Ledger
 from unified_prof.store.detect import Detection
 
 
@@ -58,21 +59,12 @@ def oddities_of_file(source: Source) -> list[Anomaly]:
     return found
 
 
-class Findings:
-    """Oddities found while reading, counted by name; the first case is kept in words."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[int, str]] = {}
-
-    def add(self, name: str, detail: str, count: int = 1) -> None:
-        """Count `count` cases of `name`; none at all leaves no trace."""
-        if count:
-            before, first = self._found.get(name, (0, detail))
-            self._found[name] = (before + count, first)
+class Findings(Ledger):
+    """Oddities found while reading."""
 
     def anomalies(self) -> list[Anomaly]:
         """Return what was found, in order of first occurrence."""
-        return [Anomaly(name, *found, "found") for name, found in self._found.items()]
+        return [Anomaly(name, *found, "found") for name, found in self.items()]
 
 
 def recorded_anomalies(source: Source) -> list[Anomaly]:

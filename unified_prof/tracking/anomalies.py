@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from unified_prof.ledger import Ledger
 
-class Anomalies:
-    """Name -> how often, and the first case in words."""
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[int, str]] = {}
-
-    def add(self, name: str, detail: str, count: int = 1) -> None:
-        """Count `name`; only the first `detail` is kept."""
-        if count:
-            before, first = self._found.get(name, (0, detail))
-            self._found[name] = (before + count, first)
+class Anomalies(Ledger):
+    """A ledger into which failures of the tracker's own work go."""
 
     @contextmanager
     def fenced(self, name: str, what: str) -> Iterator[None]:
@@ -30,15 +23,6 @@ class Anomalies:
             yield
         except Exception as error:
             self.add(name, f"{what}: {in_one_line(error)}")
-
-    def merge(self, others: Anomalies) -> None:
-        """Add what another counted."""
-        for name, (count, detail) in others._found.items():
-            self.add(name, detail, count)
-
-    def as_mapping(self) -> dict[str, tuple[int, str]]:
-        """Return a copy of what was counted."""
-        return dict(self._found)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -279,7 +279,7 @@ class Session:
             iterations=records,
             peak_usage_bytes=self.peak.peak_bytes,
             complete=complete,
-            anomalies=anomalies.as_mapping(),
+            anomalies=dict(anomalies),
             facts={**self._environment(), **facts},
         )
 
