@@ -93,3 +93,41 @@ def test_other_threads_change_nothing() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.SIG_DFL]
+
+
+def test_signals_wait_from_the_end_of_the_workload_and_not_before() -> None:
+    done: list[str] = []
+
+    def run() -> None:
+        with signals.held_back_from_end_of_workload():
+            signals.workload_ended()
+            os.kill(os.getpid(), signal.SIGTERM)
+            signals.workload_ended()
+            done.append("written")
+        done.append("never")
+
+    with pytest.raises(SystemExit), signals.ended_by_signals():
+        run()
+    assert done == ["written"]
+    with (
+        pytest.raises(SystemExit),
+        signals.ended_by_signals(),
+        signals.held_back_from_end_of_workload(),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_without_such_a_block_the_end_of_a_workload_changes_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    signals.workload_ended()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("in_children", [True, False])
+def test_forked_children_end_as_they_were_told(in_children: bool) -> None:
+    with signals.ended_by_signals(in_children=in_children):
+        child = os.fork()
+        if not child:
+            os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(in_children)

@@ -5,6 +5,7 @@ UprofError                  1   the answer is no, or an error of no finer kind
 +- InconclusiveError        3   not enough data to answer
 +- DeviceUnavailableError   4   no such device, driver or toolkit here
 +- CaptureError             5   the profiler ran and failed, or the workload broke its rules
+|  +- MeasuringError        5   the workload ended well, only measuring it failed
 +- RawFormatError           6   a raw file is not what its version says
 +- StoreError               7   a report cannot be read or written as a database
 |  +- SchemaVersionError    8   readable, but at a version that is not accepted
@@ -48,6 +49,10 @@ class CaptureError(UprofError):
     """A profiler ran and failed, or the workload did not do what it must."""
 
     exit_code = 5
+
+
+class MeasuringError(CaptureError):
+    """The workload ended well; only measuring it failed."""
 
 
 class RawFormatError(UprofError):

@@ -30,6 +30,16 @@ def printable(text: str) -> str:
     )
 
 
+def storable(text: str) -> str:
+    r"""Return `text` with surrogates as escapes, so that it can be encoded as UTF-8.
+
+    They stand for bytes of file names that are not UTF-8: `caf\xe9`. Nothing else changes.
+    """
+    if text.isascii():
+        return text
+    return "".join(_escaped(one) if "\ud800" <= one <= "\udfff" else one for one in text)
+
+
 def _escaped(character: str) -> str:
     code = ord(character)
     if _FIRST_RAW_BYTE <= code <= _LAST_RAW_BYTE:

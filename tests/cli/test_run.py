@@ -110,12 +110,10 @@ def test_people_read_stderr_and_the_workload_keeps_stdout(
     assert out == "said by the workload\n"
     for text in (
         "cpu: a processor",
-        "3 measured, 1 with other operations",
-        "forward 9.00 ms, backward 5.00 ms, other 8.00 ms",
-        "peak 2.9 KiB",
+        "22.0 ms, median of 3; forward 9.00 ms, backward 5.00 ms, optimizer and other 8.00 ms",
+        "peak 2.93 KiB",
         "net.py:11",
-        "not attributed    forward 1.40 ms, backward 1.00 ms",
-        "iterations_unmatched",
+        "iterations unmatched",
         "out/run_time.sqlite",
         "out/memory.sqlite",
     ):

@@ -8,12 +8,13 @@ import pytest
 
 from unified_prof.errors import OutputError
 from unified_prof.pipeline import outputs
+from unified_prof.pipeline.ranks import rank_of
 
-ALONE = outputs.rank_of({})
+ALONE = rank_of({})
 
 
 def test_rank_stands_in_every_file_name() -> None:
-    rank = outputs.rank_of({"RANK": "12", "LOCAL_RANK": "4", "WORLD_SIZE": "16"})
+    rank = rank_of({"RANK": "12", "LOCAL_RANK": "4", "WORLD_SIZE": "16"})
     assert (rank.rank, rank.local_rank, rank.world_size) == (12, 4, 16)
     files = outputs.skyline_files(Path("out"), ("run-time", "memory", "timeline"), rank)
     assert files == {
@@ -24,7 +25,7 @@ def test_rank_stands_in_every_file_name() -> None:
 
 @pytest.mark.parametrize("environment", [{}, {"RANK": ""}, {"RANK": "first"}])
 def test_alone_there_is_no_rank(environment: dict[str, str]) -> None:
-    files = outputs.skyline_files(Path("out"), ("memory",), outputs.rank_of(environment))
+    files = outputs.skyline_files(Path("out"), ("memory",), rank_of(environment))
     assert files == {"memory": Path("out/memory.sqlite")}
 
 
@@ -37,7 +38,7 @@ def test_the_default_folder_is_named_after_the_script() -> None:
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs /proc")
 def test_all_ranks_of_a_launch_share_one_folder() -> None:
-    ranks = [outputs.rank_of({"RANK": str(i)}) for i in range(2)]
+    ranks = [rank_of({"RANK": str(i)}) for i in range(2)]
     # Both are children of one launcher here, this process' parent, which started long ago.
     folders = {outputs.default_directory("train.py", is_module=False, rank=r) for r in ranks}
     assert len(folders) == 1

@@ -9,7 +9,7 @@ import pytest
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import convert
-from unified_prof.pipeline.outputs import rank_of
+from unified_prof.pipeline.ranks import rank_of
 from unified_prof.pipeline.recordings import build_databases
 from unified_prof.pipeline.sources import Decoded, by_kind
 

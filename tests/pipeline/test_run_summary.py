@@ -1,9 +1,29 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.records import tracked_run
-from unified_prof.pipeline.run_summary import summarize
+from unified_prof.pipeline.run_summary import RunSummary
+from unified_prof.pipeline.run_summary import summarize as summary_of_files
+from unified_prof.store import skyline
+from unified_prof.tracking.records import IterationRecord, OperationRecord, TrackedRun
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def summarize(run: TrackedRun, top: int = 10) -> RunSummary:
+    files = (Path("run_time.sqlite"), Path("memory.sqlite"))
+    facts = {"device": run.device, "complete": "true"}
+    for write, file in zip((skyline.write_run_time, skyline.write_memory), files, strict=True):
+        write(file, run, facts, overwrite=True)
+    summary = summary_of_files(files, top)
+    assert summary is not None
+    return summary
 
 
 def test_the_figures_are_medians_of_the_matched_iterations() -> None:
@@ -36,3 +56,21 @@ def test_what_was_not_measured_stays_unknown() -> None:
     assert summary.other_ms is None
     assert summary.unattributed_forward_ms is None
     assert summary.peak_usage_bytes is None
+
+
+def test_what_no_operation_took_is_never_negative_and_the_parts_add_up() -> None:
+    """Sums of medians exceed a whole where each operation is slow in another iteration."""
+    one = OperationRecord("a", (), None, None, (1.0, 9.0, 2.0), None)
+    other = OperationRecord("b", (), None, None, (9.0, 1.0, 8.5), None)
+    iterations = tuple(
+        IterationRecord(total, 10.6, None, None, matched=True) for total in (11.0, 12.0, 13.0)
+    )
+    summary = summarize(tracked_run(operations=(one, other), iterations=iterations))
+    assert summary.forward_ms == 10.6
+    assert summary.unattributed_forward_ms == pytest.approx(10.6 - 10.0)
+    assert summary.other_ms == pytest.approx(12.0 - 10.6)
+
+
+def test_files_that_are_no_reports_have_no_summary(tmp_path: Path) -> None:
+    (tmp_path / "memory.sqlite").write_bytes(b"")
+    assert summary_of_files([tmp_path / "memory.sqlite"]) is None

@@ -13,8 +13,9 @@ from types import FrameType, TracebackType
 from typing import IO, Any
 
 from unified_prof.errors import DeviceUnavailableError
+from unified_prof.signals import ENDING
 
-_FORWARDED = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (signal.SIGINT, *ENDING)
 _PATIENCE = 3  # so many requests to end, then the group is killed
 _KEPT_LINES = 400
 _READER_GRACE_S = 5.0
@@ -44,9 +45,9 @@ def run_group(
 ) -> Ended:
     """Run `command` and wait for it.
 
-    SIGINT and SIGTERM that reach this process go to the whole group, so that the workload sees
-    them as it would from a terminal, and msprof may still export what it recorded. The third one
-    kills the group.
+    SIGINT, SIGTERM and SIGHUP that reach this process go to the whole group, so that the workload
+    sees them as it would from a terminal, and msprof may still export what it recorded. The third
+    one kills the group. What `nohup` ignores stays ignored.
 
     Args:
         command: Program and arguments.
@@ -97,7 +98,7 @@ def run_group(
 
 
 class _Signals:
-    """While entered, SIGINT and SIGTERM go to the group of `process` instead of ending us."""
+    """While entered, the signals that ask to end go to the group of `process` instead."""
 
     def __init__(self, *, polite: bool) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -108,7 +109,11 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
-            self._before = {n: signal.signal(n, self._forward) for n in _FORWARDED}
+            self._before = {
+                number: signal.signal(number, self._forward)
+                for number in _FORWARDED
+                if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+            }
         return self
 
     def __exit__(

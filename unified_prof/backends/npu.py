@@ -28,12 +28,14 @@ from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.errors import (
     CaptureError,
     DeviceUnavailableError,
+    MeasuringError,
     UprofError,
     UsageError,
 )
 from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.records import TrackedRun
 
+_TOLD = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
 EXPORTERS = ("uprof", "native")
 _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid"})
 
@@ -242,7 +244,7 @@ def _result(folder: Path) -> _Result:
 
     result: dict[str, Any] = msgspec.msgpack.decode(raw)
     if error := result.pop("error", None):
-        kinds = {kind.__name__: kind for kind in (UsageError, DeviceUnavailableError, CaptureError)}
+        kinds = {kind.__name__: kind for kind in _TOLD}
         kind = kinds.get(error["kind"], UprofError)
         raise kind(error["message"], hint=error["hint"])
     return msgspec.convert(result, _Result)

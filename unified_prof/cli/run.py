@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof import signals, streams
 from unified_prof.cli.npu_options import with_npu_options
 from unified_prof.cli.options import Force, Quiet
+from unified_prof.cli.run_end import WIPE, RunEnd
+from unified_prof.cli.untouched import Workload, is_measured, run_untouched
 from unified_prof.cli.workload_command import WorkloadCommand
 from unified_prof.errors import UsageError
+from unified_prof.pipeline.outputs import default_directory
+from unified_prof.pipeline.ranks import Chosen, rank_of
+from unified_prof.pipeline.ranks import chosen_ranks as chosen_ranks_of
+from unified_prof.plain import printable
 
 if TYPE_CHECKING:
     from unified_prof.backends.base import Backend, RunSpec
@@ -114,6 +118,22 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command that would run, and end.")
     ] = False,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Of several ranks, those to measure, such as 0,8-15 or every:8. The others run "
+            "as they would without uprof.",
+        ),
+    ] = "all",
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail where a rank cannot be measured although its workload did well. Without it "
+            "only a run of one process fails; a rank leaves a report that says why.",
+        ),
+    ] = False,
     force: Force = False,
     quiet: Quiet = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="More operations.")] = False,
@@ -131,55 +151,75 @@ def run(
     Everything after SCRIPT, or after -m MODULE, belongs to the workload. `uprof run --help-npu`
     shows the options that only --backend npu has.
     """
+    streams.fill_closed_descriptors()
+    chosen_ranks = chosen_ranks_of(ranks)
+    workload = _workload(module, command or [], attach="pid" in npu_options)
+    if not dry_run and not is_measured(rank_of(), chosen_ranks):
+        run_untouched(workload)
     from unified_prof.backends.base import RunSpec
-    from unified_prof.cli import run_text
-    from unified_prof.pipeline import outputs
+
+    say = _silent if quiet else streams.tell
+    chosen = _backend(backend, say, dry_run=dry_run)
+    spec = RunSpec(
+        target=workload.target,
+        is_module=workload.is_module,
+        arguments=workload.arguments,
+        reports=_reports(report, chosen),
+        output_dir=output or default_directory(workload.target, workload.is_module, rank_of()),
+        project_root=_project_root(project_root, workload),
+        warmup=warmup,
+        iterations=iterations,
+        scope=scope.value,
+        stop_after=stop_after,
+        options={**npu_options, **_timeline_options(timeline_detail)},
+        relay=_say_all_but_info if quiet else streams.tell,
+    )
+    if dry_run:
+        _show_command(chosen, spec)
+        return
+    shown = RunEnd(quiet=quiet, json=json_, top=50 if verbose else 10)
+    exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=chosen_ranks)
+    raise typer.Exit(exit_code)
+
+
+def _run(
+    backend: Backend, spec: RunSpec, shown: RunEnd, *, force: bool, strict: bool, ranks: Chosen
+) -> int:
+    """Run and show what came of it; return the exit code."""
     from unified_prof.pipeline import run as pipeline
 
-    target, arguments = _workload(module, command or [], attach="pid" in npu_options)
-    say = _silent if quiet else _say
-    chosen = _backend(backend, say, dry_run=dry_run)
-    directory = output or outputs.default_directory(target, module is not None, outputs.rank_of())
-    with _progress(enabled=sys.stderr.isatty() and not quiet) as progress:
-        spec = RunSpec(
-            target=target,
-            is_module=module is not None,
-            arguments=tuple(arguments),
-            reports=_reports(report, chosen),
-            output_dir=directory,
-            project_root=_project_root(project_root, target, is_module=module is not None),
-            warmup=warmup,
-            iterations=iterations,
-            scope=scope.value,
-            stop_after=stop_after,
-            options={**npu_options, **_timeline_options(timeline_detail)},
-            progress=progress,
-            relay=_say_all_but_info if quiet else _say,
-        )
-        if dry_run:
-            _show_command(chosen, spec)
-            return
-        with _termination_as_exit(), _stdout_to_stderr(enabled=json_):
-            result = pipeline.run(chosen, spec, force=force)
-    for line in run_text.as_lines(result, verbose=verbose):
-        say(line)
-    if result.failure:
-        typer.echo(f"uprof: {result.failure}", err=True)
-    if json_:
-        typer.echo(json.dumps(run_text.as_json(result)))
-    raise typer.Exit(result.exit_code)
+    result = None
+    try:
+        with (
+            _progress(enabled=streams.is_terminal() and not shown.quiet) as progress,
+            streams.stdout_to_stderr(enabled=shown.json),
+            signals.ended_by_signals(in_children=False),
+            signals.held_back_from_end_of_workload(),
+        ):
+            result = pipeline.run(
+                backend,
+                replace(spec, progress=progress),
+                force=force,
+                strict=strict,
+                ranks=ranks,
+                on_written=shown.written,
+            )
+    finally:  # also where a signal that came while the reports were written ends us now
+        if result is not None:
+            shown.ended(result)
+    return result.exit_code
 
 
-def _workload(module: str | None, command: list[str], *, attach: bool) -> tuple[str, list[str]]:
+def _workload(module: str | None, command: list[str], *, attach: bool) -> Workload:
     if attach:
         if module is not None or command:
             raise UsageError("--pid records a running process, there is no workload to start")
-        return "process", []
+        return Workload("process", False, ())
     if module is not None:
-        return module, command
+        return Workload(module, True, tuple(command))
     if not command:
         raise UsageError("nothing to run", hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]...")
-    return command[0], command[1:]
+    return Workload(command[0], False, tuple(command[1:]))
 
 
 def _backend(name: str, say: Callable[[str], None], *, dry_run: bool) -> Backend:
@@ -224,23 +264,19 @@ def _timeline_options(detail: str | None) -> dict[str, object]:
     return {"timeline_detail": () if names == ("none",) else names}
 
 
-def _project_root(given: Path | None, target: str, *, is_module: bool) -> Path:
+def _project_root(given: Path | None, workload: Workload) -> Path:
     if given is not None:
         if not given.is_dir():
-            raise UsageError(f"--project-root {given} is not a folder")
+            raise UsageError(f"--project-root {printable(str(given))} is not a folder")
         return given.resolve()
     here = Path.cwd()
-    script = Path(target).resolve()
-    return here if is_module or script.is_relative_to(here) else script.parent
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    script = Path(workload.target).resolve()
+    return here if workload.is_module or script.is_relative_to(here) else script.parent
 
 
 def _say_all_but_info(line: str) -> None:
     if not line.startswith("[INFO]"):
-        _say(line)
+        streams.tell(line)
 
 
 def _silent(_: str) -> None:
@@ -253,54 +289,9 @@ def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
     if not enabled:
         yield _silent
         return
-    wipe = "\r\x1b[K"
+    wipe = WIPE
     try:
         # What the workload prints next begins at the left again.
-        yield lambda text: typer.echo(f"{wipe}uprof: {text}\r", err=True, nl=False)
+        yield lambda text: streams.tell(f"{wipe}uprof: {text}\r", end="")
     finally:
-        typer.echo(wipe, err=True, nl=False)
-
-
-@contextmanager
-def _termination_as_exit() -> Iterator[None]:
-    """Let SIGTERM end the workload like sys.exit, so that what was measured is still written."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def leave(number: int, _: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    owner = os.getpid()
-    signal.signal(signal.SIGTERM, leave)
-    # A process forked by the workload (a data loader's worker) dies of SIGTERM as ever.
-    os.register_at_fork(
-        after_in_child=lambda: (
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if signal.getsignal(signal.SIGTERM) is leave
-            else None
-        )
-    )
-    try:
-        yield
-    finally:
-        if os.getpid() == owner and signal.getsignal(signal.SIGTERM) is leave:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def _stdout_to_stderr(*, enabled: bool) -> Iterator[None]:
-    """Send what the workload prints to stderr, also from C and from its children."""
-    if not enabled:
-        yield
-        return
-    sys.stdout.flush()
-    saved = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(saved, 1)
-        os.close(saved)
+        streams.tell(wipe, end="")

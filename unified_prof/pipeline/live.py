@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unified_prof import signals
 from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec
 from unified_prof.errors import CaptureError, UsageError
-from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.run import write_skyline
+from unified_prof.pipeline import outputs
+from unified_prof.pipeline.ranks import rank_of
+from unified_prof.pipeline.reports import Reports
 from unified_prof.pipeline.run_summary import RunSummary, summarize
 from unified_prof.tracking.records import TrackedRun
 
@@ -31,7 +33,7 @@ class Profile:
     @property
     def summary(self) -> RunSummary | None:
         """The headline figures, as `uprof run` shows them."""
-        return summarize(self.tracked) if self.tracked else None
+        return summarize(self.files.values()) if self.tracked else None
 
 
 @contextmanager
@@ -67,14 +69,14 @@ def profile(
     Raises:
         UsageError: an argument makes no sense.
         OutputError: a report exists and `force` is not given, or cannot be written.
-        CaptureError: the block ended well but nothing could be measured.
+        CaptureError: the block ended well but nothing could be measured; not where there are
+            other ranks, which `Profile.failure` and the reports tell then.
         DeviceUnavailableError: torch or the device is not here.
     """
     if unknown := [report for report in reports if report not in (RUN_TIME, MEMORY)]:
         raise UsageError(f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}")
     target = sys.argv[0] or "notebook"
-    rank = outputs.rank_of()
-    directory = Path(output) if output else outputs.default_directory(target, False, rank)
+    directory = Path(output) if output else outputs.default_directory(target, False, rank_of())
     spec = RunSpec(
         target=target,
         is_module=False,
@@ -87,11 +89,10 @@ def profile(
         scope=scope,
         progress=progress,
     )
-    files = outputs.skyline_files(directory, spec.reports, rank)
-    outputs.refuse_existing_files(files.values(), force=force)
-    result = Profile(directory)
-    facts = provenance.of_run(spec, device, rank, provenance.now())
-    with outputs.output_directory(directory):
+    written = Reports(spec, device, force=force, in_program=True)
+    result = Profile(written.directory)
+    with outputs.output_directory(written.directory):
+        written.begin()
         from unified_prof.tracking.live import LiveTracking
 
         tracking = LiveTracking(
@@ -102,14 +103,28 @@ def profile(
             iterations=iterations,
             scope=scope,
             progress=progress,
+            on_measured=lambda tracked: written.measured(Capture(0, tracked)),
         )
+        ended_well = False
         try:
             with tracking:
                 yield result
+                ended_well = True
+        except CaptureError as err:
+            if not ended_well or not written.rank.is_distributed:
+                raise
+            result.failure = str(err)
         finally:
-            facts["finished"] = provenance.timestamp(provenance.now())
-            result.tracked, result.failure = tracking.tracked, tracking.failure
-            capture = Capture(0, tracking.tracked, failure=tracking.failure)
-            result.files = dict(write_skyline(files, capture, facts, force=force))
+            result.tracked = tracking.tracked
+            result.failure = tracking.failure or result.failure
+            with signals.held_back():
+                written.ended(Capture(0, tracking.tracked, failure=result.failure))
+            result.files = {report: path for report, (path,) in written.files.items()}
         if result.tracked is None:
-            raise CaptureError(result.failure or "nothing was measured")
+            why = result.failure or "nothing was measured"
+            if not written.rank.is_distributed:
+                raise CaptureError(why)
+            # The other ranks wait for this one: it must not end for want of a measurement.
+            written.stub(0, why)
+            result.failure = why
+            result.files = {report: path for report, (path,) in written.files.items()}

@@ -3,49 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from unified_prof.backends.base import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError
+from unified_prof.pipeline.ranks import Rank
 from unified_prof.store.atomic import output_error, refuse_existing
+from unified_prof.store.run_folder import has_entry
 
 _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """Which process of a distributed run this is, as torchrun tells its processes."""
-
-    rank: int | None
-    local_rank: int | None
-    world_size: int | None
-
-    @property
-    def suffix(self) -> str:
-        """What file names carry; empty where there is only this process."""
-        number = self.rank if self.rank is not None else self.local_rank
-        return "" if number is None else f"_rank{number}"
-
-
-def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
-    """Read RANK, LOCAL_RANK and WORLD_SIZE; what is no number counts as absent."""
-
-    def number(name: str) -> int | None:
-        text = environment.get(name, "")
-        return int(text) if text.isdecimal() else None
-
-    return Rank(number("RANK"), number("LOCAL_RANK"), number("WORLD_SIZE"))
-
-
 def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
-    """Return `uprof_<script>_<timestamp>`, the same for all ranks of one launch on one host."""
+    """Return the folder of the reports where none is named, the same for all ranks of a job.
+
+    `uprof_<script>_<timestamp>`, the time being that of the launcher where there is one. Ranks on
+    several hosts have no time in common: there the name of the job takes its place, and a job of
+    a name that was used before gets a number.
+    """
     stem = target.rpartition(".")[2] if is_module else Path(target).stem
-    started = datetime.now() if not rank.suffix else _parent_start() or datetime.now()
-    return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
+    if rank.one_host or rank.job is None:
+        started = datetime.now() if not rank.suffix else _parent_start() or datetime.now()
+        return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
+    folder = Path(f"uprof_{stem}_{rank.job}")
+    number = 1
+    while has_entry(attempt_directory(folder, rank), rank.number or 0):
+        number += 1
+        folder = Path(f"uprof_{stem}_{rank.job}_{number}")
+    return folder
+
+
+def attempt_directory(directory: Path, rank: Rank) -> Path:
+    """Return where this attempt of a job writes that its launcher may have started anew.
+
+    What the ranks of the attempt before have left is theirs, and must not keep this one from
+    running.
+    """
+    return directory / f"restart{rank.restarts}" if rank.restarts else directory
 
 
 def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[str, Path]:

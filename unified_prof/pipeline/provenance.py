@@ -11,7 +11,8 @@ from pathlib import Path
 
 from unified_prof.backends.asking import answer_of
 from unified_prof.backends.base import RunSpec
-from unified_prof.pipeline.outputs import Rank
+from unified_prof.pipeline.ranks import Rank
+from unified_prof.redaction import redact_arguments
 from unified_prof.version import VERSION
 
 
@@ -27,7 +28,7 @@ def of_run(
     facts: dict[str, str | None] = {
         "uprof": VERSION,
         "target": f"-m {spec.target}" if spec.is_module else spec.target,
-        "command": json.dumps(sys.argv),
+        "command": json.dumps(redact_arguments(sys.argv)),
         "working_directory": str(Path.cwd()),
         "project_root": str(spec.project_root),
         "options": json.dumps(

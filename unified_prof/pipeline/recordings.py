@@ -8,7 +8,8 @@ from pathlib import Path
 
 from unified_prof.backends.base import Recording
 from unified_prof.errors import CaptureError, OutputError, UprofError
-from unified_prof.pipeline.outputs import Rank, timeline_file
+from unified_prof.pipeline.outputs import timeline_file
+from unified_prof.pipeline.ranks import Rank
 from unified_prof.pipeline.sources import by_kind
 
 

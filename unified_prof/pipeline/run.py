@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.backends.base import (
-    MEMORY,
-    RUN_TIME,
-    TIMELINE,
-    Backend,
-    Capture,
-    RunSpec,
-)
-from unified_prof.errors import CaptureError, UprofError, UsageError
-from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.recordings import build_databases
+from unified_prof import signals
+from unified_prof.backends.base import Backend, Capture, RunSpec
+from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageError
+from unified_prof.pipeline import outputs
+from unified_prof.pipeline.ranks import ALL, Chosen, Rank
+from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.tracking.records import TrackedRun
 
 
@@ -33,14 +29,33 @@ class RunResult:
     tracked: TrackedRun | None
     failure: str | None = None
     """Why something is missing or partial, in a sentence for the user."""
+    rank: Rank | None = None
+    """Which process of the run this is."""
 
 
-def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
+def run(
+    backend: Backend,
+    spec: RunSpec,
+    *,
+    force: bool = False,
+    strict: bool = False,
+    ranks: Chosen = ALL,
+    on_written: Callable[[Mapping[str, tuple[Path, ...]]], None] = lambda _: None,
+) -> RunResult:
     """Run `spec` on `backend` and write the reports into `spec.output_dir`.
 
     The output directory is made, and removed again if nothing came of the run. A failure of
     uprof's own after the workload failed is told in `RunResult.failure`, so that the workload's
-    exit code stays what the caller sees.
+    exit code stays what the caller sees. So is one after a workload that succeeded, where it is
+    one rank of several: the others depend on it, and a report takes its place that says why.
+
+    Args:
+        backend: Runs and measures.
+        spec: What to run.
+        force: Whether reports of an earlier run may be overwritten.
+        strict: Whether a failure to measure is one even where other ranks depend on this one.
+        ranks: The ranks that are measured, for `run.json` to name those that are missing.
+        on_written: Told the files when they are written while the workload runs on.
 
     Raises:
         UsageError: the backend cannot produce a report that is asked for, or an option of its.
@@ -53,68 +68,52 @@ def run(backend: Backend, spec: RunSpec, *, force: bool = False) -> RunResult:
             f"backend {backend.name!r} cannot produce the report {', '.join(missing)}",
             hint=f"it produces {', '.join(backend.reports)}",
         )
-    rank = outputs.rank_of()
-    skyline_files = outputs.skyline_files(spec.output_dir, spec.reports, rank)
-    outputs.refuse_existing_files(skyline_files.values(), force=force)
-    raw = outputs.raw_directory(spec.output_dir, rank)
-    if TIMELINE in spec.reports:
-        outputs.refuse_existing_files([outputs.timeline_file(raw, rank)], force=force)
-    with outputs.output_directory(spec.output_dir), outputs.output_directory(raw):
-        facts = provenance.of_run(spec, backend.name, rank, provenance.now())
-        capture = backend.run(replace(spec, output_dir=raw.absolute()))
-        facts |= capture.facts
-        facts["finished"] = provenance.timestamp(provenance.now())
-        facts["exit_code"] = str(capture.exit_code)
-        failures = [capture.failure] if capture.failure else []
-        files: dict[str, tuple[Path, ...]] = {}
+    reports = Reports(spec, backend.name, force=force, ranks=ranks, on_written=on_written)
+    lenient = reports.rank.is_distributed and not strict
+    with ExitStack() as stack:
+        for folder in (reports.directory, reports.raw):
+            stack.enter_context(outputs.output_directory(folder))
+        reports.begin()
         try:
-            for report, path in write_skyline(skyline_files, capture, facts, force=force):
-                files[report] = (path,)
-            databases, notes = build_databases(
-                capture.recordings, spec.options, rank=rank, facts=facts, force=force
-            )
-            if databases:
-                files[TIMELINE] = tuple(map(outputs.relative_to_here, databases))
-            failures += notes
-            if not files and not capture.exit_code:
-                raise CaptureError(capture.failure or "nothing was measured")
-        except UprofError as err:
-            if not capture.exit_code:
+            capture = backend.run(with_output(spec, reports))
+            signals.workload_ended()
+        except MeasuringError as err:
+            reports.gave_up(0, str(err))
+            if not lenient:
                 raise
-            failures.append(str(err))
+            reports.stub(0, str(err))
+            return _result(backend, reports, Capture(0), str(err))
+        except UprofError as err:
+            reports.gave_up(None, str(err))
+            raise
+        failure = _finish(reports, capture, lenient=lenient)
+        return _result(backend, reports, capture, failure)
+
+
+def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
+    """Write what there is to write; return what went wrong where that is not to be raised."""
+    try:
+        reports.ended(capture)
+        if not reports.files and not capture.exit_code:
+            raise CaptureError(capture.failure or "nothing was measured")
+    except UprofError as err:
+        reports.gave_up(capture.exit_code, str(err))
+        if capture.exit_code:
+            return "; ".join(filter(None, (capture.failure, str(err))))
+        if not lenient:
+            raise
+        reports.stub(0, str(err))
+        return str(err)
+    return capture.failure
+
+
+def _result(backend: Backend, reports: Reports, capture: Capture, failure: str | None) -> RunResult:
     return RunResult(
         exit_code=capture.exit_code,
         backend=backend.name,
-        directory=spec.output_dir,
-        files=files,
+        directory=reports.directory,
+        files=reports.files,
         tracked=capture.tracked,
-        failure="; ".join(failures) or None,
+        failure="; ".join(filter(None, (failure, *reports.notes))) or None,
+        rank=reports.rank,
     )
-
-
-def write_skyline(
-    files: Mapping[str, Path],
-    capture: Capture,
-    facts: Mapping[str, str | None],
-    *,
-    force: bool,
-) -> Iterator[tuple[str, Path]]:
-    """Write the Skyline reports of `capture`, yielding each when it is complete."""
-    run = capture.tracked
-    if run is None:
-        return
-    from unified_prof.store import skyline
-
-    writers = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
-    all_facts = {
-        **facts,
-        **run.facts,
-        "device": run.device,
-        "complete": "true" if run.complete else "false",
-    }
-    if capture.failure:
-        all_facts["failure"] = capture.failure
-    for report, path in files.items():
-        outputs.make_directory(path.parent)  # another rank may have found it empty and removed it
-        writers[report](path, run, all_facts, overwrite=force)
-        yield report, path

@@ -1,13 +1,19 @@
-"""The figures that are shown at the end of a run, from the records still in memory."""
+"""The figures of a run as plain values: the keys of `uprof run --json` and `Profile.summary`."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import median
+from pathlib import Path
 
-from unified_prof.tracking.records import IterationRecord, OperationRecord, TrackedRun
+import numpy as np
+
+from unified_prof.analysis.calls import UNKNOWN, Calls
+from unified_prof.analysis.load import open_files
+from unified_prof.analysis.model import Row
+from unified_prof.analysis.skyline import SkylineAnalysis
+from unified_prof.errors import UprofError
+from unified_prof.units import NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class OperationTotal:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Medians over the measured iterations; None where it could not be measured."""
+    """The median iteration and its parts; None where it could not be measured."""
 
     device: str
     complete: bool
@@ -53,73 +59,110 @@ class RunSummary:
     anomalies: Mapping[str, tuple[int, str]]
 
 
-def summarize(run: TrackedRun, top: int = 10) -> RunSummary:
-    """Return the headline figures of `run` and its `top` most expensive operations."""
-    matched = [iteration for iteration in run.iterations if iteration.matched]
-    totals = operation_totals(run.operations)
-    iteration_ms = _median(matched, lambda iteration: iteration.total_ms)
-    forward_ms = _median(matched, lambda iteration: iteration.forward_ms)
-    backward_ms = _median(matched, lambda iteration: iteration.backward_ms)
-    other_ms = _median(matched, _other_ms)
-    attributed_forward_ms = sum(total.forward_ms for total in totals)
-    attributed_backward_ms = sum(total.backward_ms or 0.0 for total in totals)
+def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
+    """Return the headline figures of a run's Skyline reports, as `uprof report` has them.
+
+    Args:
+        files: The reports of one run; other kinds are passed over.
+        top: How many of the most expensive operations.
+
+    Returns:
+        None where there is no Skyline report, or it cannot be read back.
+    """
+    try:
+        with open_files(files) as analyses:
+            for analysis in analyses:
+                if isinstance(analysis, SkylineAnalysis):
+                    return _summary(analysis, top)
+    except UprofError:
+        pass
+    return None
+
+
+def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
+    whole, facts = analysis.summary, dict(analysis.summary.facts)
+    totals = whole.totals
+    steps = analysis.breakdown("step").rows if "step" in whole.available else ()
+    forward, backward = _attributed_ms(analysis, [step for step in steps if not step.detail])
+    iteration_ms, forward_ms, backward_ms = map(
+        _ms, (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns)
+    )
     return RunSummary(
-        device=run.device,
-        complete=run.complete,
-        iterations=len(run.iterations),
-        matched_iterations=len(matched),
-        operations=len(run.operations),
+        device=facts.get("device", ""),
+        complete=facts.get("complete") == "true",
+        iterations=len(steps),
+        matched_iterations=sum(not step.detail for step in steps),
+        operations=totals.count if totals.total_ns is not None and totals.count else 0,
         iteration_ms=iteration_ms,
         forward_ms=forward_ms,
         backward_ms=backward_ms,
-        other_ms=other_ms,
-        unattributed_forward_ms=None if forward_ms is None else forward_ms - attributed_forward_ms,
-        unattributed_backward_ms=(
-            None if backward_ms is None else backward_ms - attributed_backward_ms
+        other_ms=(
+            None
+            if iteration_ms is None or forward_ms is None
+            else max(0.0, iteration_ms - forward_ms - (backward_ms or 0.0))
         ),
-        peak_usage_bytes=run.peak_usage_bytes,
-        weights_bytes=sum(weight.size_bytes for weight in run.weights),
-        gradients_bytes=sum(weight.grad_size_bytes for weight in run.weights),
-        activations_bytes=sum(activation.size_bytes for activation in run.activations),
-        most_expensive=tuple(totals[:top]),
-        anomalies=dict(run.anomalies),
+        unattributed_forward_ms=_rest(forward_ms, forward),
+        unattributed_backward_ms=_rest(backward_ms, backward),
+        peak_usage_bytes=totals.peak_bytes,
+        weights_bytes=totals.weight_bytes or 0,
+        gradients_bytes=totals.gradient_bytes or 0,
+        activations_bytes=totals.activation_bytes or 0,
+        most_expensive=tuple(_operations(analysis.calls)[:top]),
+        anomalies={
+            one.name: (one.count, one.detail or "")
+            for one in whole.anomalies
+            if one.source == "recorded"
+        },
     )
 
 
-def operation_totals(operations: Iterable[OperationRecord]) -> list[OperationTotal]:
-    """Sum the calls of each operation at each place, the most expensive first."""
-    groups: dict[tuple[str, str | None], list[OperationRecord]] = defaultdict(list)
-    for operation in operations:
-        frame = operation.frames[0] if operation.frames else None
-        location = f"{frame.file_path}:{frame.line_number}" if frame else None
-        groups[operation.name, location].append(operation)
-    totals = [
-        OperationTotal(
-            name=name,
-            location=location,
-            calls=len(calls),
-            forward_ms=sum(median(call.forward_ms) for call in calls),
-            backward_ms=_sum_known(call.backward_ms for call in calls),
-        )
-        for (name, location), calls in groups.items()
-    ]
-    return sorted(totals, key=lambda total: -total.total_ms)
+def _attributed_ms(
+    analysis: SkylineAnalysis, iterations: list[Row]
+) -> tuple[float | None, float | None]:
+    """Return forward and backward time of the operations in the median iteration."""
+    samples = analysis.samples()
+    if samples is None or samples.forward_ns.shape[1] != len(iterations) or not iterations:
+        return None, None
+    order = sorted(range(len(iterations)), key=lambda index: iterations[index].total_ns or 0)
+    middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    forward, backward = (
+        float(np.nansum(times[:, middle])) / len(middle) / NS_PER_MS
+        for times in (samples.forward_ns, samples.backward_ns)
+    )
+    return forward, backward
 
 
-def _median(
-    iterations: list[IterationRecord], value: Callable[[IterationRecord], float | None]
-) -> float | None:
-    known = [x for iteration in iterations if (x := value(iteration)) is not None]
-    return median(known) if known else None
-
-
-def _other_ms(iteration: IterationRecord) -> float | None:
-    """Return what is neither pass; of one iteration, for medians do not add up."""
-    if iteration.forward_ms is None:
+def _rest(whole_ms: float | None, part_ms: float | None) -> float | None:
+    if whole_ms is None or part_ms is None:
         return None
-    return max(0.0, iteration.total_ms - iteration.forward_ms - (iteration.backward_ms or 0.0))
+    return max(0.0, whole_ms - part_ms)
 
 
-def _sum_known(samples: Iterable[tuple[float, ...] | None]) -> float | None:
-    known = [median(values) for values in samples if values is not None]
-    return sum(known) if known else None
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_MS
+
+
+def _operations(calls: Calls) -> list[OperationTotal]:
+    """Sum the calls of each operation at each line, the most expensive first."""
+    if calls.total_ns is None or calls.forward_ns is None:
+        return []
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index in np.flatnonzero(calls.total_ns != UNKNOWN).tolist():
+        line = UNKNOWN if calls.line is None else int(calls.line[index])
+        groups.setdefault((int(calls.name[index]), line), []).append(index)
+    forward_ns, backward_ns = calls.forward_ns, calls.backward_ns
+
+    def total(name: int, line: int, indexes: list[int]) -> OperationTotal:
+        forward = forward_ns[indexes]
+        backward = None if backward_ns is None else backward_ns[indexes]
+        known = None if backward is None else backward[backward != UNKNOWN]
+        return OperationTotal(
+            name=calls.labels.text(name) or "",
+            location=calls.labels.text(line),
+            calls=len(indexes),
+            forward_ms=int(forward[forward != UNKNOWN].sum()) / NS_PER_MS,
+            backward_ms=int(known.sum()) / NS_PER_MS if known is not None and len(known) else None,
+        )
+
+    totals = (total(*key, indexes) for key, indexes in groups.items())
+    return sorted(totals, key=lambda one: -one.total_ms)

@@ -11,6 +11,7 @@ from statistics import median
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
 from unified_prof.models.skyline_memory import ACTIVATION, WEIGHT
+from unified_prof.plain import storable
 from unified_prof.store import uprof_tables
 from unified_prof.store.atomic import replacing
 from unified_prof.store.sql import open_unfinished, transaction
@@ -85,14 +86,14 @@ def write_memory(
             db.executemany(
                 "INSERT INTO weight_entries VALUES (?, ?, ?, ?)",
                 (
-                    (entry_id, weight.name, weight.size_bytes, weight.grad_size_bytes)
+                    (entry_id, storable(weight.name), weight.size_bytes, weight.grad_size_bytes)
                     for entry_id, weight in enumerate(run.weights, start=1)
                 ),
             )
             db.executemany(
                 "INSERT INTO activation_entries VALUES (?, ?, ?)",
                 (
-                    (entry_id, activation.operation_name, activation.size_bytes)
+                    (entry_id, storable(activation.operation_name), activation.size_bytes)
                     for entry_id, activation in enumerate(run.activations, start=1)
                 ),
             )
@@ -113,7 +114,7 @@ def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: Operatio
         "INSERT INTO run_time_entries VALUES (?, ?, ?, ?)",
         (
             entry_id,
-            operation.name,
+            storable(operation.name),
             median(operation.forward_ms),
             None if operation.backward_ms is None else median(operation.backward_ms),
         ),
@@ -121,7 +122,7 @@ def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: Operatio
     db.executemany(
         "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
         (
-            (ordering, frame.file_path, frame.line_number, entry_id)
+            (ordering, storable(frame.file_path), frame.line_number, entry_id)
             for ordering, frame in enumerate(operation.frames)
         ),
     )
@@ -172,7 +173,7 @@ def _correlate(
         db.executemany(
             "INSERT INTO stack_frames VALUES (?, ?, ?, ?)",
             (
-                (correlation_id, ordering, frame.file_path, frame.line_number)
+                (correlation_id, ordering, storable(frame.file_path), frame.line_number)
                 for ordering, frame in enumerate(entry.frames)
             ),
         )

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
 
 from unified_prof.models.catalogue import extension_tables
+from unified_prof.plain import storable
+from unified_prof.store.atomic import output_error
 
 
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
@@ -13,7 +17,7 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
 
     Nothing is created for no rows.
     """
-    batch = list(rows)
+    batch = [storable_row(row) for row in rows]
     if not batch:
         return
     spec = extension_tables()[table]
@@ -21,6 +25,11 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
         db.execute(spec.create_sql)
     marks = ", ".join("?" * len(spec.columns))
     db.executemany(f'INSERT INTO "{table}" VALUES ({marks})', batch)
+
+
+def storable_row(row: tuple[object, ...]) -> tuple[object, ...]:
+    """Return `row` with texts that SQLite can store: names of files can be any bytes."""
+    return tuple(storable(value) if isinstance(value, str) else value for value in row)
 
 
 def fill_run(
@@ -35,3 +44,21 @@ def fill_run(
         "UPROF_ANOMALIES",
         ((name, count, detail or None) for name, (count, detail) in sorted(anomalies.items())),
     )
+
+
+def complete_run(path: Path, facts: Mapping[str, str]) -> None:
+    """Fill in facts of a report that were not known when it was written, and are NULL there.
+
+    Raises:
+        OutputError: the file cannot be changed, or is gone.
+    """
+    try:
+        # No URI with mode=rw: SQLite wants those in UTF-8, and a path may be anything.
+        path.stat()
+        with closing(sqlite3.connect(path)) as db, db:
+            db.executemany(
+                "UPDATE UPROF_RUN SET value = ? WHERE name = ? AND value IS NULL",
+                [(storable(value), name) for name, value in facts.items()],
+            )
+    except (OSError, sqlite3.Error) as err:
+        raise output_error(path, err) from err

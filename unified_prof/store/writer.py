@@ -15,6 +15,7 @@ from unified_prof.errors import StoreError, UsageError
 from unified_prof.ledger import Ledger
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF
+from unified_prof.plain import storable
 from unified_prof.store import batches, layouts, meanings, sql
 from unified_prof.store.atomic import AtomicFile
 from unified_prof.store.batches import Source
@@ -134,7 +135,7 @@ class ReportWriter:
         """
         if isinstance(value, list | tuple | dict):
             value = json.dumps(value, ensure_ascii=False, default=str)
-        self._facts[name] = None if value is None else str(value)
+        self._facts[name] = None if value is None else storable(str(value))
 
     def __enter__(self) -> ReportWriter:
         if self._file is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import CodeType
+from typing import Any
 
+from unified_prof import signals
 from unified_prof.errors import UprofError
 from unified_prof.tracking.program import Program, call_program, execute, running_as
 from unified_prof.tracking.providers import (
@@ -56,29 +58,36 @@ class ProviderRun:
         Raises:
             CaptureError: A provider is not as it must be.
         """
-        session, driver = self._session, self._driver
         self._session.install((execute.__code__, call_program.__code__))
         self._steps.install()
         try:
             with running_as(self._program, _MODULE_NAME) as module:
-                execute(self._code, vars(module))
-                providers = checked_providers(vars(module), self._prefix, self._program.path)
-                model = call_program(providers.model)
-                checked_model(providers, model, session.device.kind)
-                session.add_model(model)
-                inputs = checked_inputs(providers, call_program(providers.inputs))
-                iteration = checked_iteration(providers, call_program(providers.iteration, model))
-                driver.begin()
-                while not driver.ended:
-                    call_program(iteration, *inputs)
-                    driver.boundary()
-                if driver.finished:
-                    session.measured()
+                try:
+                    self._drive(vars(module))
+                finally:
+                    signals.workload_ended()
         except UprofError:
             raise
         except BaseException as error:
             return error
         return None
+
+    def _drive(self, namespace: dict[str, Any]) -> None:
+        """Make the model once and run its iteration as often as is needed."""
+        session, driver = self._session, self._driver
+        execute(self._code, namespace)
+        providers = checked_providers(namespace, self._prefix, self._program.path)
+        model = call_program(providers.model)
+        checked_model(providers, model, session.device.kind)
+        session.add_model(model)
+        inputs = checked_inputs(providers, call_program(providers.inputs))
+        iteration = checked_iteration(providers, call_program(providers.iteration, model))
+        driver.begin()
+        while not driver.ended:
+            call_program(iteration, *inputs)
+            driver.boundary()
+        if driver.finished:
+            session.measured()
 
     def close(self) -> None:
         """End the run, whatever happened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import CodeType
 
+from unified_prof import signals
 from unified_prof.errors import UprofError
 from unified_prof.tracking import live
 from unified_prof.tracking.loop import TrackedLoop
@@ -44,7 +45,10 @@ class ScriptRun:
         self._loop.begin()
         try:
             with live.tracked_by(self._loop), running_as(self._program, "__main__") as module:
-                execute(self._code, vars(module))
+                try:
+                    execute(self._code, vars(module))
+                finally:
+                    signals.workload_ended()
                 self._loop.ended()
         except _StopAfterMeasuring:
             return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.errors import CaptureError, UprofError
+from unified_prof.errors import MeasuringError, UprofError
 from unified_prof.tracking.instruments import Instrument
 from unified_prof.tracking.program import exit_code_of, find_program, last_user_line
 from unified_prof.tracking.provider_run import ProviderRun
@@ -80,7 +80,8 @@ def run_workload(
     Raises:
         UsageError: `target` cannot be read or found, or a value makes no sense.
         DeviceUnavailableError: `device` cannot be used here.
-        CaptureError: The workload broke the rules of providers, or did nothing to measure.
+        CaptureError: The workload broke the rules of providers.
+        MeasuringError: It ended well, but there was nothing to measure.
     """
     session = Session(
         device,
@@ -122,7 +123,7 @@ def run_workload(
         fault = f"tracking failed: {last_user_line(workload.tracking_error)}"
         if exit_code:
             return Outcome(exit_code, None, fault)
-        raise CaptureError(
+        raise MeasuringError(
             fault, hint="this is a fault of uprof's own, please report it"
         ) from workload.tracking_error
     try:
@@ -130,10 +131,10 @@ def run_workload(
     except UprofError as refused:
         if exit_code:
             return Outcome(exit_code, None, str(refused))
-        raise
+        raise MeasuringError(str(refused), hint=refused.hint) from refused
     failure = None
     if not workload.finished:
         failure = workload.why_incomplete(raised)
         if tracked is None and exit_code == 0:
-            raise CaptureError(failure, hint=workload.hint)
+            raise MeasuringError(failure, hint=workload.hint)
     return Outcome(exit_code, tracked, failure, session.report_error)

@@ -1,0 +1,154 @@
+"""`uprof run` that is ended, killed, or run with broken streams: what was measured is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+TRAINING = """\
+import os, sys, time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+MEASURED_IN = 8
+"""Steps after which two warm-up and two measured iterations and all memory are done."""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(*options: str) -> list[str]:
+    settings = ["--backend", "cpu", "-o", "out", "--iterations", "2", "--scope", "project"]
+    return [sys.executable, "-m", "unified_prof", "run", *settings, *options, "train.py"]
+
+
+def start(source: str, *options: str) -> subprocess.Popen[str]:
+    Path("train.py").write_text(TRAINING + source)
+    return subprocess.Popen(
+        command(*options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def wait_for(path: str, process: subprocess.Popen[str]) -> None:
+    for _ in range(1200):
+        if Path(path).exists():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail(f"no {path} after a minute")
+
+
+def facts(path: str) -> dict[str, str | None]:
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+
+
+REPORTS = ["memory.sqlite", "run_time.sqlite"]
+
+
+def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
+    process = start(f"train({MEASURED_IN})\nos._exit(0)\n")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+    found = facts("out/run_time.sqlite")
+    assert found["complete"] == "true"
+    assert (found["exit_code"], found["finished"]) == (None, None), "not known yet"
+    assert "all is measured, the reports are in out" in err
+
+
+def test_a_program_that_is_killed_after_all_was_measured_leaves_complete_reports() -> None:
+    process = start(f"train({MEASURED_IN})\nopen('up', 'w').close()\ntime.sleep(600)\n")
+    wait_for("up", process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+    assert facts("out/memory.sqlite")["complete"] == "true"
+
+
+def test_how_a_program_ended_is_added_to_the_reports_it_has_left_already() -> None:
+    process = start(
+        f"train({MEASURED_IN})\n"
+        "before = os.stat('out/run_time.sqlite').st_ino\n"
+        "os.chdir('/')\n"
+        "print(before)\n"
+        "sys.exit(3)\n"
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 3, err
+    assert Path("out/run_time.sqlite").stat().st_ino == int(out), "written once"
+    found = facts("out/run_time.sqlite")
+    assert (found["exit_code"], found["complete"]) == ("3", "true")
+    assert str(found["started"]) < str(found["finished"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_run_that_is_asked_to_end_keeps_its_complete_iterations(number: signal.Signals) -> None:
+    process = start("train(6)\nopen('up', 'w').close()\ntime.sleep(600)\n", "--iterations", "99")
+    wait_for("up", process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, err
+    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+    assert facts("out/run_time.sqlite")["complete"] == "false"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
+def test_broken_streams_change_nothing(redirection: str) -> None:
+    Path("train.py").write_text(TRAINING + f"train({MEASURED_IN})\n")
+    line = " ".join(f"'{word}'" for word in command())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["sh", "-c", f"{line} {redirection}"], env=environment, check=False)
+    assert done.returncode == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+
+
+@pytest.mark.parametrize(
+    "closing_them",
+    ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"],
+    ids=["objects", "descriptors"],
+)
+def test_a_program_that_closes_its_streams_is_measured_all_the_same(closing_them: str) -> None:
+    process = start(f"{closing_them}\ntrain({MEASURED_IN})\n")
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
+    assert facts("out/run_time.sqlite")["exit_code"] == "0"
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+def test_a_path_that_is_not_utf_8_loses_nothing() -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    Path(folder).mkdir()
+    Path(folder, "train.py").write_text(TRAINING + f"train({MEASURED_IN})\n")
+    line = [*command()[:-1], f"{folder}/train.py"]
+    line[line.index("out")] = f"{folder}/out"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "caf\\xe9/train.py:6" in done.stderr
+    assert sorted(path.name for path in Path(folder, "out").iterdir()) == REPORTS
+    assert facts(f"{folder}/out/run_time.sqlite")["target"] == "caf\\xe9/train.py"

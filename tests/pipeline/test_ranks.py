@@ -1,0 +1,133 @@
+"""Which rank a process is, from the variables that each launcher sets."""
+
+from __future__ import annotations
+
+import pytest
+
+from unified_prof.errors import UsageError
+from unified_prof.pipeline.ranks import ALL, chosen_ranks, rank_of
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environment"),
+    [
+        ("torchrun", {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}),
+        ("slurm", {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}),
+        (
+            "openmpi",
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "8",
+            },
+        ),
+        ("mpich", {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1"}),
+        (
+            "mvapich",
+            {
+                "MV2_COMM_WORLD_RANK": "5",
+                "MV2_COMM_WORLD_LOCAL_RANK": "1",
+                "MV2_COMM_WORLD_SIZE": "8",
+            },
+        ),
+        ("pals", {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PMI_SIZE": "8"}),
+        (
+            "jsm",
+            {
+                "JSM_NAMESPACE_RANK": "5",
+                "JSM_NAMESPACE_LOCAL_RANK": "1",
+                "JSM_NAMESPACE_SIZE": "8",
+            },
+        ),
+        ("flux", {"FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "8"}),
+    ],
+)
+def test_each_launcher_s_variables_are_read(launcher: str, environment: dict[str, str]) -> None:
+    rank = rank_of(environment)
+    assert (rank.rank, rank.local_rank, rank.world_size) == (5, 1, 8)
+    assert (rank.launcher, rank.suffix, rank.is_distributed) == (launcher, "_rank5", True)
+
+
+def test_mpirun_within_a_slurm_job_decides_for_slurm_counts_its_daemons() -> None:
+    slurm = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}
+    mpirun = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert rank_of(slurm | mpirun).rank == 3
+    torchrun = {"RANK": "9", "WORLD_SIZE": "16"}
+    assert rank_of(slurm | torchrun).rank == 9
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"OMPI_COMM_WORLD_RANK": "2"},
+        {"PMI_RANK": "two", "PMI_SIZE": "4"},
+    ],
+    ids=["batch script", "interactive step", "one task", "one process", "no size", "no number"],
+)
+def test_a_process_that_is_alone_in_truth_has_no_rank(environment: dict[str, str]) -> None:
+    assert rank_of(environment).suffix == ""
+
+
+def test_a_task_that_srun_starts_from_a_batch_script_is_a_rank() -> None:
+    found = rank_of(
+        {
+            "ENVIRONMENT": "BATCH",
+            "SLURM_STEP_ID": "0",
+            "SLURM_JOB_ID": "1234",
+            "SLURM_PROCID": "3",
+            "SLURM_NTASKS": "8",
+        }
+    )
+    assert (found.rank, found.job) == (3, "slurm1234.0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "my/job"}, "torchrunmy-job"),
+        (
+            {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"},
+            "10-0-0-1.29500",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),
+    ],
+)
+def test_a_job_has_one_name_on_all_hosts(environment: dict[str, str], job: str | None) -> None:
+    assert rank_of({"RANK": "0", "WORLD_SIZE": "2", **environment}).job == job
+
+
+def test_whether_all_ranks_are_on_this_host() -> None:
+    torchrun = {"RANK": "0", "WORLD_SIZE": "8"}
+    assert rank_of(torchrun | {"LOCAL_WORLD_SIZE": "8"}).one_host
+    assert not rank_of(torchrun | {"LOCAL_WORLD_SIZE": "4"}).one_host
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("all", [*range(20)]),
+        ("0", [0]),
+        ("0,8-11", [0, 8, 9, 10, 11]),
+        (" 3 , 1 ", [1, 3]),
+        ("every:8", [0, 8, 16]),
+        ("18-400", [18, 19]),
+    ],
+)
+def test_ranks_to_measure(text: str, ranks: list[int]) -> None:
+    chosen = chosen_ranks(text)
+    assert chosen.of(20) == ranks
+    assert [rank for rank in range(20) if rank in chosen] == ranks
+
+
+def test_all_is_all() -> None:
+    assert chosen_ranks("all") == ALL
+
+
+@pytest.mark.parametrize("text", ["", "0,", "8-3", "-1", "every:0", "every:x", "1.5", "٣"])
+def test_what_is_no_list_of_ranks_is_wrong_use(text: str) -> None:
+    with pytest.raises(UsageError, match="no rank and no range"):
+        chosen_ranks(text)

@@ -1,0 +1,78 @@
+"""Standard streams that are closed, full or gone."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from unified_prof import streams
+from unified_prof.errors import OutputError
+
+
+class Full(io.StringIO):
+    """A stream that takes nothing."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Full(), closed()], ids=["none", "full", "closed"])
+def test_what_people_cannot_be_told_is_lost_without_a_word(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    streams.tell("hello")
+    assert not streams.is_terminal()
+
+
+@pytest.mark.parametrize("stream", [None, Full(), closed()], ids=["none", "full", "closed"])
+def test_data_that_cannot_be_handed_over_is_an_error(
+    stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    with pytest.raises(OutputError, match="cannot write to stdout"):
+        streams.hand_over("{}")
+
+
+def test_what_the_stream_cannot_encode_is_shown_as_an_escape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    streams.tell("50 µs caf\udce9")
+    assert stream.buffer.getvalue() == b"50 \\xb5s caf\\udce9\n"
+
+
+OPENS_A_FILE = """
+import os, sys
+from unified_prof import streams
+streams.fill_closed_descriptors()
+number = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+print(number, [os.path.exists(f"/dev/fd/{n}") for n in (0, 1, 2)])
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs descriptors")
+def test_no_file_of_ours_becomes_standard_error(tmp_path: object) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -c "$0" "$1" 2>&- <&-', OPENS_A_FILE, f"{tmp_path}/x"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    number, _, exist = done.stdout.partition(" ")
+    assert int(number) > 2
+    assert exist.strip() == "[True, True, True]"

@@ -1,0 +1,228 @@
+"""Which process of a distributed run this is, as launchers tell their processes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from unified_prof.errors import UsageError
+
+
+class _Names(NamedTuple):
+    """The variables of one launcher; of several for one thing the first that is a number counts."""
+
+    launcher: str
+    rank: tuple[str, ...]
+    local_rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+    local_world_size: tuple[str, ...] = ()
+
+
+# In the order in which they are believed. torchrun's come first, for a script can be started by it
+# within anything else; mpirun's before Slurm's, for each daemon of mpirun is a task of Slurm's, and
+# all its ranks inherit that task's numbers.
+_TORCHRUN = _Names("torchrun", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
+_OTHERS = (
+    _Names(
+        "openmpi",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Names(
+        "mvapich",
+        ("MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK"),
+        ("MV2_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+        ("MV2_COMM_WORLD_SIZE", "MVP_COMM_WORLD_SIZE"),
+        ("MV2_COMM_WORLD_LOCAL_SIZE", "MVP_COMM_WORLD_LOCAL_SIZE"),
+    ),
+    _Names(
+        "jsm",
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_LOCAL_RANK",),
+        ("JSM_NAMESPACE_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
+    ),
+    _Names("pals", ("PALS_RANKID",), ("PALS_LOCAL_RANKID",), ("PALS_SIZE", "PMI_SIZE")),
+    _Names(
+        "mpich",
+        ("PMI_RANK", "PMIX_RANK"),
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+        ("PMI_SIZE", "PMIX_SIZE"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+    ),
+    _Names("flux", ("FLUX_TASK_RANK",), ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
+    # The size of the step, where srun made one: SLURM_NTASKS may be the allocation's.
+    _Names(
+        "slurm",
+        ("SLURM_PROCID",),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+    ),
+)
+
+# What names a job, the same for all its ranks on all hosts: launcher's word -> variables.
+_JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("torchrun", ("TORCHELASTIC_RUN_ID",)),
+    ("pmix", ("PMIX_NAMESPACE",)),
+    ("pals", ("PALS_APID",)),
+    ("slurm", ("SLURM_JOB_ID", "SLURM_STEP_ID")),
+    ("flux", ("FLUX_JOB_ID",)),
+    ("lsf", ("LSB_JOBID", "JSM_NAMESPACE_ID")),
+    ("pbs", ("PBS_JOBID",)),
+    ("sge", ("JOB_ID",)),
+)
+_NO_JOB = {"none", ""}
+"""torchrun's id where none was given is `none`."""
+
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a run; everything is None where there is only this one."""
+
+    rank: int | None
+    local_rank: int | None
+    world_size: int | None
+    launcher: str | None = None
+    """Whose variables these are."""
+    job: str | None = None
+    """What all ranks of the job on all hosts have in common."""
+    one_host: bool = True
+    """Whether all ranks are on this host, as far as can be told."""
+    restarts: int = 0
+    """How often the launcher has started this job anew."""
+
+    @property
+    def number(self) -> int | None:
+        """The number that tells this process from others, None where there is only one."""
+        return self.rank if self.rank is not None else self.local_rank
+
+    @property
+    def suffix(self) -> str:
+        """What file names carry; empty where there is only this process."""
+        return "" if self.number is None else f"_rank{self.number}"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether there are other processes."""
+        return self.world_size is not None and self.world_size > 1
+
+
+def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Read which rank this process is; what is no number counts as absent.
+
+    torchrun's variables are believed as they are. Those of others count only where they speak of
+    several processes, for an interactive shell of Slurm's is "rank 0 of 1" too.
+    """
+    found = _read(_TORCHRUN, environment)
+    if found.number is not None:
+        return found
+    for names in _OTHERS:
+        if names.launcher == "slurm" and _is_batch_script(environment):
+            continue
+        found = _read(names, environment)
+        if found.rank is not None and found.is_distributed:
+            return found
+    return Rank(None, None, None)
+
+
+def _read(names: _Names, environment: Mapping[str, str]) -> Rank:
+    def number(variables: tuple[str, ...]) -> int | None:
+        for variable in variables:
+            text = environment.get(variable, "")
+            if text.isascii() and text.isdecimal():
+                return int(text)
+        return None
+
+    world_size, local = number(names.world_size), number(names.local_world_size)
+    nodes = number(("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
+    if local is None and names.launcher == "slurm" and nodes == 1:
+        local = world_size
+    return Rank(
+        number(names.rank),
+        number(names.local_rank),
+        world_size,
+        launcher=names.launcher,
+        job=_job(environment, names.launcher),
+        one_host=world_size is None or world_size == 1 or local == world_size,
+        restarts=number(_RESTARTS) or 0,
+    )
+
+
+def _is_batch_script(environment: Mapping[str, str]) -> bool:
+    """Return whether this is the script of a batch job, which is no rank of its tasks.
+
+    It has the numbers of task 0 and the size of the job. srun, which starts the tasks, gives them
+    the number of their step.
+    """
+    return environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
+
+
+def _job(environment: Mapping[str, str], launcher: str) -> str | None:
+    """Return a name of the job, fit for a file name, or None where nothing names it."""
+    for word, variables in _JOBS:
+        if word == "torchrun" and launcher != "torchrun":
+            continue
+        first, *others = (environment.get(variable, "") for variable in variables)
+        if first not in _NO_JOB:
+            parts = [word + _plain(first), *(_plain(other) for other in others if other)]
+            return ".".join(parts)
+    address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    return f"{_plain(address)}.{_plain(port)}" if address and port else None
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")[:64]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The ranks that `--ranks` names."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+    """First and last of each range."""
+    every: int = 1
+    """Without ranges: rank 0 and each further one of this distance."""
+
+    def __contains__(self, rank: object) -> bool:
+        if not isinstance(rank, int):
+            return False
+        if self.ranges:
+            return any(first <= rank <= last for first, last in self.ranges)
+        return rank % self.every == 0
+
+    def of(self, world_size: int) -> list[int]:
+        """Return those that exist among `world_size` ranks, rising."""
+        return [rank for rank in range(world_size) if rank in self]
+
+
+ALL = Chosen()
+
+
+def chosen_ranks(text: str) -> Chosen:
+    """Read `all`, `every:N`, or numbers and ranges such as `0,8-15`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    text = text.strip()
+    if text == "all":
+        return ALL
+    if found := re.fullmatch(r"every:([1-9][0-9]{0,8})", text):
+        return Chosen(every=int(found[1]))
+    ranges = []
+    for part in text.split(","):
+        found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
+        if not found or int(found[2] or found[1]) < int(found[1]):
+            raise UsageError(
+                f"--ranks: {part.strip()!r} is no rank and no range of ranks",
+                hint="such as 0,8-15 or every:8",
+            )
+        ranges.append((int(found[1]), int(found[2] or found[1])))
+    return Chosen(tuple(ranges))

@@ -1,0 +1,273 @@
+"""The reports of one run on their way to disk, from before it starts until all is said."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from unified_prof import signals, streams
+from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.errors import OutputError, UprofError
+from unified_prof.pipeline import outputs, provenance
+from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_of
+from unified_prof.pipeline.recordings import build_databases
+from unified_prof.store import run_folder
+from unified_prof.store.run_folder import RankEntry
+from unified_prof.store.uprof_tables import complete_run
+from unified_prof.tracking.records import TrackedRun
+
+_AT_THE_END = ("exit_code", "finished")
+"""Facts that are NULL in reports written while the workload still runs."""
+
+
+class Reports:
+    """The files of one run (of one rank of it), written as soon as there is something to write.
+
+    Args:
+        spec: What is run; `output_dir` is where the reports go.
+        backend: Name of the backend, None where there is none.
+        force: Whether reports of an earlier run may be overwritten.
+        in_program: Whether only a part of a program is measured, whose exit code nobody knows.
+        ranks: Which ranks of a distributed run are measured.
+        on_written: Told the files that were written while the workload runs on.
+
+    Raises:
+        OutputError: a report of that name exists and `force` is not given.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        backend: str | None,
+        *,
+        force: bool,
+        in_program: bool = False,
+        ranks: Chosen = ALL,
+        on_written: Callable[[Mapping[str, tuple[Path, ...]]], None] = lambda _: None,
+    ) -> None:
+        self.rank: Rank = rank_of()
+        self.directory = outputs.attempt_directory(spec.output_dir, self.rank)
+        self.raw = outputs.raw_directory(self.directory, self.rank).absolute()
+        """Where a backend keeps raw recordings."""
+        self._paths: dict[str, tuple[Path, ...]] = {}
+        self.notes: list[str] = []
+        """What has to be said about them."""
+        self._spec, self._backend, self._force = spec, backend, force
+        self._ranks, self._on_written = ranks, on_written
+        self._at_the_end = _AT_THE_END[1:] if in_program else _AT_THE_END
+        self._absolute = self.directory.absolute()
+        """The workload may go to another folder."""
+        self._facts: dict[str, str | None] = {}
+        self._written: Capture | None = None
+        self._owner = os.getpid()
+        names = outputs.skyline_files(self._absolute, spec.reports, self.rank)
+        self._skyline = names
+        outputs.refuse_existing_files(names.values(), force=force)
+        if TIMELINE in spec.reports:
+            outputs.refuse_existing_files([outputs.timeline_file(self.raw, self.rank)], force=force)
+
+    @property
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """Kind of report -> the files written, below the folder as the user named it."""
+        return {kind: tuple(map(self._shown, paths)) for kind, paths in self._paths.items()}
+
+    def begin(self) -> None:
+        """Note what is known before the workload starts; the folder is there."""
+        self._began_ns = time.time_ns()
+        self._facts = provenance.of_run(self._spec, self._backend, self.rank, provenance.now())
+        self._facts |= dict.fromkeys(self._at_the_end)
+        self._tell_others(run_folder.STARTED)
+
+    def measured(self, capture: Capture) -> None:
+        """Write the reports now, while the workload runs on: it may never come to its end.
+
+        What goes wrong here is left to `ended`, which tries again.
+        """
+        if os.getpid() != self._owner:
+            return
+        streams.fill_closed_descriptors()
+        with signals.held_back():
+            try:
+                self._write(capture)
+            except (UprofError, OSError):
+                self._paths.clear()
+                return
+            self._tell_others(run_folder.MEASURED)
+        self._on_written(self.files)
+
+    def ended(self, capture: Capture) -> None:
+        """The workload has ended: write what is not written yet, and how it ended.
+
+        Raises:
+            OutputError: a report cannot be written.
+            CaptureError: a recording was made, but no database could be made of it.
+        """
+        streams.fill_closed_descriptors()
+        self._note_end(capture.exit_code)
+        if self._is_written(capture):
+            self._complete()
+        else:
+            self._write(capture)
+        self._tell_others(run_folder.ENDED, capture.exit_code, capture.failure)
+
+    def stub(self, exit_code: int, failure: str) -> None:
+        """Write reports that hold nothing but why there is nothing in them.
+
+        The workload of this rank did well and others depend on it: what failed is only ours.
+        """
+        self._note_end(exit_code)
+        nothing = TrackedRun(
+            device=self._backend or "unknown",
+            operations=(),
+            weights=(),
+            activations=(),
+            iterations=(),
+            peak_usage_bytes=None,
+            complete=False,
+            anomalies={"nothing_measured": (1, failure)},
+        )
+        missing = {kind: path for kind, path in self._skyline.items() if kind not in self._paths}
+        try:
+            self._write_skyline(missing, Capture(exit_code, nothing, failure=failure))
+        except (UprofError, OSError) as err:
+            failure = f"{failure}; {err}"
+            self.notes.append(str(err))
+        self._tell_others(run_folder.ENDED, exit_code, failure)
+
+    def gave_up(self, exit_code: int | None, failure: str) -> None:
+        """Tell the other ranks why this one leaves nothing."""
+        self._tell_others(run_folder.ENDED, exit_code, failure)
+
+    def _is_written(self, capture: Capture) -> bool:
+        written = self._written
+        return (
+            written is not None
+            and capture.tracked is written.tracked
+            and capture.recordings == written.recordings
+            and all(path.exists() for path in self._all_paths())
+        )
+
+    def _write(self, capture: Capture) -> None:
+        self._facts |= capture.facts
+        self._write_skyline(self._skyline, capture)
+        databases, notes = build_databases(
+            capture.recordings,
+            self._spec.options,
+            rank=self.rank,
+            facts=self._facts,
+            force=self._force or self._written is not None,
+        )
+        if databases:
+            self._paths[TIMELINE] = databases
+        self.notes += notes
+        self._written = capture
+
+    def _write_skyline(self, names: Mapping[str, Path], capture: Capture) -> None:
+        """Write the Skyline reports of `capture`, where it has any."""
+        run = capture.tracked
+        if run is None:
+            return
+        from unified_prof.store import skyline
+
+        writers = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
+        facts = {
+            **self._facts,
+            **run.facts,
+            "device": run.device,
+            "complete": "true" if run.complete else "false",
+        }
+        if capture.failure:
+            facts["failure"] = capture.failure
+        outputs.make_directory(self._absolute)  # another rank may have found it empty
+        names = self._free(names)
+        for report, path in names.items():
+            writers[report](path, run, facts, overwrite=self._force or self._written is not None)
+            self._paths[report] = (path,)
+
+    def _free(self, names: Mapping[str, Path]) -> Mapping[str, Path]:
+        """Return `names`, or others where someone else has taken one since we began.
+
+        Two processes that do not know of each other were told one folder: both are kept.
+        """
+        ours = self._all_paths()
+        if not any(self._is_taken(path) for path in names.values() if path not in ours):
+            return names
+        mark = f"{platform.node() or 'host'}_{os.getpid()}"
+        taken = ", ".join(path.name for path in names.values())
+        self.notes.append(f"another process wrote {taken} meanwhile; these got names of their own")
+        return {
+            report: path.with_name(f"{path.stem}_{mark}{path.suffix}")
+            for report, path in names.items()
+        }
+
+    def _is_taken(self, path: Path) -> bool:
+        try:
+            changed_ns = path.stat().st_mtime_ns
+        except OSError:
+            return False
+        return not self._force or changed_ns >= self._began_ns
+
+    def _all_paths(self) -> list[Path]:
+        return [path for paths in self._paths.values() for path in paths]
+
+    def _note_end(self, exit_code: int) -> None:
+        self._facts["finished"] = provenance.timestamp(provenance.now())
+        if "exit_code" in self._at_the_end:
+            self._facts["exit_code"] = str(exit_code)
+
+    def _complete(self) -> None:
+        known = {
+            name: value for name in self._at_the_end if (value := self._facts[name]) is not None
+        }
+        for path in self._all_paths():
+            try:
+                complete_run(path, known)
+            except OutputError as err:
+                self.notes.append(f"a report does not say how the workload ended: {err}")
+
+    def _tell_others(
+        self, state: str, exit_code: int | None = None, failure: str | None = None
+    ) -> None:
+        """Say in `run.json` how it stands, where there are other ranks."""
+        rank = self.rank
+        if not rank.is_distributed or rank.number is None or rank.world_size is None:
+            return
+        entry = RankEntry(
+            rank=rank.number,
+            world_size=rank.world_size,
+            expected_ranks=tuple(self._ranks.of(rank.world_size)),
+            host=platform.node(),
+            state=state,
+            local_rank=rank.local_rank,
+            launcher=rank.launcher,
+            job=rank.job,
+            started=self._facts.get("started"),
+            finished=self._facts.get("finished"),
+            exit_code=exit_code,
+            files={
+                report: [str(path.relative_to(self.directory)) for path in paths]
+                for report, paths in self.files.items()
+            },
+            failure="; ".join(filter(None, [failure, *self.notes])) or None,
+        )
+        try:
+            run_folder.note(self._absolute, entry)
+        except (UprofError, OSError) as err:
+            note = f"the other ranks are not told: {err}"
+            self.notes += [] if note in self.notes else [note]
+
+    def _shown(self, path: Path) -> Path:
+        """Return `path` below the folder as the user named it."""
+        for folder in (self._absolute, self._absolute.resolve()):
+            if path.is_relative_to(folder):
+                return self.directory / path.relative_to(folder)
+        return path
+
+
+def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
+    """Return `spec` as a backend gets it: with the folder for what it records."""
+    return replace(spec, output_dir=reports.raw, on_measured=reports.measured)
