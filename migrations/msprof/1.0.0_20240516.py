@@ -2,7 +2,7 @@
 
 Released in: 2024-05-16, development. COMPUTE_TASK_INFO.attrInfo came on 2024-04-22 and
 COMMUNICATION_OP.opType on 2024-05-11.
-Old rows: NULL in both columns. HOST_INFO stays empty: the host was not recorded.
+Old rows: N/A in both columns. HOST_INFO stays empty: the host was not recorded.
 """
 
 import sqlalchemy as sa
@@ -23,5 +23,5 @@ def upgrade() -> None:
         sa.Column("hostName", sa.TEXT()),
         always=True,
     )
-    steps.add_column("COMPUTE_TASK_INFO", sa.Column("attrInfo", sa.INTEGER()))
-    steps.add_column("COMMUNICATION_OP", sa.Column("opType", sa.INTEGER()))
+    steps.add_texts("COMPUTE_TASK_INFO", "attrInfo")
+    steps.add_texts("COMMUNICATION_OP", "opType")

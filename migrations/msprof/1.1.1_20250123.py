@@ -1,7 +1,8 @@
 """Which steps of a collective are in its main stream; no notify is -1.
 
 Released in: 2025-01-23, CANN 8.1.RC1; SCHEMA_VERSION 1.1.1.
-Old rows: isMaster is NULL. The old mark of no notify, 9223372036854775807, becomes -1.
+Old rows: isMaster is NULL, exporters have no mark for not known. The old mark of no notify,
+9223372036854775807, becomes -1.
 """
 
 import sqlalchemy as sa

@@ -1,7 +1,7 @@
 """What the host did with CPU, memory, disk and network; network counters; operator states.
 
 Released in: 2025-06-20 (host tables 2025-05-19, NETDEV_STATS 2025-06-03), CANN 8.2.RC1.
-Old rows: opState and hf32Eligible are NULL.
+Old rows: opState and hf32Eligible are N/A.
 """
 
 import sqlalchemy as sa
@@ -44,8 +44,7 @@ NETDEV_COLUMNS = {
 
 
 def upgrade() -> None:
-    steps.add_column("COMPUTE_TASK_INFO", sa.Column("opState", sa.INTEGER()))
-    steps.add_column("COMPUTE_TASK_INFO", sa.Column("hf32Eligible", sa.INTEGER()))
+    steps.add_texts("COMPUTE_TASK_INFO", "opState", "hf32Eligible")
     for table, columns in HOST_TABLES.items():
         steps.create_table(table, *(sa.Column(name, sa.NUMERIC()) for name in columns))
     steps.create_table(

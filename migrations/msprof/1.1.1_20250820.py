@@ -1,7 +1,7 @@
 """Bandwidths: of the steps of collectives, and of memory by quality of service.
 
 Released in: 2025-08-20.
-Old rows: bandwidth is NULL.
+Old rows: bandwidth is NULL, exporters have no mark for not known.
 """
 
 import sqlalchemy as sa

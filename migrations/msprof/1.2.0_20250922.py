@@ -2,7 +2,7 @@
 
 Released in: 2025-09-22, CANN 8.3.RC1; SCHEMA_VERSION 1.2.0.
 Old rows: a collective has the device on which its steps ran (COMMUNICATION_OP.opId to
-COMMUNICATION_TASK_INFO to TASK), NULL and counted where that is not known. Every device gets
+COMMUNICATION_TASK_INFO to TASK), -1 and counted where that is not known. Every device gets
 rank -1, as the exporter itself writes; a map that torch_npu made stays.
 """
 
@@ -14,6 +14,7 @@ from unified_prof.migrate import steps
 revision = "1.2.0_20250922"
 down_revision = "1.1.1_20250820"
 
+NOT_RECORDED = -1
 INDEXES = (
     "SELECT count(*) FROM sqlite_master WHERE type = 'index'"
     " AND name IN ('TaskIndex', 'CommunicationTaskIndex')"
@@ -86,5 +87,6 @@ def _derive_devices() -> None:
     steps.anomaly(
         "communication_op_device_unknown",
         steps.count(unknown),
-        "COMMUNICATION_OP.deviceId is NULL: no step of the collective is in TASK, or they differ",
+        "COMMUNICATION_OP.deviceId is -1: no step of the collective is in TASK, or they differ",
     )
+    op.execute(f"UPDATE COMMUNICATION_OP SET deviceId = {NOT_RECORDED} WHERE deviceId IS NULL")

@@ -4,7 +4,8 @@ Released in: 2026-07-16, msprof 26.1.0 (CANN 9.1.0), in steps since 2026-05-08. 
 overlaps was called ENUM_OVERLAY_ANALYSIS_TYPE for a month. Bandwidths of collectives count 1000
 instead of 1024 (2026-05-08), a missing end of the recording is its start + 30 minutes
 (2026-05-06).
-Old rows: the new columns are NULL. Where 7 is RESERVED in ENUM_HCCL_LINK_TYPE it stays so.
+Old rows: gridDim and blockDim are N/A, dieId is -1, rankSize is NULL: exporters have no mark for
+an unknown one. Where 7 is RESERVED in ENUM_HCCL_LINK_TYPE it stays so.
 Bandwidths and missing ends stay as they are and are counted.
 """
 
@@ -16,6 +17,7 @@ from unified_prof.migrate import steps
 revision = "1.2.0_20260716"
 down_revision = "1.2.0_20260330"
 
+NO_DIE = -1
 DPU_COLUMNS = (
     "globalTid",
     "startNs",
@@ -46,11 +48,10 @@ TABLES = {
 
 
 def upgrade() -> None:
-    steps.add_column("COMPUTE_TASK_INFO", sa.Column("gridDim", sa.INTEGER()))
-    steps.add_column("COMPUTE_TASK_INFO", sa.Column("blockDim", sa.INTEGER()))
+    steps.add_texts("COMPUTE_TASK_INFO", "gridDim", "blockDim")
     steps.add_column("COMMUNICATION_OP", sa.Column("rankSize", sa.INTEGER()))
-    steps.add_column("AICORE_FREQ", sa.Column("dieId", sa.NUMERIC()))
-    steps.add_column("QOS", sa.Column("dieId", sa.NUMERIC()))
+    steps.add_column("AICORE_FREQ", sa.Column("dieId", sa.NUMERIC()), unknown=NO_DIE)
+    steps.add_column("QOS", sa.Column("dieId", sa.NUMERIC()), unknown=NO_DIE)
     steps.create_table(
         "OVERLAP_ANALYSIS",
         steps.key("id"),

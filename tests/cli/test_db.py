@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -178,3 +179,63 @@ def test_recognising_needs_neither_sqlalchemy_nor_alembic(old: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout.rstrip().endswith("[]")
+
+
+ODD_NAMES = [b"caf\xe9.db", b"\x1b]0;title\x07.db", b"a\nuprof: error: forged.db", b"[red]x.db"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+@pytest.mark.parametrize("command", ["current", "check", "upgrade"])
+def test_any_file_name_works_and_is_shown_as_one_harmless_line(
+    uprof: Uprof, tmp_path: Path, command: str, name: bytes
+) -> None:
+    path = make(tmp_path / "old.db", "1.0.0_20241112")
+    path = path.rename(tmp_path / os.fsdecode(name))
+    result = uprof(command, path)
+    assert result.code == 0, result.err
+    shown = {ODD_NAMES[0]: r"caf\xe9.db", ODD_NAMES[1]: r"\x1b]0;title\x07.db"}.get(name)
+    assert (shown or name.decode().replace("\n", r"\x0a")) in result.out
+    assert all(line.isprintable() for line in (result.out + result.err).splitlines())
+    assert not any(line.startswith("uprof: error") for line in result.out.splitlines())
+    as_json = uprof(command, path, "--json")
+    assert as_json.json[0]["file"] == str(path)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_output_of_any_name_is_written(uprof: Uprof, tmp_path: Path, name: bytes) -> None:
+    path = make(tmp_path / "old.db", "1.0.0_20241112")
+    target = tmp_path / os.fsdecode(name)
+    assert uprof("upgrade", path, "-o", target).code == 0
+    assert uprof("create", target, "--force").code == 0
+    assert target.is_file()
+
+
+def test_names_from_inside_a_file_do_nothing_to_the_terminal(uprof: Uprof, tmp_path: Path) -> None:
+    escape = "\x1b]0;owned\x07\x9b31m\n"
+    path = make(
+        tmp_path / "new.db",
+        "1.2.0_20260716",
+        {"NPU_INFO": [(0, "x")]},
+        f'ALTER TABLE NPU_INFO ADD COLUMN "{escape}" TEXT',
+        "CREATE TABLE UPROF_ANOMALIES (name TEXT PRIMARY KEY, count INTEGER, detail TEXT)",
+        f"INSERT INTO UPROF_ANOMALIES VALUES ('odd', 1, '{escape}')",
+        f"UPDATE META_DATA SET value = '{escape}' WHERE name = 'SCHEMA_VERSION_MINOR'",
+    )
+    for command in ("current", "check"):
+        result = uprof(command, path)
+        assert all(line.isprintable() for line in (result.out + result.err).splitlines())
+        assert r"\x1b]0;owned\x07\x9b31m\x0a" in result.out
+    strange = tmp_path / "strange.db"
+    with closing(sqlite3.connect(strange)) as db:
+        db.execute(f'CREATE TABLE "{escape}" (x)')
+    result = uprof("current", strange)
+    assert result.code == 7
+    assert all(line.isprintable() for line in result.err.splitlines())
+
+
+def test_a_name_that_is_a_view_is_noted(uprof: Uprof, tmp_path: Path) -> None:
+    path = make(tmp_path / "new.db", "latest", {}, "CREATE VIEW TASK AS SELECT 1 AS startNs")
+    assert "TASK is no table, nothing is read from it" in uprof("current", path).out
+    assert uprof("current", path, "--json").json[0]["not_tables"] == ["TASK"]
+    assert uprof("check", path).code == 1
+    assert uprof("upgrade", path).code == 7

@@ -130,7 +130,7 @@ def test_collectives_get_the_device_their_steps_ran_on(tmp_path: Path) -> None:
     )  # fmt: skip
     result = upgrade(path, "1.2.0_20250922")
     query = "SELECT opId, deviceId FROM COMMUNICATION_OP ORDER BY opId"
-    assert rows_of(path, query) == [(0, 3), (1, 5), (2, None), (3, None)]
+    assert rows_of(path, query) == [(0, 3), (1, 5), (2, -1), (3, -1)]
     counts = {a.name: a.count for a in result.anomalies}
     assert counts == {"communication_op_device_unknown": 2}
 
@@ -272,7 +272,7 @@ def test_what_others_added_stays_behind_the_formats_columns(tmp_path: Path) -> N
     assert tables["COMMUNICATION_TASK_INFO"][-3:] == ["isMaster", "bandwidth", "mine"]
     assert rows_of(path, "SELECT depth FROM TASK") == [(7,), (8,)]
     query = "SELECT globalTaskId, blockNum, attrInfo, opState, waitNs FROM COMPUTE_TASK_INFO"
-    assert rows_of(path, query) == [(0, 24, 9, None, 5), (1, 24, 9, None, 5)]
+    assert rows_of(path, query) == [(0, 24, 9, 0, 5), (1, 24, 9, 0, 5)]
     assert rows_of(path, "SELECT mine, size FROM COMMUNICATION_TASK_INFO") == [("x", 64)]
     assert rows_of(path, "SELECT * FROM OVERLAP_ANALYSIS") == [(4, 0, 100, 150, 1)]
     assert rows_of(path, "SELECT key FROM status_info") == [("OVERLAP_ANALYSIS_STATUS",)]
@@ -326,7 +326,7 @@ def test_a_build_between_two_revisions_is_completed(tmp_path: Path) -> None:
     assert detect(path).revision == "1.2.0_20260330"
     upgrade(path)
     assert rows_of(path, "SELECT * FROM AICORE_FREQ") == [(0, 1, 800, 1)]
-    assert rows_of(path, "SELECT * FROM QOS") == [(0, 1, 2, 3, None)]
+    assert rows_of(path, "SELECT * FROM QOS") == [(0, 1, 2, 3, -1)]
     assert "ENUM_OVERLAY_ANALYSIS_TYPE" not in tables_of(path)
     assert len(rows_of(path, "SELECT * FROM ENUM_OVERLAP_ANALYSIS_TYPE")) == 5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,7 +10,9 @@ import typer
 
 from unified_prof.cli.command_line import Application
 from unified_prof.cli.options import AsJson, Force, Quiet, Schema
+from unified_prof.cli.printing import put, put_error, put_json, say
 from unified_prof.errors import UprofError, UsageError
+from unified_prof.plain import printable
 
 if TYPE_CHECKING:
     from unified_prof.migrate.check import Check
@@ -70,11 +71,12 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
         for revision, text in runner.history(family)
     ]
     if as_json:
-        _print_json({"family": family, "revisions": revisions})
+        put_json({"family": family, "revisions": revisions})
         return
     for entry in revisions:
         alias = f"  ({entry['alias']})" if entry["alias"] else ""
-        typer.echo(f"{entry['revision']}{alias}\n    {entry['summary']}")
+        _line(f"{entry['revision']}{alias}")
+        _line(f"    {entry['summary']}")
 
 
 @db.command()
@@ -147,9 +149,9 @@ def create(
 
     revision = make(file, family, schema, overwrite=force)
     if as_json:
-        _print_json({"file": str(file), "family": family, "revision": revision})
+        put_json({"file": str(file), "family": family, "revision": revision})
     elif not quiet:
-        typer.echo(f"{file}: created, {family} {revision}")
+        _line(f"{file}: created, {family} {revision}")
 
 
 def _each(
@@ -171,14 +173,14 @@ def _each(
         except UprofError as err:
             codes.append(err.exit_code)
             results.append(_error_data(path, err))
-            _print_error(err)
+            put_error(err)
             continue
         codes.append(code(result))
         results.append({"file": str(path), **data(result)})
         if not as_json and not quiet:
             show(result)
     if as_json:
-        _print_json(results)
+        put_json(results)
     if failed := [number for number in codes if number]:
         raise typer.Exit(failed[0])
 
@@ -187,14 +189,9 @@ def _error_data(path: Path, err: UprofError) -> dict[str, Any]:
     return {"file": str(path), "error": str(err), "hint": err.hint, "exit_code": err.exit_code}
 
 
-def _print_error(err: UprofError) -> None:
-    typer.echo(f"uprof: error: {err}", err=True)
-    if err.hint:
-        typer.echo(f"uprof: hint: {err.hint}", err=True)
-
-
-def _print_json(data: object) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+def _line(text: str) -> None:
+    """Print one line: what names in a file and of files hold does nothing but appear."""
+    put(printable(text) + "\n")
 
 
 def _detection_data(found: Detection) -> dict[str, Any]:
@@ -210,13 +207,14 @@ def _detection_data(found: Detection) -> dict[str, Any]:
         "viewer": found.viewer,
         "description": found.description,
         "notes": found.notes,
+        "not_tables": found.not_tables,
     }
 
 
 def _print_detection(found: Detection) -> None:
     revision = found.revision or "unknown revision"
     also = f" (or {', '.join(found.equivalent)}: no difference here)" if found.equivalent else ""
-    typer.echo(f"{found.path}: {found.family} {revision}{also}")
+    _line(f"{found.path}: {found.family} {revision}{also}")
     rows = {
         "why": found.description if found.revision is None else "; ".join(found.recognised_by),
         "producer": found.producer,
@@ -226,9 +224,10 @@ def _print_detection(found: Detection) -> None:
     }
     for name, value in rows.items():
         if value:
-            typer.echo(f"  {name + ':':15}{value}")
-    for words in found.notes:
-        typer.echo(f"  {'note:':15}{words}")
+            _line(f"  {name + ':':15}{value}")
+    not_tables = [f"{name} is no table, nothing is read from it" for name in found.not_tables]
+    for words in (*found.notes, *not_tables):
+        _line(f"  {'note:':15}{words}")
 
 
 def _check_data(found: Check) -> dict[str, Any]:
@@ -251,11 +250,11 @@ def _check_data(found: Check) -> dict[str, Any]:
 def _print_check(found: Check) -> None:
     where = found.detection
     verdict = "sound" if found.sound else "something is wrong"
-    typer.echo(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
+    _line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
     for finding in found.findings:
         severity = "problem" if finding.is_problem else "note"
         many = f" ({finding.count} rows)" if finding.count > 1 else ""
-        typer.echo(f"  {severity}: {finding.kind}: {finding.message}{many}")
+        _line(f"  {severity}: {finding.kind}: {finding.message}{many}")
 
 
 def _upgrade_data(done: Upgrade) -> dict[str, Any]:
@@ -273,9 +272,9 @@ def _upgrade_data(done: Upgrade) -> dict[str, Any]:
 
 def _print_upgrade(done: Upgrade) -> None:
     if done.before == done.after:
-        typer.echo(f"{done.output}: already at {done.after}")
+        _line(f"{done.output}: already at {done.after}")
     else:
         saved = f", original kept as {done.backup.name}" if done.backup else ""
-        typer.echo(f"{done.output}: {done.before} -> {done.after}{saved}")
+        _line(f"{done.output}: {done.before} -> {done.after}{saved}")
     for anomaly in done.anomalies:
-        typer.echo(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}", err=True)
+        say(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}")

@@ -23,6 +23,7 @@ from unified_prof.models import catalogue
 from unified_prof.store.sql import declared
 
 ANOMALIES = "UPROF_ANOMALIES"
+_NO_TEXT = 4294967295  # exporters' mark of no text at all: no id to count on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +112,61 @@ def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = (
             anomaly("enum_row_kept", 1, words)
 
 
-def add_column(table: str, column: sa.Column[Any]) -> None:
-    """Append a column; old rows have NULL in it, which says: not known."""
+def add_column(table: str, column: sa.Column[Any], *, unknown: int | None = None) -> None:
+    """Append a column.
+
+    Args:
+        table: its table.
+        column: what to append.
+        unknown: what exporters write where they do not know the value; None: they have no mark
+            for that, and old rows have NULL.
+    """
+    if _append(table, column) and unknown is not None:
+        op.get_bind().exec_driver_sql(f'UPDATE "{table}" SET "{column.name}" = ?', (unknown,))
+
+
+def add_texts(table: str, *names: str) -> None:
+    """Append columns of string ids; old rows have the id of N/A, as exporters write it.
+
+    Exporters leave no such column NULL, and readers drop rows in which one is. In a file without
+    strings it has to be NULL.
+    """
+    added = [name for name in names if _append(table, sa.Column(name, sa.INTEGER()))]
+    if not has(table) or not has("STRING_IDS", "id", "value") or not _any_row(f'"{table}"'):
+        return
+    # A column that others added may have values in some of the rows.
+    changes = ", ".join(
+        f'"{name}" = :id' if name in added else f'"{name}" = coalesce("{name}", :id)'
+        for name in names
+    )
+    op.get_bind().execute(sa.text(f'UPDATE "{table}" SET {changes}'), {"id": _not_known()})
+
+
+def _not_known() -> int:
+    """Return the id of the text that stands for what is not known, adding it if it is missing."""
+    bind = op.get_bind()
+    query = "SELECT min(id) FROM STRING_IDS WHERE value = 'N/A' AND typeof(id) = 'integer'"
+    if (known := bind.exec_driver_sql(query).scalar()) is not None:
+        return int(known)
+    query = f"SELECT max(id) FROM STRING_IDS WHERE id < {_NO_TEXT} AND typeof(id) = 'integer'"
+    last = bind.exec_driver_sql(query).scalar()
+    number = 0 if last is None else max(int(last), -1) + 1
+    bind.execute(sa.text("INSERT INTO STRING_IDS (id, value) VALUES (:id, 'N/A')"), {"id": number})
+    return number
+
+
+def _append(table: str, column: sa.Column[Any]) -> bool:
+    """Append a column to a table that is there; say whether it was still to be done."""
     found = columns_of(table)
     if not found:
-        return
+        return False
     if column.name not in found:
         op.add_column(table, column)
-    elif _any_row(f'"{table}" WHERE "{column.name}" IS NOT NULL'):
+        return True
+    if _any_row(f'"{table}" WHERE "{column.name}" IS NOT NULL'):
         words = f"{table}.{column.name} was there before its revision; its values stay"
         anomaly("column_found", 1, words)
+    return False
 
 
 def rename_column(table: str, old: str, new: str) -> None:
