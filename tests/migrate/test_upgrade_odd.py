@@ -54,8 +54,10 @@ def test_columns_and_values_of_others_are_carried_along(
     name = column[: column.rindex('"') + 1] if '"' in column else column[0]
     assert done.backup is not None
     for table in tables:
-        query = f"SELECT {name} FROM {table.name}"
-        assert rows_of(path, query) == rows_of(done.backup, query), table.name
+        query = f"SELECT {name} FROM {table.name} ORDER BY rowid"
+        before = rows_of(done.backup, query)
+        # STRING_IDS may have got N/A behind them.
+        assert rows_of(path, query)[: len(before)] == before, table.name
 
 
 @pytest.mark.parametrize("text", ["9" * 30, "9" * 6000, "\N{ARABIC-INDIC DIGIT ONE}"])
