@@ -37,5 +37,39 @@ def test_merged_blocks_keep_counts_times_and_the_longest_name(tmp_path: Path) ->
     assert (int(lane.count.sum()), timeline.tasks) == (401, 401)
     assert int(lane.busy_ns.sum()) == 320 * 2 + 80 * 6 + 5000
     labels = [timeline.labels[number] for number in lane.label]
-    assert set(labels[:-1]) == {"long"}
+    assert timeline.whole_ns is not None
+    begin, end = timeline.whole_ns
+    merged = (lane.start_ns < begin) | (lane.start_ns >= end)
+    assert {label for label, one in zip(labels[:-1], merged[:-1], strict=True) if one} == {"long"}
     assert (labels[-1], int(lane.count[-1])) == ("huge", 1)
+
+
+def test_the_busiest_part_has_every_task(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for index in range(400):
+            # Ten times as dense between 1000 and 1100.
+            start = index * 10 if index < 200 else 1000 + (index - 200) * 1
+            device.task(start, start + 1, stream=index % 2, kernel=(f"k{index}", "k"))
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        timeline = analysis.timeline(limit=100)
+    assert timeline is not None
+    assert timeline.whole_ns is not None
+    begin, end = timeline.whole_ns
+    assert 1000 <= begin < end <= 1200
+    assert sum(len(lane) for lane in timeline.lanes) <= 100
+    inside = 0
+    for lane in timeline.lanes:
+        chosen = (lane.start_ns >= begin) & (lane.start_ns < end)
+        assert set(lane.count[chosen].tolist()) == {1}
+        inside += int(chosen.sum())
+    assert 20 <= inside <= 40
+
+
+def test_where_all_starts_at_once_no_part_is_drawn_whole(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for index in range(400):
+            device.task(0, 10 + index, stream=index % 2)
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        timeline = analysis.timeline(limit=100)
+    assert timeline is not None
+    assert timeline.whole_ns is None

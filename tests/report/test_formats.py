@@ -14,7 +14,7 @@ import pytest
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.errors import UsageError
-from unified_prof.report import csv_text, html, markdown, text
+from unified_prof.report import csv_text, formats, html, markdown, text
 from unified_prof.report.encoding import encode
 from unified_prof.report.figures import Figures, as_document, collect
 from unified_prof.report.formats import Request
@@ -152,7 +152,7 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
-    (project / "model.py").write_text("import torch\nsecret = 1\n", encoding="utf-8")
+    (project / "model.py").write_text("import torch\nhidden_line = 1\n", encoding="utf-8")
     (tmp_path / "outside.py").write_text("password = 1\n", encoding="utf-8")
     path = run_time_report(
         tmp_path / "r.sqlite",
@@ -163,9 +163,9 @@ def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
         ],
     )
     with open_reports(path) as opened:
-        assert "secret" not in html.produce(opened, Request())
+        assert "hidden_line" not in html.produce(opened, Request())
         page = html.produce(opened, Request(source_root=project))
-    assert '"source":{"model.py:2":"secret = 1"}' in page
+    assert '"source":{"model.py:2":"hidden_line = 1"}' in page
     assert "password" not in page
 
 
@@ -186,3 +186,19 @@ def test_numbers_are_encoded_seven_bits_a_byte(values: list[int]) -> None:
             found.append(value)
             value = shift = 0
     assert found == values
+
+
+def test_no_format_tells_a_secret_of_an_older_report(tmp_path: Path) -> None:
+    facts = {
+        "command": json.dumps(["uprof", "run", "train.py", "--db", "postgres://u:hunter2@host/d"]),
+        "arguments": "--password hunter2 --lr 0.1",
+        "WANDB_API_KEY": "hunter2",
+    }
+    path = run_time_report(tmp_path / "r.sqlite", facts=facts)
+    for one in formats.FORMATS:
+        with open_reports(path) as opened:
+            shown = one.produce(opened, Request())
+        assert "hunter2" not in shown, one.name
+    with open_reports(path) as opened:
+        known = dict(opened.analyses[0].summary.facts)
+    assert known["arguments"] == "--password *** --lr 0.1"

@@ -211,6 +211,96 @@ def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: P
     assert " ns, from " in chosen
 
 
+def many_tasks(path: Path, count: int) -> Path:
+    """Write a recording of so many tasks, with memory that peaks in its middle."""
+    with Device(path) as device:
+        ids = np.arange(count)
+        start = device.T0 + 50_000 + ids * 1000
+        names = np.array([device.text(f"kernel_{number}") for number in range(50)])
+        row: dict[str, Any] = {"startNs": start, "endNs": start + 400, "globalTaskId": ids}
+        row |= {"deviceId": 0, "taskType": device.text("KERNEL_AICORE"), "streamId": ids % 4}
+        device.writer.write("TASK", row | {"connectionId": -1})
+        row = {"globalTaskId": ids, "name": names[ids % 50], "opType": names[ids % 7]}
+        device.writer.write("COMPUTE_TASK_INFO", row)
+        at = device.T0 + np.array([0, 60_000, 90_000, 120_000])
+        row = {"type": device.text("device"), "hbm": [1, 5, 90, 5], "deviceId": 0}
+        device.writer.write("NPU_MEM", row | {"timestampNs": at})
+    return path
+
+
+def written(path: Path) -> Path:
+    with open_reports(path) as opened:
+        page = path.with_suffix(".html")
+        page.write_text(html.produce(opened, Request()), encoding="utf-8")
+    return page
+
+
+VIEWS = """
+    return [...document.querySelectorAll('canvas, svg.chart')]
+        .map((one) => [Number(one.dataset.from), Number(one.dataset.to)])
+"""
+
+
+def test_charts_and_timeline_have_one_zero_and_one_zoom(window: Browser, tmp_path: Path) -> None:
+    window.open(written(many_tasks(tmp_path / "msprof_1.db", 100)))
+    whole = 50_000 + 99_400  # memory is known 50 µs before the first task
+    assert window.run(VIEWS) == [[0, whole], [0, whole]]
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("\ue015")
+    assert "from 75.0 µs" in window.run("return document.querySelector('#chosen').textContent")
+    window.press("+")
+    assert window.run(VIEWS) == [[whole / 4, whole * 3 / 4]] * 2
+    peak = window.run(
+        """
+        const picture = document.querySelector('svg.chart');
+        const points = picture.querySelector('path').getAttribute('d').match(/[-\\d.]+ [-\\d.]+/g)
+            .map((one) => one.split(' ').map(Number));
+        const highest = points.reduce((a, b) => (b[1] < a[1] ? b : a));
+        const [from, to] = [Number(picture.dataset.from), Number(picture.dataset.to)];
+        return from + (to - from) * (highest[0] - 74) / (picture.clientWidth - 86);
+        """
+    )
+    assert peak == pytest.approx(90_000, rel=0.01), "where it is, in the timeline's own time"
+
+
+def test_of_too_many_tasks_the_busiest_part_and_the_way_to_all_are_offered(
+    window: Browser, tmp_path: Path
+) -> None:
+    path = many_tasks(tmp_path / "msprof_1.db", 300_000)
+    window.open(written(path))
+    note = window.run("return document.querySelector('#merged').textContent")
+    assert "300,000 tasks are too many to draw each" in note
+    assert f"uprof trace {path} -o out.perfetto-trace" in note
+    click(window, "#merged button")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    for _ in range(12):
+        window.press("+")
+    window.press("\ue015", "n", "n")
+    chosen = window.run("return document.querySelector('#chosen').textContent")
+    assert chosen.startswith("kernel_"), "one task, not a block of several"
+    assert ": 400 ns, from " in chosen
+    assert window.console() == []
+
+
+def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_path: Path) -> None:
+    command = json.dumps(["uprof", "run", "train.py", "--token", "hunter2hunter2", "--lr", "0.1"])
+    path = run_time_report(
+        tmp_path / "run_time.sqlite",
+        facts={"command": command, "host": "gpu7", "HF_TOKEN": "hunter2hunter2"},
+    )
+    page = written(path)
+    assert "hunter2" not in page.read_text(encoding="utf-8")
+    window.open(page)
+    said = window.run("return document.querySelector('#contents').textContent")
+    assert said == (
+        "Whoever has this page can read: the figures above; the names of operations and source "
+        "files; the command line and the name of the host, with what looks like a secret masked; "
+        "no source code."
+    )
+    shown = window.run("return document.querySelector('dl.provenance').textContent")
+    assert '"--token", "***", "--lr", "0.1"' in shown
+
+
 def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
     window.open(page)
 

@@ -33,6 +33,7 @@ from unified_prof.analysis.source import (
     oddities_of_file,
     recorded_anomalies,
     recorded_facts,
+    without_secrets,
 )
 from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks, possible
 from unified_prof.analysis.timeline import Timeline
@@ -315,4 +316,8 @@ def _environment(text: str) -> list[tuple[str, str]]:
         return []
     if not isinstance(variables, dict):
         return []
-    return [(str(name), str(value)) for name, value in variables.items() if value not in ("", None)]
+    return [
+        (str(name), without_secrets(str(name), str(value)))
+        for name, value in variables.items()
+        if value not in ("", None)
+    ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Anomaly
 from unified_prof.ledger import Ledger
+from unified_prof.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.store.detect import Detection
 
 
@@ -84,8 +87,23 @@ def recorded_anomalies(source: Source) -> list[Anomaly]:
 
 
 def recorded_facts(source: Source) -> list[tuple[str, str]]:
-    """Return how the report came to be, as (name, value)."""
+    """Return how the report came to be, as (name, value), what looks like a secret masked."""
     if "UPROF_RUN" not in source.tables:
         return []
     rows = source.rows("SELECT name, value FROM UPROF_RUN WHERE value IS NOT NULL ORDER BY rowid")
-    return [(str(name), str(value)) for name, value in rows]
+    return [(str(name), without_secrets(str(name), str(value))) for name, value in rows]
+
+
+def without_secrets(name: str, value: str) -> str:
+    """Return the value of a fact without secrets: of today's reports none has any, of older some.
+
+    A command stands there as a JSON list of its arguments.
+    """
+    if is_secret_name(name):
+        return MASK
+    if value.startswith("["):
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(value)
+            if all(isinstance(one, str) for one in arguments):
+                return json.dumps(redact_arguments(arguments))
+    return redact(value)

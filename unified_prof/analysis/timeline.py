@@ -15,6 +15,10 @@ from unified_prof.analysis.work import collective_labels
 Ints = NDArray[np.int64]
 
 
+_PART = 5
+"""The part of the blocks that the busiest time may have for its tasks one by one: a fifth."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
     """One stream, or the collectives of one device: blocks in order of time."""
@@ -50,6 +54,8 @@ class Timeline:
     """Tasks shorter than this may be merged with their neighbours; 0: every task is there."""
     tasks: int
     """Tasks that the blocks stand for."""
+    whole_ns: tuple[int, int] | None = None
+    """Where tasks are merged: the busiest part, from and to, in which every task is there."""
 
 
 def build(
@@ -85,7 +91,10 @@ def build(
     start, duration, lane = start[order] - origin, duration[order], lane[order]
     name, kind = name[order], kind[order]
     window = int((start + duration).max())
-    shortest, heads = _resolution(start, duration, lane, window, limit)
+    busiest = (
+        None if limit is None or len(start) <= limit else _busiest(start, max(1, limit // _PART))
+    )
+    shortest, heads = _resolution(start, duration, lane, window, limit, busiest)
     blocks = _blocks(start, duration, heads)
     bounds = np.searchsorted(lane[heads], np.arange(len(places) + 1))
     lanes = []
@@ -105,7 +114,9 @@ def build(
                 kind=kind[longest],
             )
         )
-    return Timeline(origin, window, tuple(labels.texts), tuple(lanes), shortest, len(order))
+    return Timeline(
+        origin, window, tuple(labels.texts), tuple(lanes), shortest, len(order), busiest
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,22 +129,40 @@ class _Blocks:
     """Row of the longest task of each block."""
 
 
+def _busiest(start: Ints, tasks: int) -> tuple[int, int] | None:
+    """Return the shortest time in which so many tasks start, None where far more start at once."""
+    ordered = np.sort(start)
+    length = ordered[tasks - 1 :] - ordered[: len(ordered) - tasks + 1]
+    first = int(length.argmin())
+    begin, end = int(ordered[first]), int(ordered[first + tasks - 1]) + 1
+    inside = np.searchsorted(ordered, end) - np.searchsorted(ordered, begin)
+    return (begin, end) if inside <= 2 * tasks else None
+
+
 def _resolution(
-    start: Ints, duration: Ints, lane: Ints, window: int, limit: int | None
+    start: Ints,
+    duration: Ints,
+    lane: Ints,
+    window: int,
+    limit: int | None,
+    whole: tuple[int, int] | None,
 ) -> tuple[int, Ints]:
     """Return how short a task may be merged, and the first row of each block.
 
     Tasks of one lane that are shorter than the resolution and start in the same slot of that
-    length become one block; longer ones stay as they are.
+    length become one block; longer ones, and those that start in `whole`, stay as they are.
     """
     everything = np.arange(len(start))
     if limit is None or len(start) <= limit:
         return 0, everything
+    kept = np.zeros(len(start), bool)
+    if whole is not None:
+        kept = (start >= whole[0]) & (start < whole[1])
     resolution = max(1, window * int(lane[-1] + 1) // (4 * limit))
     while True:
         slot = start // resolution
         first = np.ones(len(start), bool)
-        apart = duration >= resolution
+        apart = (duration >= resolution) | kept
         first[1:] = (slot[1:] != slot[:-1]) | (lane[1:] != lane[:-1]) | apart[1:] | apart[:-1]
         heads = np.flatnonzero(first)
         if len(heads) <= limit or resolution > window:

@@ -74,15 +74,7 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
             for row in breakdown["rows"]
         ]
     trees = page_data.trees(analysis)
-    memory, counters = analysis.memory_series(), analysis.counter_series()
-    origin_ns = min((int(one.time_ns[0]) for one in (*memory, *counters)), default=0)
-    report = {
-        "figures": figures,
-        "trees": trees,
-        "timeline": page_data.timeline(analysis, blocks),
-        "memory": page_data.series(memory, origin_ns),
-        "counters": page_data.series(counters, origin_ns),
-    }
+    report = {"figures": figures, "trees": trees, **page_data.over_time(analysis, blocks)}
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.of(_lines_shown(figures, trees))

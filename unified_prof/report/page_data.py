@@ -20,7 +20,7 @@ _LABEL_BYTES = 400_000
 _LABEL_LENGTH = 240
 _SMALLEST_SHARE = 0.0005
 """Below this share of every measure a node of a tree joins its siblings as one."""
-_POINTS = 400
+_POINTS = 1200
 _SMALLER = "(smaller ones)"
 
 
@@ -74,11 +74,29 @@ def _tree(tree: Tree) -> dict[str, Any]:
     }
 
 
-def timeline(analysis: Analysis, blocks: int) -> dict[str, Any] | None:
-    """Return the timeline of at most so many blocks, its columns encoded; None: there is none."""
-    found = analysis.timeline(limit=blocks)
-    if found is None:
-        return None
+def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
+    """Return the timeline and everything else that has moments, all from one zero.
+
+    The zero is the first moment that anything has: a browser's numbers would round times since
+    1970, and two zeros would draw the peak of the memory beside the work that made it.
+    """
+    lanes = analysis.timeline(limit=blocks)
+    memory, counters = analysis.memory_series(), analysis.counter_series()
+    spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
+    if lanes is not None:
+        spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
+    origin_ns = min((begin for begin, _ in spans), default=0)
+    return {
+        "span_ns": max((end for _, end in spans), default=0) - origin_ns,
+        "timeline": None if lanes is None else _timeline(lanes, origin_ns),
+        "memory": series(memory, origin_ns),
+        "counters": series(counters, origin_ns),
+    }
+
+
+def _timeline(found: Timeline, origin_ns: int) -> dict[str, Any]:
+    """Return the timeline with its columns encoded."""
+    offset = found.start_ns - origin_ns
     busiest = sorted(found.lanes, key=lambda lane: -int(lane.busy_ns.sum()))[:_LANES]
     kept = {id(lane) for lane in busiest}
     lanes = [lane for lane in found.lanes if id(lane) in kept]
@@ -86,7 +104,9 @@ def timeline(analysis: Analysis, blocks: int) -> dict[str, Any] | None:
     several = len({lane.device for lane in lanes}) > 1
     merged = found.merged_below_ns > 0
     return {
+        "start_ns": offset,
         "duration_ns": found.duration_ns,
+        "whole_ns": None if found.whole_ns is None else [at + offset for at in found.whole_ns],
         "merged_below_ns": found.merged_below_ns,
         "tasks": found.tasks,
         "lanes_left_out": len(found.lanes) - len(lanes),
@@ -95,7 +115,7 @@ def timeline(analysis: Analysis, blocks: int) -> dict[str, Any] | None:
             {
                 "title": f"{lane.device} {lane.name}" if several else lane.name,
                 "count": len(lane),
-                "start": encode(np.diff(lane.start_ns, prepend=0)),
+                "start": encode(np.diff(lane.start_ns + offset, prepend=0)),
                 "duration": encode(lane.duration_ns),
                 "label": encode(renumber[lane.label]),
                 "kind": encode(lane.kind),
@@ -139,6 +159,7 @@ def series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:
                 "name": one.name,
                 "unit": one.unit,
                 "device": one.device,
+                "samples": len(one.value),
                 "max": float(one.value.max()),
                 "time_ns": (time_ns - origin_ns).tolist(),
                 "value": [float(point) if point % 1 else int(point) for point in value.tolist()],

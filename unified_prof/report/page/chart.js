@@ -5,17 +5,17 @@ const UNIT_WORDS = { B: words.size, "B/s": words.rate, "%": (value) => `${value.
 
 function chartSections(report) {
   const sections = [];
-  if (report.memory.length) sections.push(chartSection("memory", "Memory over time", report.memory));
+  if (report.memory.length) sections.push(chartSection("memory", "Memory over time", report.memory, report.view));
   const rates = report.counters.filter((one) => one.unit === "B/s");
-  if (rates.length) sections.push(chartSection("bandwidth", "Bandwidth over time", rates));
+  if (rates.length) sections.push(chartSection("bandwidth", "Bandwidth over time", rates, report.view));
   const units = [...new Set(report.counters.map((one) => one.unit))].filter((unit) => unit !== "B/s");
   for (const unit of units) {
-    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, unit === "MHz" ? "Frequency over time" : "Load over time", report.counters.filter((one) => one.unit === unit)));
+    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, unit === "MHz" ? "Frequency over time" : "Load over time", report.counters.filter((one) => one.unit === unit), report.view));
   }
   return sections;
 }
 
-function chartSection(id, title, series) {
+function chartSection(id, title, series, view) {
   const section = card(id, title);
   const several = new Set(series.map((one) => one.device)).size > 1;
   // The largest first: totals stand before their parts, and what is hidden at first is small.
@@ -38,10 +38,14 @@ function chartSection(id, title, series) {
     },
   }, make("span", { class: "swatch", style: { background: line.color } }), `${line.title} `, make("span", { class: "soft", text: `max ${UNIT_WORDS[line.unit](line.max)}` })))));
   section.append(picture, tip, legend);
-  const from = Math.min(...lines.map((line) => line.time_ns[0]));
-  const to = Math.max(...lines.map((line) => line.time_ns[line.time_ns.length - 1]), from + 1);
+  const thinned = lines.filter((line) => line.samples > line.time_ns.length);
+  if (thinned.length) {
+    const most = Math.max(...thinned.map((line) => line.samples));
+    section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples a line: the smallest and the largest of neighbours are drawn.` }));
+  }
 
   function draw() {
+    const { from, to } = view;
     const width = picture.clientWidth || 800;
     const height = 260;
     const [left, bottom, top] = [74, 26, 10];
@@ -59,36 +63,59 @@ function chartSection(id, title, series) {
       parts.push(text);
     }
     const stride = roundStep((to - from) / Math.max(2, width / 130));
-    for (let mark = 0; mark <= to - from; mark += stride) {
-      const text = makeSvg("text", { x: x(from + mark), y: height - 6, "text-anchor": mark ? "middle" : "start" });
+    for (let mark = Math.ceil(from / stride) * stride; mark <= to; mark += stride) {
+      const text = makeSvg("text", { x: x(mark), y: height - 6, "text-anchor": x(mark) < left + 20 ? "start" : "middle" });
       text.textContent = mark ? words.duration(mark) : "0";
       parts.push(text);
     }
+    const clip = makeSvg("clipPath", { id: `${id}-clip` }, makeSvg("rect", { x: left, y: 0, width: width - left - 12, height }));
+    parts.push(clip);
     for (const line of lines) {
       if (!line.shown) continue;
-      const points = [...line.time_ns].map((time, index) => `${index ? "L" : "M"}${x(time).toFixed(1)} ${y(line.value[index]).toFixed(1)}`);
-      const path = makeSvg("path", { d: points.join("") });
+      const [first, last] = visible(line.time_ns, from, to);
+      const points = [];
+      for (let index = first; index <= last; index += 1) {
+        points.push(`${index > first ? "L" : "M"}${x(line.time_ns[index]).toFixed(1)} ${y(line.value[index]).toFixed(1)}`);
+      }
+      const path = makeSvg("path", { d: points.join(""), "clip-path": `url(#${id}-clip)` });
       path.style.stroke = line.color;
       parts.push(path);
     }
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     picture.replaceChildren(...parts);
+    picture.dataset.from = String(from);
+    picture.dataset.to = String(to);
+  }
+
+  function moment(event) {
+    const box = picture.getBoundingClientRect();
+    return view.from + ((event.clientX - box.left - 74) / (box.width - 86)) * (view.to - view.from);
   }
 
   picture.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const time = from + ((event.clientX - box.left - 74) / (box.width - 86)) * (to - from);
+    const time = moment(event);
     const found = lines.filter((line) => line.shown).map((line) => {
       const next = line.time_ns.findIndex((one) => one > time);
       const index = next < 0 ? line.time_ns.length - 1 : Math.max(0, next - 1);
       return `${line.title}: ${UNIT_WORDS[line.unit](line.value[index])}`;
     });
-    tip.hidden = time < from || time > to;
-    tip.textContent = `${words.duration(Math.max(0, time - from))}  ${found.join("; ")}`;
+    tip.hidden = time < view.from || time > view.to;
+    tip.textContent = `${words.duration(Math.max(0, time))}  ${found.join("; ")}`;
     tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${event.clientY + 18}px`;
   });
   picture.addEventListener("pointerleave", () => { tip.hidden = true; });
+  picture.addEventListener("wheel", (event) => view.wheel(event, moment(event), picture.clientWidth), { passive: false });
+  view.follow(draw);
   new ResizeObserver(draw).observe(picture);
   return section;
+}
+
+/** The first and the last point to draw: those in view and one beside on either side. */
+function visible(times, from, to) {
+  let first = times.findIndex((time) => time >= from);
+  first = first < 0 ? times.length - 1 : Math.max(0, first - 1);
+  let last = times.findIndex((time) => time > to);
+  last = last < 0 ? times.length - 1 : last;
+  return [first, last];
 }

@@ -114,12 +114,29 @@ function missingSection() {
   return section;
 }
 
+/** What somebody who receives this page can read in it: its owner decides whether to send it. */
+function contents(report) {
+  const kinds = [["operation", "operations"], ["module", "modules"], ["line", "source files"], ["kernel", "kernels"]]
+    .filter(([by]) => report.figures.breakdowns[by]?.rows.length).map(([, words]) => words);
+  const facts = Object.keys(report.figures.facts);
+  const telling = [["command", "the command line"], ["host", "the name of the host"], ["working_directory", "folders"]]
+    .filter(([name]) => facts.includes(name)).map(([, words]) => words);
+  const lines = Object.keys(report.source ?? {}).length;
+  const list = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));
+  return [
+    kinds.length ? `the names of ${list(kinds)}` : null,
+    telling.length ? `${list(telling)}, with what looks like a secret masked` : null,
+    lines ? `${words.count(lines)} lines of source code` : null,
+  ].filter(Boolean).join("; ") + (lines ? "." : "; no source code.");
+}
+
 function provenanceSection(report) {
   const facts = Object.entries(report.figures.facts);
   const section = card("provenance", "How it was made");
   section.append(make("dl", { class: "provenance" },
     ...[["file", report.figures.path], ["format", `${FAMILIES[report.figures.family] ?? report.figures.family}, revision ${report.figures.revision}`], ...facts]
-      .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono", text: value })])));
+      .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono", text: value })])),
+  make("p", { class: "small soft", id: "contents", text: `Whoever has this page can read: the figures above; ${contents(report)}` }));
   return section;
 }
 
@@ -130,6 +147,7 @@ function factText(name, value) {
 
 function reportView(report) {
   const { figures: shown } = report;
+  report.view = makeView(report.span_ns);
   const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => shown.facts[name]);
   const intro = make("header", { class: "intro" },
     make("h1", { text: shown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),

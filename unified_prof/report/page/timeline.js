@@ -5,12 +5,47 @@ const AXIS = 26;
 const LANE = 28;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
 
+/** The part of the recording that timeline and charts show: one zero and one zoom for all. */
+function makeView(span) {
+  const whole = [0, Math.max(1, span)];
+  const followers = [];
+  const view = {
+    whole, from: whole[0], to: whole[1],
+    follow(call) { followers.push(call); },
+    look(from, to) {
+      const length = Math.min(whole[1], Math.max(Math.min(whole[1], 50), to - from));
+      view.from = Math.min(Math.max(0, from), whole[1] - length);
+      view.to = view.from + length;
+      for (const call of followers) call();
+    },
+    zoom(factor, at = (view.from + view.to) / 2) {
+      view.look(at - (at - view.from) * factor, at + (view.to - at) * factor);
+    },
+    pan(part) {
+      const shift = part * (view.to - view.from);
+      view.look(view.from + shift, view.to + shift);
+    },
+    /** Ctrl with the wheel zooms at a moment, a wheel sideways moves. */
+    wheel(event, time, width) {
+      if (event.ctrlKey || event.metaKey) {
+        event.preventDefault();
+        view.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01), time);
+      } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) {
+        event.preventDefault();
+        view.pan((event.deltaX || event.deltaY) / width);
+      }
+    },
+  };
+  return view;
+}
+
 function timelineSection(report, announce) {
   const data = report.timeline;
   if (!data) return null;
   const lanes = data.lanes.map((lane) => decodeLane(lane, data.merged_below_ns > 0));
-  const whole = [0, Math.max(1, data.duration_ns)];
-  const state = { from: whole[0], to: whole[1], lane: 0, index: -1 };
+  const view = report.view;
+  const { look, zoom, pan, whole } = view;
+  const state = { lane: 0, index: -1 };
   const canvas = make("canvas", {
     tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-describedby": "timeline-keys",
     "aria-label": `Device timeline, ${lanes.length} lanes, ${words.duration(data.duration_ns)}`,
@@ -40,26 +75,17 @@ function timelineSection(report, announce) {
 
   function notes() {
     const lines = [];
-    if (data.merged_below_ns) lines.push(`${words.count(data.tasks)} tasks are too many to draw each: neighbours shorter than ${words.duration(data.merged_below_ns)} are drawn as one block.`);
-    if (data.lanes_left_out) lines.push(`${words.count(data.lanes_left_out)} lanes with the least work are left out.`);
-    return lines.map((text) => make("p", { class: "small soft", text }));
-  }
-
-  function look(from, to) {
-    const shortest = Math.min(whole[1], 50);
-    const length = Math.min(whole[1], Math.max(shortest, to - from));
-    state.from = Math.min(Math.max(0, from), whole[1] - length);
-    state.to = state.from + length;
-    draw();
-  }
-
-  function zoom(factor, at = (state.from + state.to) / 2) {
-    look(at - (at - state.from) * factor, at + (state.to - at) * factor);
-  }
-
-  function pan(part) {
-    const shift = part * (state.to - state.from);
-    look(state.from + shift, state.to + shift);
+    if (data.merged_below_ns) {
+      const part = data.whole_ns;
+      const every = part ? ` Every task is drawn from ${words.duration(part[0])} to ${words.duration(part[1])}, the busiest part. ` : " ";
+      lines.push(make("p", { class: "small soft", id: "merged" },
+        `${words.count(data.tasks)} tasks are too many to draw each: ${part ? "elsewhere " : ""}neighbours shorter than ${words.duration(data.merged_below_ns)} are drawn as one block.`,
+        every,
+        part ? make("button", { type: "button", text: "Show the busiest part", on: { click: () => look(...part) } }) : null,
+        " All of them at every zoom: ", make("code", { text: `uprof trace ${report.figures.path} -o out.perfetto-trace` }), ", to be opened at ui.perfetto.dev."));
+    }
+    if (data.lanes_left_out) lines.push(make("p", { class: "small soft", text: `${words.count(data.lanes_left_out)} lanes with the least work are left out.` }));
+    return lines;
   }
 
   function draw() {
@@ -78,19 +104,19 @@ function timelineSection(report, announce) {
     drawAxis(pen, width, height, color);
     const fills = KINDS.map((kind) => color(kind));
     lanes.forEach((lane, number) => drawLane(pen, lane, number, width, fills, color));
-    range.textContent = `${words.duration(state.from)} to ${words.duration(state.to)}`;
-    canvas.dataset.from = String(state.from);
-    canvas.dataset.to = String(state.to);
+    range.textContent = `${words.duration(view.from)} to ${words.duration(view.to)}`;
+    canvas.dataset.from = String(view.from);
+    canvas.dataset.to = String(view.to);
     [...names.children].forEach((node, number) => node.classList.toggle("chosen", number === state.lane && state.index >= 0));
   }
 
   function drawAxis(pen, width, height, color) {
-    const step = roundStep((state.to - state.from) / Math.max(2, width / 110));
+    const step = roundStep((view.to - view.from) / Math.max(2, width / 110));
     pen.strokeStyle = color("line");
     pen.fillStyle = color("soft");
     pen.font = "12px system-ui, sans-serif";
     pen.textBaseline = "middle";
-    for (let mark = Math.ceil(state.from / step) * step; mark <= state.to; mark += step) {
+    for (let mark = Math.ceil(view.from / step) * step; mark <= view.to; mark += step) {
       const x = Math.round(place(mark, width)) + 0.5;
       pen.beginPath();
       pen.moveTo(x, AXIS - 6);
@@ -102,7 +128,7 @@ function timelineSection(report, announce) {
   }
 
   function place(time, width) {
-    return ((time - state.from) / (state.to - state.from)) * width;
+    return ((time - view.from) / (view.to - view.from)) * width;
   }
 
   function drawLane(pen, lane, number, width, fills, color) {
@@ -110,7 +136,7 @@ function timelineSection(report, announce) {
     pen.fillStyle = color("line");
     pen.fillRect(0, top + LANE - 1, width, 1);
     let covered = -1;
-    for (let index = firstVisible(lane, state.from); index < lane.count && lane.start[index] <= state.to; index += 1) {
+    for (let index = firstVisible(lane, view.from); index < lane.count && lane.start[index] <= view.to; index += 1) {
       const left = place(lane.start[index], width);
       const right = place(lane.start[index] + lane.duration[index], width);
       if (right < 0 || (Math.floor(right) <= covered && index !== state.index)) continue;
@@ -160,8 +186,8 @@ function timelineSection(report, announce) {
     const number = Math.floor((event.clientY - box.top - AXIS) / LANE);
     const lane = lanes[number];
     if (!lane) return null;
-    const time = state.from + ((event.clientX - box.left) / box.width) * (state.to - state.from);
-    const slack = (1.5 * (state.to - state.from)) / box.width;
+    const time = view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from);
+    const slack = (1.5 * (view.to - view.from)) / box.width;
     let best = null;
     for (let index = firstVisible(lane, time - slack); index < lane.count && lane.start[index] <= time + slack; index += 1) {
       const away = Math.max(lane.start[index] - time, time - lane.start[index] - lane.duration[index], 0);
@@ -175,8 +201,8 @@ function timelineSection(report, announce) {
     state.lane = number;
     state.index = Math.min(Math.max(0, index), lane.count - 1);
     const [start, end] = [lane.start[state.index], lane.start[state.index] + lane.duration[state.index]];
-    if (end < state.from || start > state.to) {
-      const length = state.to - state.from;
+    if (end < view.from || start > view.to) {
+      const length = view.to - view.from;
       look((start + end) / 2 - length / 2, (start + end) / 2 + length / 2);
     } else draw();
     chosen.textContent = sentence(lane, state.index);
@@ -184,7 +210,7 @@ function timelineSection(report, announce) {
 
   function nearest(number) {
     const lane = lanes[number];
-    const middle = (state.from + state.to) / 2;
+    const middle = (view.from + view.to) / 2;
     return Math.min(lane.count - 1, firstVisible(lane, middle));
   }
 
@@ -209,18 +235,11 @@ function timelineSection(report, announce) {
   });
   canvas.addEventListener("wheel", (event) => {
     const box = canvas.getBoundingClientRect();
-    if (event.ctrlKey || event.metaKey) {
-      event.preventDefault();
-      const time = state.from + ((event.clientX - box.left) / box.width) * (state.to - state.from);
-      zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY)) * 0.01), time);
-    } else if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) {
-      event.preventDefault();
-      pan((event.deltaX || event.deltaY) / box.width);
-    }
+    view.wheel(event, view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from), box.width);
   }, { passive: false });
   let grip = null;
   canvas.addEventListener("pointerdown", (event) => {
-    grip = { x: event.clientX, from: state.from, to: state.to, moved: false };
+    grip = { x: event.clientX, from: view.from, to: view.to, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -252,6 +271,7 @@ function timelineSection(report, announce) {
     const length = Math.max(lane.duration[hit[1]], 10);
     look(lane.start[hit[1]] - length, lane.start[hit[1]] + 2 * length);
   });
+  view.follow(draw);
   document.addEventListener("themechange", draw);
   new ResizeObserver(draw).observe(canvas);
   return section;
