@@ -13,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.pipeline import workers
+from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.workers import Died
+from unified_prof.store import ownership
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
@@ -122,6 +125,10 @@ def building(fifty: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def partials(folder: Path) -> list[Path]:
+    return list((folder / "out").rglob("*.partial*"))
+
+
 def databases(folder: Path) -> list[Path]:
     return sorted((folder / "out").glob("*/msprof_*.db"))
 
@@ -164,10 +171,79 @@ def test_workers_end_with_the_command_and_the_next_one_goes_on(
     building.communicate(timeout=60)
     assert until(lambda: not any(b"spawn_main" in command_of(pid) for pid in workers_), 15)
     assert building.returncode == (-9 if number is signal.SIGKILL else 128 + number)
-    assert not list((tmp_path / "out").rglob("*.partial*"))
+    if number is not signal.SIGKILL:
+        assert not partials(tmp_path)
+        assert not [f for f in (tmp_path / "out").iterdir() if not any(f.iterdir())]
     before = {path: path.stat().st_mtime_ns for path in databases(tmp_path)}
     assert 2 <= len(before) < 50
     told = again(fifty, tmp_path)
     assert told.count("converted already") == len(before)
     assert len(databases(tmp_path)) == 50, "no second names"
+    assert not partials(tmp_path)
     assert before.items() <= {p: p.stat().st_mtime_ns for p in databases(tmp_path)}.items()
+
+
+@linux
+def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    """A single one in this folder, under the name of another second."""
+    recording = generate(tmp_path, Recipe(operators=1)).path
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    tag = ownership.tag().split("-")
+    left = recording / f"msprof_20250101000000.db.{tag[0]}-{ended.pid:x}-1.01234567.partial"
+    mine = recording / f"msprof_20250101000001.db.{ownership.tag()}.01234567.partial"
+    for path in (left, left.with_name(f"{left.name}-journal"), mine):
+        path.write_bytes(b"x")
+    made = convert(recording).database
+    assert sorted(p.name for p in recording.glob("msprof*")) == sorted([mine.name, made.name])
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_an_import_that_is_ended_leaves_nothing_in_the_temporary_folder(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Rows put away outside memory lie in files that have no name."""
+    (tmp_path / "tmp").mkdir()
+    events = (operation("aten::mm", n, 1, args={"Ev Idx": n}) for n in range(150_000))
+    trace = write(tmp_path / "t.json", events)
+    with subprocess.Popen(
+        [sys.executable, "-m", "unified_prof", "import", str(trace), "-o", str(tmp_path / "r.db")],
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+    ) as process:
+        assert until(lambda: has_spooled(process.pid), 60)
+        process.send_signal(number)
+        process.wait(60)
+    assert list((tmp_path / "tmp").iterdir()) == []
+    left = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("r.db"))
+    assert bool(left) == (number is signal.SIGKILL)
+    if left:
+        assert (
+            subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "unified_prof",
+                    "import",
+                    str(trace),
+                    "-o",
+                    tmp_path / "r.db",
+                ],
+                check=False,
+            ).returncode
+            == 0
+        )
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith("r.db")] == ["r.db"]
+
+
+def has_spooled(pid: int) -> bool:
+    """Tell whether a process has temporary files open in which there is something."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            name, size = str(descriptor.readlink()), descriptor.stat().st_size
+        except OSError:
+            continue
+        if "/tmp/" in name and "deleted" in name and size:
+            return True
+    return False

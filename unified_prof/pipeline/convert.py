@@ -23,6 +23,7 @@ from unified_prof.pipeline.places import ASCEND_PT, PLAIN, Place
 from unified_prof.pipeline.sources import Decoded, Ground, Source, source_of
 from unified_prof.pipeline.stages import Stages
 from unified_prof.pipeline.tally import Tally
+from unified_prof.store.atomic import remove_abandoned
 from unified_prof.store.writer import ReportWriter
 from unified_prof.version import VERSION
 
@@ -233,6 +234,8 @@ def _convert(found: Found, place: Place, settings: _Settings, progress: Progress
     """Write one report and give it its name; what it replaces goes when it is complete."""
     if not settings.force:
         places.refuse_existing(place)
+    if place.folder is not None:  # another second has another name: the writer looks for its own
+        remove_abandoned(place.folder)
     converted = _write(found, place, settings, progress)
     if place.layout == ASCEND_PT:
         try:

@@ -28,7 +28,7 @@ _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 SQLITE_SIDE_FILES = ("-journal", "-wal", "-shm")
 _PARTIAL = re.compile(
     rf"\.(?P<owner>{ownership.TAG.pattern})\.[0-9a-f]{{8}}\.partial"
-    rf"(?:{'|'.join(SQLITE_SIDE_FILES)})?"
+    rf"(?:{'|'.join(SQLITE_SIDE_FILES)})?\Z"
 )
 
 
@@ -46,7 +46,7 @@ class AtomicFile:
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
-        _remove_abandoned(self._final.parent, head)
+        remove_abandoned(self._final.parent, head)
         name = f"{head}.{ownership.tag()}.{secrets.token_hex(4)}.partial"
         self.partial = self._final.with_name(name)
         try:
@@ -147,14 +147,19 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint)
 
 
-def _remove_abandoned(folder: Path, head: str) -> None:
-    """Remove what processes that no longer live left of their attempts to write this file."""
+def remove_abandoned(folder: Path, head: str | None = None) -> None:
+    """Remove what processes that no longer live left of their attempts to write a file.
+
+    Args:
+        folder: Where the file was to be.
+        head: Its name, as far as partial names have it; None: whatever it was.
+    """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith(f"{head}."):
+            found = _PARTIAL.search(entry.name)
+            if found is None or head not in (None, entry.name[: found.start()]):
                 continue
-            found = _PARTIAL.fullmatch(entry.name, len(head))
-            if found and ownership.is_abandoned(found["owner"]):
+            if ownership.is_abandoned(found["owner"]):
                 with suppress(OSError):
                     Path(entry.path).unlink()
 
