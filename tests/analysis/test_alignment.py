@@ -3,10 +3,13 @@ from __future__ import annotations
 import itertools
 import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unified_prof.analysis import alignment
 from unified_prof.analysis.alignment import align, common_subsequence
+from unified_prof.analysis.comparable import Place, pair
 
 words = st.lists(st.sampled_from("abcdef"), max_size=30)
 
@@ -93,3 +96,41 @@ def test_ten_thousand_operations_of_one_repeated_line_align_quickly() -> None:
     start = time.process_time()
     assert len(align(base, new)) == 9_000
     assert time.process_time() - start < 2
+
+
+maybe = st.none() | st.integers(0, 8)
+elements = st.lists(st.tuples(maybe, st.integers(0, 4)), max_size=40)
+
+
+@given(elements, elements, st.integers(0, 12))
+def test_long_stretches_are_paired_as_short_ones_are(
+    a: list[tuple[int | None, int]], b: list[tuple[int | None, int]], few: int
+) -> None:
+    """Columns are quicker for many elements, lists for few: the answer is the same."""
+    expected = align(a, b)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(alignment, "_FEW", few)
+        assert align(a, b) == expected
+
+
+text = st.sampled_from(["", "a", "b", "model.py:1", "model.py:2", "x.py:1"])
+kinds = st.sampled_from(["operation", "weight", "activation", "between", "kernel"])
+some_places = st.lists(
+    st.builds(Place, text, st.none() | text, st.none() | text, kinds), max_size=9
+)
+
+
+@given(some_places, some_places)
+def test_places_are_paired_by_their_keys(a: list[Place], b: list[Place]) -> None:
+    first, second = pair(a, b)
+    found = list(zip(first.tolist(), second.tolist(), strict=True))
+    assert found == align([place.keys for place in a], [place.keys for place in b])
+
+
+def test_many_distinct_names_are_compared_in_time_about_linear() -> None:
+    base = [Place(f"operation {i}", None, None) for i in range(100_000)]
+    new = [Place(f"operation {i + i % 50 // 49}", None, None) for i in range(100_000)]
+    start = time.process_time()
+    first, _ = pair(base, new)
+    assert time.process_time() - start < 5
+    assert len(first) == 98_000

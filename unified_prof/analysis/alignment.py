@@ -6,6 +6,9 @@ The most specific key is aligned first, over the whole sequences; what it leaves
 aligned by the next one, but only inside the gap between two pairs, so that a weak key cannot pair
 across a strong one. What is left after the last key is paired by the most specific keys wherever
 it stands: it was moved.
+
+Keys are numbered first, so that sequences of a million elements are compared as columns; short
+stretches, of which there may be many, are compared as lists.
 """
 
 from __future__ import annotations
@@ -14,14 +17,28 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 Pair = tuple[int, int]
 """Position in the one sequence, position in the other."""
 
 Keys = Sequence[Hashable]
 """One element's keys, most specific first; None: it has no such key and it pairs with nothing."""
 
+Ints = NDArray[np.int64]
+
+Pairs = tuple[Ints, Ints]
+"""Positions in the one sequence and those in the other that they pair with."""
+
+NO_KEY = -1
+"""The number of a key that an element does not have."""
+
 # A gap of at most this many cells is solved exactly; a larger one by occurrence.
 _EXACT_CELLS = 250_000
+
+_FEW = 200
+"""Sequences up to this length are compared as lists: NumPy's calls would take longer."""
 
 
 def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -> list[Pair]:
@@ -33,16 +50,42 @@ def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -
         moved_levels: how many of the most specific keys may pair out of order.
     """
     levels = len(base[0]) if base else len(new[0]) if new else 0
-    anchors: list[Pair] = []
-    for level in range(levels):
-        found: list[Pair] = []
-        for base_gap, new_gap in _gaps(anchors, len(base), len(new)):
-            left = [base[i][level] for i in base_gap]
-            right = [new[j][level] for j in new_gap]
-            for i, j in common_subsequence(left, right):
-                found.append((base_gap[i], new_gap[j]))
-        anchors = sorted(anchors + found)
-    return sorted(anchors + _moved(base, new, anchors, moved_levels))
+    numbered = [
+        number([keys[level] for keys in base], [keys[level] for keys in new])
+        for level in range(levels)
+    ]
+    first, second = align_numbered(
+        [one for one, _ in numbered], [one for _, one in numbered], moved_levels=moved_levels
+    )
+    return list(zip(first.tolist(), second.tolist(), strict=True))
+
+
+def align_numbered(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -> Pairs:
+    """Return pairs as `align` does, of elements whose keys are numbers.
+
+    Args:
+        base: for each level, from the most specific, the number of each element's key; NO_KEY is
+            "none".
+        new: likewise for the other sequence, equal keys having equal numbers.
+        moved_levels: how many of the most specific keys may pair out of order.
+    """
+    pairs = _NO_PAIRS
+    for left, right in zip(base, new, strict=True):
+        pairs = _sorted([pairs, *_in_gaps(left, right, pairs)])
+    if base:
+        pairs = _sorted([pairs, *_moved(base, new, pairs, moved_levels)])
+    return pairs
+
+
+def number(base: Sequence[Hashable], new: Sequence[Hashable]) -> tuple[Ints, Ints]:
+    """Return the keys of both sides as numbers from 0, equal ones alike; None is NO_KEY."""
+    numbers: dict[Hashable, int] = {None: NO_KEY}
+    setdefault, known = numbers.setdefault, numbers.__len__
+    found = [
+        np.fromiter((setdefault(key, known() - 1) for key in side), np.int64, len(side))
+        for side in (base, new)
+    ]
+    return found[0], found[1]
 
 
 def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> list[Pair]:
@@ -51,6 +94,184 @@ def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> lis
     It is the longest one where the parts that differ are small; elements that are None take part
     in none. Time is about linear for sequences that are alike.
     """
+    first, second = _common_subsequence(*number(base, new))
+    return list(zip(first.tolist(), second.tolist(), strict=True))
+
+
+_NO_PAIRS: Pairs = (np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _sorted(parts: Sequence[Pairs]) -> Pairs:
+    """Return all pairs in order of the first sequence."""
+    first, second = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+    return _in_order(first, second)
+
+
+def _in_order(first: Ints, second: Ints) -> Pairs:
+    order = np.argsort(first)
+    return first[order], second[order]
+
+
+def _in_gaps(base: Ints, new: Ints, anchors: Pairs) -> list[Pairs]:
+    """Pair what stands between neighbouring anchors, where both sides have elements there."""
+    few: list[Pair] = []
+    found: list[Pairs] = []
+    for low_a, high_a, low_b, high_b in _gaps(anchors, len(base), len(new)):
+        if high_a - low_a + high_b - low_b <= _FEW:
+            left, right = base[low_a:high_a].tolist(), new[low_b:high_b].tolist()
+            few += [(low_a + i, low_b + j) for i, j in _of_lists(left, right)]
+        else:
+            first, second = _common_subsequence(base[low_a:high_a], new[low_b:high_b])
+            found.append((low_a + first, low_b + second))
+    return [*found, _columns(few)]
+
+
+def _columns(pairs: Sequence[Pair]) -> Pairs:
+    columns = np.array(pairs, np.int64).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
+
+
+def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
+    """Return (low, high, low, high) of the stretches in which both sides have elements."""
+    first, second = anchors
+    gaps = np.stack(
+        (
+            np.append(0, first + 1),
+            np.append(first, count_a),
+            np.append(0, second + 1),
+            np.append(second, count_b),
+        ),
+        axis=1,
+    )
+    filled: list[list[int]] = gaps[(gaps[:, 0] < gaps[:, 1]) & (gaps[:, 2] < gaps[:, 3])].tolist()
+    return filled
+
+
+def _common_subsequence(base: Ints, new: Ints) -> Pairs:
+    """Return a long common subsequence of numbered keys, in rising order."""
+    found: list[Pairs] = []
+    few: list[Pair] = []
+    work = [(0, len(base), 0, len(new))]
+    while work:
+        low_a, high_a, low_b, high_b = work.pop()
+        part_a, part_b = base[low_a:high_a], new[low_b:high_b]
+        if len(part_a) + len(part_b) <= _FEW:
+            pairs = _of_lists(part_a.tolist(), part_b.tolist())
+            few += [(low_a + i, low_b + j) for i, j in pairs]
+            continue
+        before = _alike(part_a, part_b)
+        behind = _alike(part_a[before:][::-1], part_b[before:][::-1])
+        if before or behind:
+            ends = np.append(np.arange(before), np.arange(-behind, 0))
+            found.append((low_a + ends % len(part_a), low_b + ends % len(part_b)))
+            middle = (low_a + before, high_a - behind, low_b + before, high_b - behind)
+            if middle[0] < middle[1] and middle[2] < middle[3]:
+                work.append(middle)
+            continue
+        anchors = _rising(*_unique_pairs(part_a, part_b))
+        if len(anchors[0]):
+            # Elements that occur once on each side split the problem; they pair in the parts.
+            found.append((low_a + anchors[0], low_b + anchors[1]))
+            work += [
+                (low_a + gap[0], low_a + gap[1], low_b + gap[2], low_b + gap[3])
+                for gap in _gaps(anchors, len(part_a), len(part_b))
+            ]
+        elif len(part_a) * len(part_b) <= _EXACT_CELLS:
+            exact = _longest(part_a.tolist(), part_b.tolist())
+            few += [(low_a + i, low_b + j) for i, j in exact]
+        else:
+            by_occurrence = _rising(*_occurrence_pairs(part_a, part_b))
+            found.append((low_a + by_occurrence[0], low_b + by_occurrence[1]))
+    return _sorted([*found, _columns(few)])
+
+
+def _alike(a: Ints, b: Ints) -> int:
+    """Return how many elements at the beginning are equal."""
+    size = min(len(a), len(b))
+    differs = (a[:size] != b[:size]) | (a[:size] == NO_KEY)
+    return int(np.argmax(differs)) if differs.any() else size
+
+
+def _unique_pairs(a: Ints, b: Ints) -> Pairs:
+    """Pair the keys that occur once on each side, in order of the first."""
+    (keys_a, at_a), (keys_b, at_b) = _once(a), _once(b)
+    _, in_a, in_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
+    return _in_order(at_a[in_a], at_b[in_b])
+
+
+def _once(part: Ints) -> Pairs:
+    """Return the keys that occur once, and where."""
+    keys, first, count = np.unique(part, return_index=True, return_counts=True)
+    single = (count == 1) & (keys != NO_KEY)
+    return keys[single], first[single]
+
+
+def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
+    """Pair each key's first occurrence with its first, its second with its second."""
+    size = int(max(a.max(initial=0), b.max(initial=0))) + 1
+    where_a, where_b = np.flatnonzero(a != NO_KEY), np.flatnonzero(b != NO_KEY)
+    key_a = _occurrence(a[where_a]) * size + a[where_a]
+    key_b = _occurrence(b[where_b]) * size + b[where_b]
+    _, in_a, in_b = np.intersect1d(key_a, key_b, assume_unique=True, return_indices=True)
+    return _in_order(where_a[in_a], where_b[in_b])
+
+
+def _occurrence(keys: Ints) -> Ints:
+    """Return for each element how many equal ones stand before it."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.ones(len(keys), bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    at = np.arange(len(keys))
+    result = np.empty(len(keys), np.int64)
+    result[order] = at - np.maximum.accumulate(np.where(begins, at, 0))
+    return result
+
+
+def _rising(first: Ints, second: Ints) -> Pairs:
+    """Return the longest selection of pairs (given in order of the first) that rises in both."""
+    if (second[1:] > second[:-1]).all():
+        return first, second
+    chosen = _longest_rising(second.tolist())
+    return first[chosen], second[chosen]
+
+
+def _longest_rising(values: Sequence[int]) -> list[int]:
+    """Return where the elements of the longest rising subsequence stand."""
+    tails: list[int] = []
+    tail_index: list[int] = []
+    previous: list[int] = []
+    for index, value in enumerate(values):
+        place = bisect_left(tails, value)
+        previous.append(tail_index[place - 1] if place else -1)
+        if place == len(tails):
+            tails.append(value)
+            tail_index.append(index)
+        else:
+            tails[place] = value
+            tail_index[place] = index
+    chain: list[int] = []
+    index = tail_index[-1] if tail_index else -1
+    while index >= 0:
+        chain.append(index)
+        index = previous[index]
+    return chain[::-1]
+
+
+def _moved(base: Sequence[Ints], new: Sequence[Ints], anchors: Pairs, levels: int) -> list[Pairs]:
+    """Pair what is still alone by its keys, in order of occurrence, wherever it stands."""
+    free_a = np.delete(np.arange(len(base[0])), anchors[0])
+    free_b = np.delete(np.arange(len(new[0])), anchors[1])
+    found = []
+    for left, right in zip(base[:levels], new[:levels], strict=True):
+        in_a, in_b = _occurrence_pairs(left[free_a], right[free_b])
+        found.append((free_a[in_a], free_b[in_b]))
+        free_a, free_b = np.delete(free_a, in_a), np.delete(free_b, in_b)
+    return found
+
+
+def _of_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
+    """Return what `_common_subsequence` does, of two short sequences, in any order."""
     pairs: list[Pair] = []
     work = [(0, len(base), 0, len(new))]
     while work:
@@ -64,46 +285,27 @@ def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> lis
         if low_a == high_a or low_b == high_b:
             continue
         part_a, part_b = base[low_a:high_a], new[low_b:high_b]
-        if anchors := _rising(_unique_pairs(part_a, part_b)):
-            # Elements that occur once on each side split the problem; they pair in the parts.
-            splits = [(low_a + i, low_b + j) for i, j in anchors]
+        unique = _unique_pairs_of_lists(part_a, part_b)
+        if unique:
+            splits = [
+                (low_a + unique[index][0], low_b + unique[index][1])
+                for index in _longest_rising([j for _, j in unique])
+            ]
             pairs.extend(splits)
             for start, end in zip(
                 [(low_a - 1, low_b - 1), *splits], [*splits, (high_a, high_b)], strict=True
             ):
                 work.append((start[0] + 1, end[0], start[1] + 1, end[1]))
-        elif len(part_a) * len(part_b) <= _EXACT_CELLS:
-            pairs.extend((low_a + i, low_b + j) for i, j in _longest(part_a, part_b))
         else:
-            by_occurrence = _rising(_occurrence_pairs(part_a, part_b))
-            pairs.extend((low_a + i, low_b + j) for i, j in by_occurrence)
-    return sorted(pairs)
+            pairs.extend((low_a + i, low_b + j) for i, j in _longest(part_a, part_b))
+    return pairs
 
 
-def _same(a: Hashable, b: Hashable) -> bool:
-    return a is not None and a == b
+def _same(a: int, b: int) -> bool:
+    return a == b and a != NO_KEY
 
 
-def _gaps(anchors: Sequence[Pair], count_a: int, count_b: int) -> list[tuple[range, range]]:
-    """Return the stretches between neighbouring anchors in which both sides have elements."""
-    starts = [(-1, -1), *anchors]
-    ends = [*anchors, (count_a, count_b)]
-    return [
-        (range(start[0] + 1, end[0]), range(start[1] + 1, end[1]))
-        for start, end in zip(starts, ends, strict=True)
-        if start[0] + 1 < end[0] and start[1] + 1 < end[1]
-    ]
-
-
-def _positions(part: Sequence[Hashable]) -> dict[Hashable, list[int]]:
-    found: dict[Hashable, list[int]] = defaultdict(list)
-    for position, element in enumerate(part):
-        if element is not None:
-            found[element].append(position)
-    return found
-
-
-def _unique_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
+def _unique_pairs_of_lists(a: Sequence[int], b: Sequence[int]) -> list[Pair]:
     in_a, in_b = _positions(a), _positions(b)
     return [
         (where[0], in_b[element][0])
@@ -112,38 +314,15 @@ def _unique_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
     ]
 
 
-def _occurrence_pairs(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
-    in_a, in_b = _positions(a), _positions(b)
-    return sorted(
-        pair
-        for element, where in in_a.items()
-        for pair in zip(where, in_b.get(element, ()), strict=False)
-    )
+def _positions(part: Sequence[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for position, element in enumerate(part):
+        if element != NO_KEY:
+            found[element].append(position)
+    return found
 
 
-def _rising(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the longest selection of pairs (given in order of the first) that rises in both."""
-    tails: list[int] = []
-    tail_index: list[int] = []
-    previous: list[int] = []
-    for index, (_, second) in enumerate(pairs):
-        place = bisect_left(tails, second)
-        previous.append(tail_index[place - 1] if place else -1)
-        if place == len(tails):
-            tails.append(second)
-            tail_index.append(index)
-        else:
-            tails[place] = second
-            tail_index[place] = index
-    chain: list[Pair] = []
-    index = tail_index[-1] if tail_index else -1
-    while index >= 0:
-        chain.append(pairs[index])
-        index = previous[index]
-    return chain[::-1]
-
-
-def _longest(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
+def _longest(a: Sequence[int], b: Sequence[int]) -> list[Pair]:
     """Return a longest common subsequence by dynamic programming."""
     # lengths[i][j]: longest common subsequence of a[i:] and b[j:].
     lengths = [[0] * (len(b) + 1)]
@@ -164,20 +343,4 @@ def _longest(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[Pair]:
             i += 1
         else:
             j += 1
-    return pairs
-
-
-def _moved(
-    base: Sequence[Keys], new: Sequence[Keys], anchors: Sequence[Pair], levels: int
-) -> list[Pair]:
-    """Pair what is still alone by its keys, in order of occurrence, wherever it stands."""
-    free_a = sorted(set(range(len(base))) - {i for i, _ in anchors})
-    free_b = sorted(set(range(len(new))) - {j for _, j in anchors})
-    pairs: list[Pair] = []
-    for level in range(levels if base and new else 0):
-        found = _occurrence_pairs([base[i][level] for i in free_a], [new[j][level] for j in free_b])
-        pairs.extend((free_a[i], free_b[j]) for i, j in found)
-        taken_a, taken_b = {i for i, _ in found}, {j for _, j in found}
-        free_a = [position for i, position in enumerate(free_a) if i not in taken_a]
-        free_b = [position for j, position in enumerate(free_b) if j not in taken_b]
     return pairs

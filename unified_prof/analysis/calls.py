@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +48,10 @@ class Labels:
 
     def numbers(self, texts: Iterable[str | None]) -> NDArray[np.int32]:
         """Return the numbers of many texts."""
-        return np.array([self.number(text) for text in texts], np.int32)
+        known, number = self._numbers, self._numbers.setdefault
+        found = [UNKNOWN if text is None else number(text, len(known)) for text in texts]
+        self.texts.extend(islice(known, len(self.texts), None))
+        return np.array(found, np.int32)
 
     def text(self, number: int) -> str | None:
         """Return the text of a number, None of UNKNOWN."""

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from unified_prof.analysis.alignment import align
+from unified_prof.analysis.alignment import NO_KEY, Ints, Pairs, align_numbered, number
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +29,9 @@ Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 TIMES = (TOTAL, FORWARD, BACKWARD)
+
+
+_NOT_OPERATIONS = ("weight", "activation", "between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Place:
         """
         kind, name, module, line = self.kind, self.name, self.module, self.line
         file = line.rpartition(":")[0] if line is not None else None
-        operation = kind not in ("weight", "activation", "between")
+        operation = kind not in _NOT_OPERATIONS
         return (
             (kind, name, module or "", line or "")
             if operation or module is not None or line is not None
@@ -61,6 +64,51 @@ class Place:
             (kind, name, file) if file is not None and (operation or module is None) else None,
             (kind, name) if operation else None,
         )
+
+
+def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
+    """Return which places of the two are the same, by their keys."""
+    keys = _numbered_keys([*base, *new])
+    return align_numbered(
+        [level[: len(base)] for level in keys], [level[len(base) :] for level in keys]
+    )
+
+
+def _numbered_keys(places: Sequence[Place]) -> list[Ints]:
+    """Return `Place.keys` as numbers, level by level: as tuples they would take a gibibyte."""
+    kind = _numbers([place.kind for place in places])
+    name = _numbers([place.name for place in places])
+    module = _numbers([place.module for place in places])
+    line = _numbers([place.line for place in places])
+    said_module = _numbers([place.module or "" for place in places])
+    said_line = _numbers([place.line or "" for place in places])
+    file = _numbers(
+        [None if place.line is None else place.line.rpartition(":")[0] for place in places]
+    )
+    is_operation = np.array([place.kind not in _NOT_OPERATIONS for place in places], bool)
+    has_module = module != NO_KEY
+    named = _joint(kind, name)
+    return [
+        np.where(
+            is_operation | has_module | (line != NO_KEY),
+            _joint(_joint(named, said_module), said_line),
+            NO_KEY,
+        ),
+        np.where(has_module, _joint(named, module), NO_KEY),
+        np.where((file != NO_KEY) & (is_operation | ~has_module), _joint(named, file), NO_KEY),
+        np.where(is_operation, named, NO_KEY),
+    ]
+
+
+def _numbers(texts: Sequence[str | None]) -> Ints:
+    return number(texts, ())[0]
+
+
+def _joint(a: Ints, b: Ints) -> Ints:
+    """Return numbers of pairs, equal where both are."""
+    width = int(b.max(initial=0)) + 2
+    joint: Ints = np.unique(a * width + b + 1, return_inverse=True)[1]
+    return joint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,13 +217,11 @@ def pool(runs: Sequence[Run]) -> Run:
 def _pooled_operations(sides: Sequence[Operations]) -> Operations:
     """Return the first side's operations with the samples of all."""
     first = sides[0]
-    base = [place.keys for place in first.places]
     forward, backward = [first.forward_ns], [first.backward_ns]
     for side in sides[1:]:
-        pairs = align(base, [place.keys for place in side.places])
-        mine, theirs = [i for i, _ in pairs], [j for _, j in pairs]
+        mine, theirs = pair(first.places, side.places)
         for matrices, values in ((forward, side.forward_ns), (backward, side.backward_ns)):
-            rows = np.full((len(base), values.shape[1]), np.nan)
+            rows = np.full((len(first), values.shape[1]), np.nan)
             rows[mine] = values[theirs]
             matrices.append(rows)
     return Operations(

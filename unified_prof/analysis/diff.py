@@ -10,17 +10,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.alignment import Pair, align
-from unified_prof.analysis.comparable import PEAK, Operations, Place, Run, Sized
+from unified_prof.analysis.alignment import Ints, Pairs
+from unified_prof.analysis.comparable import PEAK, Operations, Place, Run, Sized, pair
 from unified_prof.analysis.doubts import doubts, left_out, step_doubt
 from unified_prof.analysis.kernels import KernelChange, kernel_changes
 from unified_prof.analysis.statistics import (
     ALPHA,
     MIN_SAMPLES,
+    SAME_WITHIN,
     Comparison,
     compare,
     correct_for_many,
-    is_same,
     mann_whitney_rows,
     medians,
 )
@@ -145,12 +145,9 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
             hint="compare two run time reports, two memory reports or two msprof databases",
         )
     base, new = _only(base, common), _only(new, common)
-    pairs = align(
-        [place.keys for place in base.operations.places],
-        [place.keys for place in new.operations.places],
-    )
+    pairs = pair(base.operations.places, new.operations.places)
     unmatched = []
-    paired = any(base.operations.places[i].kind != "between" for i, _ in pairs)
+    paired = any(base.operations.places[i].kind != "between" for i in pairs[0].tolist())
     if len(base.operations) and len(new.operations) and not paired:
         unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
     if step_doubt(base, new) is not None:
@@ -168,7 +165,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
             if len(samples) and len(new.totals.get(metric, ()))
         },
         waiting=waiting,
-        changes=tuple(_explain(changes)),
+        changes=tuple(changes),
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
     )
@@ -191,138 +188,168 @@ def _only(run: Run, families: frozenset[str]) -> Run:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Operations of both sides that are compared as one."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """What is compared as one: a pair of operations, one alone, or those of a line or module."""
 
-    place: Place
-    base_place: Place | None
-    base_rows: tuple[int, ...]
-    new_rows: tuple[int, ...]
-    moved: bool
-
-
-def _groups(base: Operations, new: Operations, pairs: Sequence[Pair], by: By) -> list[_Group]:
-    paired_base = {i for i, _ in pairs}
-    paired_new = {j for _, j in pairs}
-    out_of_order = _out_of_order(pairs)
-    single = [
-        _Group(new.places[j], base.places[i], (i,), (j,), (i, j) in out_of_order) for i, j in pairs
-    ]
-    single += [
-        _Group(place, None, (), (j,), False)
-        for j, place in enumerate(new.places)
-        if j not in paired_new
-    ]
-    single += [
-        _Group(place, place, (i,), (), False)
-        for i, place in enumerate(base.places)
-        if i not in paired_base
-    ]
-    if by == "operation":
-        return single
-    summed: dict[str | None, list[_Group]] = {}
-    for group in single:
-        summed.setdefault(group.place.line if by == "line" else group.place.module, []).append(
-            group
-        )
-    return [_sum(key, members, by) for key, members in summed.items()]
+    places: Sequence[Place]
+    """As in the new run, or as in the base run where it is gone."""
+    base_places: Sequence[Place | None]
+    moved: Sequence[bool]
+    base: tuple[Ints, Ints]
+    """Rows of the base run's operations and the group of each."""
+    new: tuple[Ints, Ints]
 
 
-def _sum(key: str | None, members: Sequence[_Group], by: By) -> _Group:
-    names = list(dict.fromkeys(member.place.name for member in members))
-    name = names[0] if len(names) == 1 else ", ".join(names[:3]) + (", ..." if names[3:] else "")
-    module = key if by == "module" else members[0].place.module
-    line = key if by == "line" else None
-    place = Place(name=name, module=module, line=line, kind=by)
-    base_places = [member.base_place for member in members if member.base_place is not None]
-    base_line = base_places[0].line if by == "line" and base_places else None
-    return _Group(
-        place=place,
-        base_place=replace(place, line=base_line) if base_places else None,
-        base_rows=tuple(row for member in members for row in member.base_rows),
-        new_rows=tuple(row for member in members for row in member.new_rows),
-        moved=False,
+def _one_by_one(base: Operations, new: Operations, pairs: Pairs) -> _Groups:
+    """Return the pairs in program order of the base run, then what is new, then what is gone."""
+    first, second = pairs
+    only_new = np.delete(np.arange(len(new)), second)
+    only_base = np.delete(np.arange(len(base)), first)
+    paired, added, count = len(first), len(first) + len(only_new), len(base) + len(only_new)
+    gone = [base.places[i] for i in only_base.tolist()]
+    return _Groups(
+        places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + gone,
+        base_places=[
+            *(base.places[i] for i in first.tolist()),
+            *[None] * len(only_new),
+            *gone,
+        ],
+        moved=[*_out_of_order(second), *[False] * (count - paired)],
+        base=(
+            np.concatenate((first, only_base)),
+            np.concatenate((np.arange(paired), np.arange(added, count))),
+        ),
+        new=(np.concatenate((second, only_new)), np.arange(added)),
     )
 
 
-def _out_of_order(pairs: Sequence[Pair]) -> set[Pair]:
-    """Return pairs that stand before one that precedes them on the other side."""
-    late: set[Pair] = set()
-    highest = -1
-    for i, j in pairs:
-        if j < highest:
-            late.add((i, j))
-        highest = max(highest, j)
+def _out_of_order(second: Ints) -> list[bool]:
+    """Return which pairs stand before one that precedes them on the other side."""
+    before = np.maximum.accumulate(np.append(-1, second))[:-1]
+    late: list[bool] = (second < before).tolist()
     return late
 
 
-def _changes(base: Operations, new: Operations, pairs: Sequence[Pair], by: By) -> list[Change]:
-    groups = _groups(base, new, pairs, by)
-    base_rows = [group.base_rows for group in groups]
-    new_rows = [group.new_rows for group in groups]
-    before, after = _summed(base.total_ns, base_rows), _summed(new.total_ns, new_rows)
-    p_values = correct_for_many(_p_values(before, after))
+def _summed_up(single: _Groups, by: By) -> _Groups:
+    """Return the groups of all operations of one line or one module, in order of the first."""
+    keys = [place.line if by == "line" else place.module for place in single.places]
+    numbers: dict[str | None, int] = {}
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    members: list[list[int]] = [[] for _ in numbers]
+    for index, own in enumerate(group.tolist()):
+        members[own].append(index)
+    sums = [_sum(key, single, rows, by) for key, rows in zip(numbers, members, strict=True)]
+
+    def regrouped(side: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+        return side[0], group[side[1]]
+
+    return _Groups(
+        places=[place for place, _ in sums],
+        base_places=[base_place for _, base_place in sums],
+        moved=[False] * len(sums),
+        base=regrouped(single.base),
+        new=regrouped(single.new),
+    )
+
+
+def _sum(
+    key: str | None, single: _Groups, members: Sequence[int], by: By
+) -> tuple[Place, Place | None]:
+    names = list(dict.fromkeys(single.places[index].name for index in members))
+    name = names[0] if len(names) == 1 else ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    module = key if by == "module" else single.places[members[0]].module
+    place = Place(name=name, module=module, line=key if by == "line" else None, kind=by)
+    before = next(
+        (one for index in members if (one := single.base_places[index]) is not None), None
+    )
+    if before is None:
+        return place, None
+    return place, replace(place, line=before.line if by == "line" else None)
+
+
+def _changes(base: Operations, new: Operations, pairs: Pairs, by: By) -> list[Change]:
+    groups = _one_by_one(base, new, pairs)
+    if by != "operation":
+        groups = _summed_up(groups, by)
+    count = len(groups.places)
+    before, after = (
+        _summed(base.total_ns, groups.base, count),
+        _summed(new.total_ns, groups.new, count),
+    )
+    base_ns, new_ns = medians(before), medians(after)
+    delta_ns = np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
+    status, comparisons = _judged(before, after, delta_ns, groups)
+    certain = np.array([_CERTAIN.get(one, 1) for one in status], np.int64)
+    order = np.lexsort((-np.abs(delta_ns), certain))
+    explained_ns = _explained(delta_ns[order].tolist())
+    counts = np.maximum(
+        np.bincount(groups.base[1], minlength=count), np.bincount(groups.new[1], minlength=count)
+    ).tolist()
     columns = zip(
-        groups,
-        _known(medians(before)),
-        _known(medians(after)),
-        _deltas(base.forward_ns, new.forward_ns, base_rows, new_rows),
-        _deltas(base.backward_ns, new.backward_ns, base_rows, new_rows),
+        order.tolist(),
+        _known(base_ns[order]),
+        _known(new_ns[order]),
+        _known(_delta(base.forward_ns, new.forward_ns, groups)[order]),
+        _known(_delta(base.backward_ns, new.backward_ns, groups)[order]),
+        explained_ns,
         strict=True,
     )
-    changes = [
+    return [
         Change(
-            place=group.place,
-            base_place=group.base_place,
-            status="new" if not group.base_rows else "gone" if not group.new_rows else "same",
-            base_ns=base_ns,
-            new_ns=new_ns,
-            forward_delta_ns=forward_delta_ns,
-            backward_delta_ns=backward_delta_ns,
-            explained_ns=0.0,
-            comparison=None,
-            moved=group.moved,
-            count=max(len(group.base_rows), len(group.new_rows)),
+            place=groups.places[index],
+            base_place=groups.base_places[index],
+            status=status[index],
+            base_ns=base_median,
+            new_ns=new_median,
+            forward_delta_ns=forward_delta,
+            backward_delta_ns=backward_delta,
+            explained_ns=explained,
+            comparison=comparisons.get(index),
+            moved=groups.moved[index],
+            count=counts[index],
         )
-        for group, base_ns, new_ns, forward_delta_ns, backward_delta_ns in columns
+        for index, base_median, new_median, forward_delta, backward_delta, explained in columns
     ]
-    largest = sorted(range(len(changes)), key=lambda index: -abs(changes[index].delta_ns))
-    for rank, index in enumerate(largest):
-        if changes[index].status == "same":
-            p_value = float(p_values[index])
-            with_interval = rank < _INTERVALS
-            changes[index] = _judged(
-                changes[index], before[index], after[index], p_value, with_interval
-            )
-    certain = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
-    return sorted(
-        changes, key=lambda change: (certain.get(change.status, 1), -abs(change.delta_ns))
-    )
+
+
+_CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
 
 
 def _judged(
-    change: Change, base_row: Floats, new_row: Floats, p_value: float, with_interval: bool
-) -> Change:
-    if np.isnan(p_value):
-        return replace(change, status="inconclusive")
-    if with_interval:
-        comparison = compare(base_row[~np.isnan(base_row)], new_row[~np.isnan(new_row)])
-        return replace(change, comparison=comparison, status=comparison.verdict(p_value))
-    if p_value >= ALPHA or not change.delta_ns:
-        ratio = (change.new_ns or 0.0) / change.base_ns if change.base_ns else math.inf
-        same = not change.delta_ns or is_same(ratio, ratio)
-        return change if same else replace(change, status="unclear")
-    return replace(change, status="slower" if change.delta_ns > 0 else "faster")
+    before: Floats, after: Floats, delta_ns: Floats, groups: _Groups
+) -> tuple[list[Status], dict[int, Comparison]]:
+    """Return what became of each group, and the statistics of the largest changes."""
+    count = len(groups.places)
+    only_new, gone = np.ones(count, bool), np.ones(count, bool)
+    only_new[groups.base[1]] = False
+    gone[groups.new[1]] = False
+    p_values = correct_for_many(_p_values(before, after))
+    tested, sure = ~np.isnan(p_values), p_values < ALPHA
+    base_ns, size = medians(before), np.abs(delta_ns)
+    # Without an interval, the size of the change decides whether it is small enough.
+    small = size <= SAME_WITHIN * np.nan_to_num(base_ns)
+    status: list[Status] = np.select(
+        [only_new, gone, ~tested, sure & (delta_ns > 0), sure & (delta_ns < 0), small],
+        ["new", "gone", "inconclusive", "slower", "faster", "same"],
+        "unclear",
+    ).tolist()
+    comparisons = {}
+    for index in np.argsort(-size, kind="stable")[:_INTERVALS].tolist():
+        if tested[index] and not only_new[index] and not gone[index]:
+            row, other = before[index], after[index]
+            found = compare(row[~np.isnan(row)], other[~np.isnan(other)])
+            comparisons[index] = found
+            status[index] = found.verdict(float(p_values[index]))
+    return status, comparisons
 
 
-def _summed(matrix: Floats, groups: Sequence[Sequence[int]]) -> Floats:
+def _summed(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
     """Return the samples of each group of rows together; NaN where none of them has one."""
-    row = np.array([row for rows in groups for row in rows], np.intp)
-    group = np.repeat(np.arange(len(groups)), [len(rows) for rows in groups])
+    row, group = rows
     values = matrix[row]
     known = ~np.isnan(values)
-    summed = np.zeros((len(groups), matrix.shape[1]))
+    summed = np.zeros((count, matrix.shape[1]))
     np.add.at(summed, group, np.where(known, values, 0.0))
     measured = np.zeros(summed.shape, bool)
     np.logical_or.at(measured, group, known)
@@ -330,17 +357,17 @@ def _summed(matrix: Floats, groups: Sequence[Sequence[int]]) -> Floats:
     return summed
 
 
-def _deltas(
-    base: Floats,
-    new: Floats,
-    base_rows: Sequence[Sequence[int]],
-    new_rows: Sequence[Sequence[int]],
-) -> list[float | None]:
-    return _known(medians(_summed(new, new_rows)) - medians(_summed(base, base_rows)))
+def _delta(base: Floats, new: Floats, groups: _Groups) -> Floats:
+    """Return the change of the median; NaN where one side has none."""
+    count = len(groups.places)
+    delta: Floats = medians(_summed(new, groups.new, count)) - medians(
+        _summed(base, groups.base, count)
+    )
+    return delta
 
 
 def _known(values: Floats) -> list[float | None]:
-    return [None if np.isnan(value) else value for value in values.tolist()]
+    return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def _p_values(before: Floats, after: Floats) -> Floats:
@@ -358,27 +385,22 @@ def _p_values(before: Floats, after: Floats) -> Floats:
     return p_values
 
 
-def _explain(changes: Sequence[Change]) -> list[Change]:
+def _explained(delta_ns: Sequence[float]) -> list[float]:
     """Divide the net change among those that went its way, in proportion to their size.
 
     Where some became slower and some faster, single changes can be larger than the net change;
     their share of it cannot.
     """
-    net = sum(change.delta_ns for change in changes)
-    same_way = sum(abs(change.delta_ns) for change in changes if change.delta_ns * net > 0)
-    return [
-        replace(change, explained_ns=net * abs(change.delta_ns) / same_way)
-        if change.delta_ns * net > 0
-        else change
-        for change in changes
-    ]
+    net = sum(delta_ns)
+    same_way = sum(abs(delta) for delta in delta_ns if delta * net > 0)
+    return [net * abs(delta) / same_way if delta * net > 0 else 0.0 for delta in delta_ns]
 
 
 def _size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
-    pairs = align([one.place.keys for one in base], [one.place.keys for one in new])
-    paired_base, paired_new = {i for i, _ in pairs}, {j for _, j in pairs}
+    first, second = pair([one.place for one in base], [one.place for one in new])
+    paired_base, paired_new = set(first.tolist()), set(second.tolist())
     changes = []
-    for i, j in pairs:
+    for i, j in zip(first.tolist(), second.tolist(), strict=True):
         before, after = base[i].size_bytes, new[j].size_bytes
         if before != after:
             status: SizeStatus = "bigger" if after > before else "smaller"

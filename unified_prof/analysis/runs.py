@@ -216,12 +216,12 @@ def _sum(values: Floats, group: Ints, groups: int) -> Floats:
 
 
 def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
-    text = calls.labels.text
+    texts = [*calls.labels.texts, None]  # UNKNOWN is -1, and so the last
     unknown = [UNKNOWN] * len(rows)
     module = unknown if calls.module is None else calls.module[rows].tolist()
     line = unknown if calls.line is None else calls.line[rows].tolist()
     return tuple(
-        Place(text(name) or "", text(where), text(at), KINDS[kind])
+        Place(texts[name] or "", texts[where], texts[at], KINDS[kind])
         for name, where, at, kind in zip(
             calls.name[rows].tolist(), module, line, calls.kind[rows].tolist(), strict=True
         )

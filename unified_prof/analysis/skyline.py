@@ -29,7 +29,7 @@ from unified_prof.analysis.model import (
 )
 from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
 from unified_prof.errors import UsageError
-from unified_prof.units import ms_to_ns
+from unified_prof.units import NS_PER_MS, ms_to_ns
 
 RUN_TIME = "skyline-run-time"
 MEMORY = "skyline-memory"
@@ -345,6 +345,11 @@ def _text(value: object) -> str:
 
 
 def _nanoseconds(values: list[Any], column: str, findings: Findings, *, required: bool) -> Any:
+    if {*map(type, values)} <= {float, int, type(None)}:
+        times_ms = np.array(values, np.float64)  # None is NaN
+        possible = (times_ms >= 0) & (times_ms <= _MAX_MS)
+        if possible.all():
+            return np.rint(times_ms * NS_PER_MS).astype(np.int64)
     result = np.full(len(values), UNKNOWN, np.int64)
     for index, value in enumerate(values):
         if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _MAX_MS:
