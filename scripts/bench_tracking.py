@@ -1,5 +1,6 @@
-"""What tracking costs and how much it sees: a small GPT's training step, with and without.
+"""What tracking costs and how much it sees: training steps with and without it.
 
+Two sizes of a small GPT, and a recurrent network written by hand: 10,794 small operations a step.
 Plain and tracked steps alternate in one process on one thread, so that whatever else the
 machine does falls on both, and all times are the thread's own, which others' work does not
 lengthen. The ratio is the median over pairs of steps. The coverage compares the sum of all
@@ -20,11 +21,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from unified_prof.tracking.assemble import measure
+from unified_prof.tracking.assemble import shown
 from unified_prof.tracking.device import HostClock
 from unified_prof.tracking.session import Options, Session
 from unified_prof.tracking.sites import SiteTable
@@ -32,6 +34,8 @@ from unified_prof.tracking.steps import StepWatcher
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 """Width, tokens in a sequence, sequences in a batch."""
+MANY = "many operations"
+TOKENS_BY_HAND = 899
 VOCABULARY = 256
 
 
@@ -75,6 +79,23 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.view(-1, VOCABULARY), target.view(-1))
 
 
+class RecurrentByHand(nn.Module):
+    """A gated recurrent network of which every step is a dozen operations in Python."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter, self.back = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Return the loss of the last state."""
+        state = torch.zeros_like(x[0])
+        for now in x:
+            gate, new = (self.enter(now) + self.back(state)).chunk(2, 1)
+            gate = torch.sigmoid(gate)
+            state = gate * state + (1 - gate) * torch.tanh(new)
+        return F.mse_loss(state, target)
+
+
 class ThreadClock(HostClock):
     """The time that this thread has had a processor, less the time to ask for it."""
 
@@ -89,13 +110,19 @@ class ThreadClock(HostClock):
         return super().elapsed_ms(start, end - self._read_ns)
 
 
-def bench(size: str, rounds: int) -> dict[str, float]:
-    """Return the figures for one size of model."""
-    width, tokens, batch = SIZES[size]
+def workload(size: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Return the model and the arguments of its forward for one case."""
     torch.manual_seed(0)
-    model = Gpt(width, tokens)
+    if size == MANY:
+        return RecurrentByHand(64), (torch.randn(TOKENS_BY_HAND, 16, 64), torch.randn(16, 64))
+    width, tokens, batch = SIZES[size]
+    return Gpt(width, tokens), tuple(torch.randint(VOCABULARY, (2, batch, tokens)))
+
+
+def bench(size: str, rounds: int) -> dict[str, float]:
+    """Return the figures for one case."""
+    model, inputs = workload(size)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    inputs = torch.randint(VOCABULARY, (2, batch, tokens))
     options = Options(("run-time",), Path(__file__).parent, 0, 1, "module", lambda _: None)
     session = Session("cpu", options)
     session.install(())
@@ -105,16 +132,17 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         step_begins=session.optimizer_begins,
         step_ended=session.optimizer_ended,
         anomalies=session.anomalies,
+        internals=session.internals,
     )
     steps.install()
     session.add_model(model)
     tracker = session.run_time
-    sites = SiteTable(session.modules, scope="module")
+    table = SiteTable(session.sites, scope="module")
 
     def step() -> tuple[float, float]:
         optimizer.zero_grad()
         start = time.thread_time()
-        loss = model(inputs[0], inputs[1])
+        loss = model(*inputs)
         middle = time.thread_time()
         loss.backward()
         end = time.thread_time()
@@ -139,17 +167,18 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         tracker.start()
         _, tracked = timed(tracked_step)
         tracker.stop(complete=True)
-        tracker.iterations.clear()
+        tracker.clear()
         tracker.clock = thread_clock
         tracker.start()
         tracked_step()
         tracker.stop(complete=True)
-        measured = measure(tracker.iterations.pop(), sites, tracker.clock)
+        measured = shown(tracker.iterations.pop(), table)
+        kept = list(measured.calls)
         if number >= 0:
             plain_ms.append(plain)
             tracked_ms.append(tracked)
-            forward.append((plain_forward, sum(measured.forward_ms)))
-            backward.append((plain_backward, sum(measured.backward_ms)))
+            forward.append((plain_forward, measured.iteration.forward_ms[kept].sum()))
+            backward.append((plain_backward, np.nansum(measured.iteration.backward_ms[kept])))
     steps.remove()
     session.remove()
     median = statistics.median
@@ -159,18 +188,18 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         "ratio": median(t / p for p, t in zip(plain_ms, tracked_ms, strict=True)),
         "forward_coverage": median(tracked / plain for plain, tracked in forward),
         "backward_coverage": median(tracked / plain for plain, tracked in backward),
-        "operations": len(measured.forward_ms),
+        "operations": len(kept),
     }
 
 
 def main() -> None:
-    """Print the figures of both sizes."""
+    """Print the figures of all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    figures = {size: bench(size, arguments.rounds) for size in SIZES}
+    figures = {size: bench(size, arguments.rounds) for size in (*SIZES, MANY)}
     if arguments.json:
         print(json.dumps(figures, indent=2))
         return

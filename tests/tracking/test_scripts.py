@@ -248,7 +248,7 @@ def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> N
     assert "peak_usage_not_measured" in outcome.tracked.anomalies
 
 
-def test_iterations_that_run_other_operations_are_told_apart(workload: Workload) -> None:
+def test_an_iteration_gives_samples_to_the_operations_it_shares(workload: Workload) -> None:
     workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
     count = 0
     def act(self, x):
@@ -257,11 +257,59 @@ def test_iterations_that_run_other_operations_are_told_apart(workload: Workload)
 """ + LOOP)  # fmt: skip
     tracked = workload.tracked(iterations=5)
     assert names(tracked) == ["linear", "relu"]
-    assert [one.matched for one in tracked.iterations].count(False) == 1
-    assert len(tracked.operations[0].forward_ms) == 4
-    count, detail = tracked.anomalies["iterations_with_other_operations"]
+    linear, relu = tracked.operations
+    assert (linear.iterations, len(linear.forward_ms)) == (None, 5)
+    assert (relu.iterations, len(relu.forward_ms)) == ((0, 1, 3, 4), 4)
+    assert relu.backward_ms is not None
+    assert len(relu.backward_ms) == 4
+    assert all(one.matched for one in tracked.iterations)
+    count, detail = tracked.anomalies["iterations_with_some_other_operations"]
     assert count == 1
     assert "operation 1 is tanh at main.py:15 with backward, in most iterations relu" in detail
+
+
+def test_iterations_of_another_kind_are_told_apart(workload: Workload) -> None:
+    workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(x)") + """
+    count = 0
+    def act(self, x):
+        Net.count += 1
+        if Net.count == 7:
+            return (x @ self.lin.weight).sin().cos().tanh()
+        return self.lin(x).relu()
+""" + LOOP)  # fmt: skip
+    tracked = workload.tracked(iterations=5)
+    assert names(tracked) == ["linear", "relu"]
+    assert [one.matched for one in tracked.iterations] == [True, True, False, True, True]
+    assert [len(one.forward_ms) for one in tracked.operations] == [4, 4]
+    assert [one.iterations for one in tracked.operations] == [None, None]
+    assert tracked.anomalies["iterations_with_other_operations"][0] == 1
+
+
+def test_episodes_of_different_length_are_paired_by_their_order(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for length in (3, 3, 3, 3, 3, 4, 6, 2, 5, 3, 3, 3, 3, 3):
+    x = torch.ones(4, 8)
+    for _ in range(length):
+        x = net(x)
+    x.sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=5, reports=("run-time",))
+    assert [one.matched for one in tracked.iterations] == [True] * 5
+    assert names(tracked) == ["linear", "relu"] * 3
+    tracked = workload.tracked(iterations=7, reports=("run-time",))
+    lengths = [3, 3, 3, 3, 4, 6, 2]  # the program's 2nd to 8th
+    reported = len(tracked.operations) // 2
+    assert reported in lengths
+    for number, linear in enumerate(tracked.operations[::2]):
+        having = [at for at, length in enumerate(lengths) if length > number]
+        shown = range(7) if linear.iterations is None else linear.iterations
+        assert set(shown) == {at for at in having if tracked.iterations[at].matched}
+        assert len(linear.forward_ms) == len(shown)
 
 
 def test_everything_in_torch_is_put_back(workload: Workload) -> None:

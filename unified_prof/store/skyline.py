@@ -131,30 +131,31 @@ def _insert_operation(db: sqlite3.Connection, entry_id: int, operation: Operatio
 def _samples(
     operation: OperationRecord, matched: list[int]
 ) -> Iterable[tuple[int, float, float | None]]:
-    backward = operation.backward_ms or [None] * len(matched)
-    return zip(matched, operation.forward_ms, backward, strict=True)
+    iterations = matched if operation.iterations is None else operation.iterations
+    backward = operation.backward_ms or [None] * len(iterations)
+    return zip(iterations, operation.forward_ms, backward, strict=True)
 
 
 def _fill_gaps(
     db: sqlite3.Connection, operations: Iterable[OperationRecord], matched: list[int]
 ) -> None:
     gaps = [
-        (entry_id, operation.gap)
+        (entry_id, operation.gap, matched if operation.iterations is None else operation.iterations)
         for entry_id, operation in enumerate(operations, start=1)
         if operation.gap is not None
     ]
     uprof_tables.fill(
         db,
         "UPROF_GAPS",
-        ((entry_id, gap.file_path, gap.first_line, gap.last_line) for entry_id, gap in gaps),
+        ((entry_id, gap.file_path, gap.first_line, gap.last_line) for entry_id, gap, _ in gaps),
     )
     uprof_tables.fill(
         db,
         "UPROF_GAP_SAMPLES",
         (
             (entry_id, iteration, gap_ms)
-            for entry_id, gap in gaps
-            for iteration, gap_ms in zip(matched, gap.ms, strict=True)
+            for entry_id, gap, iterations in gaps
+            for iteration, gap_ms in zip(iterations, gap.ms, strict=True)
         ),
     )
 

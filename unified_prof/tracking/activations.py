@@ -157,7 +157,7 @@ class SavedTensors:
             recorder = self._recorder
             if recorder.in_engine:
                 return
-            self._charge(packed, len(recorder.iteration.calls) if recorder.inside else NO_CALL)
+            self._charge(packed, recorder.iteration.count if recorder.inside else NO_CALL)
         elif isinstance(packed, (tuple, list)):
             for item in packed:
                 self._note(item)

@@ -5,190 +5,257 @@ graph is walked once from its roots and its nodes get hooks. A node carries the 
 that its thread's counter had when the forward made it, so it belongs to the call during which
 the counter stood there.
 
-On the host one hook a node is enough: the engine runs nodes one after the other, so a node's
-time ends where the next one starts, and holds what the engine does for it (handing gradients
-on, freeing what was saved). Nodes that accumulate into `.grad` end the time of the one before
-and belong to no operation. On a device a pair of hooks records a pair of events around what
+On the host one hook for all nodes is enough: the engine runs nodes one after the other, so a
+node's time ends where the next one starts, and holds what the engine does for it (handing
+gradients on, freeing what was saved). Nodes that accumulate into `.grad` end the time of the one
+before and belong to no operation. On a device a pair of hooks records a pair of events around what
 the node itself puts on the stream; the gaps between nodes are the host's.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from unified_prof.tracking.calls import Iteration, Recorder
+import numpy as np
+
+from unified_prof.tracking.calls import NO_CALL, Backward, Iteration, Recorder
+from unified_prof.tracking.collection import collection_held_off
 from unified_prof.tracking.device import Mark
 
-NO_CALL = -1
 _ACCUMULATES = -2
+"""In place of the sequence number of the nodes that write `.grad`, which is..."""
 _ACCUMULATE_GRAD = 2**64 - 1
-"""Sequence number of the nodes that write `.grad`."""
-
-_Hook = Callable[..., None]
+_INPUTS = 3
+"""Position of the engine's argument `inputs`."""
 
 
 class _HostTimers:
     """One hook before each node; the next one's is its end.
 
-    What the hooks themselves take lies between an end and the next start, as far as it can.
+    What the hooks themselves take lies between an end and the next start, as far as it can. Nodes
+    share one dictionary of hooks, which is emptied in the end: no node need be found again.
     """
 
-    def __init__(self, recorder: Recorder, counter: Callable[[], int], create_graph: bool) -> None:
+    def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
+        self._run = run
         self._mark = recorder.mark
-        self._counter = counter
-        self._create_graph = create_graph
-        self._calls: list[int] = []
-        self._ends: list[Mark] = []
-        self._starts: list[Mark] = []
-        self._numbers: list[int] = []
-        self._hooks: dict[int, _Hook] = {}
+        self._internals = recorder.internals
+        self._counter = recorder.internals.sequence_number if create_graph else None
+        self._counts: list[int] = []
+        self._handles: list[Any] = []
+        self._shared: dict[int, Any] = {}
+        self._hook: Callable[[Any], None] | None = None
+        self._hooked = False
+        current = None if part else recorder.internals.current_node()
+        if current is not None:
+            self._hook = recorder.internals.hooking(self._shared)
+            self._shared[0] = self._before_any(current)
 
-    def attach(self, node: Any, call: int) -> list[Any]:
-        hook = self._hooks.get(call)
-        if hook is None:
-            hook = self._hooks[call] = self._make(call)
-        return [node.register_prehook(hook)]
+    def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
+        """Hook `nodes`, given with their numbers."""
+        hook, handles = self._hook, self._handles
+        accumulates = self._before(lambda: _ACCUMULATES)
+        for node, number in nodes:
+            # What a node that accumulates is told by the dictionary is its tensor's, not its own.
+            if number == _ACCUMULATES:
+                handles.append(node.register_prehook(accumulates))
+                continue
+            if hook is not None:
+                try:
+                    hook(node)
+                    self._hooked = True
+                    continue
+                except Exception as error:
+                    self._internals.note("node_hooks", error)
+                    hook = None
+            handles.append(node.register_prehook(self._before(functools.partial(int, number))))
 
-    def _make(self, call: int) -> _Hook:
-        mark, counter, create_graph = self._mark, self._counter, self._create_graph
-        end, start = self._ends.append, self._starts.append
-        note_call, note_number = self._calls.append, self._numbers.append
+    def detach(self) -> None:
+        """Take all hooks away."""
+        self._shared.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, number: Callable[[], int]) -> Callable[[Any], None]:
+        """Return a hook that notes when a node begins, and the count of nodes before it."""
+        run, mark, counter, counts = self._run, self._mark, self._counter, self._counts
 
         def before(_gradients: Any) -> None:
+            run.ends.append(mark())
+            run.numbers.append(number())
+            if counter is not None:
+                counts.append(counter())
+            run.starts.append(mark())
+
+        return before
+
+    def _before_any(self, current: Callable[[], Any]) -> Callable[[Any], None]:
+        """Return a hook for all nodes, which asks torch before which one it is called."""
+        number_of = self._internals.node_number
+        if self._counter is not None:
+
+            def number() -> int:
+                try:
+                    return number_of(current())
+                except Exception as error:
+                    self._internals.note("current_node", error)
+                    return NO_CALL
+
+            return self._before(number)
+        run, mark = self._run, self._mark
+        end, note, start = run.ends.append, run.numbers.append, run.starts.append
+
+        def before(_gradient: Any) -> None:  # for every node of every backward pass: no detours
             end(mark())
-            note_call(call)
-            if create_graph:
-                note_number(counter())
+            try:
+                note(number_of(current()))
+            except Exception as error:  # it must not reach the program's backward pass
+                note(NO_CALL)
+                self._internals.note("current_node", error)
             start(mark())
 
         return before
 
-    def finish(self, iteration: Iteration, end: Mark) -> None:
-        ends = [*self._ends[1:], end]
-        for call, start, stop in zip(self._calls, self._starts, ends, strict=True):
-            if call != _ACCUMULATES:
-                iteration.nodes.append((call, start, stop))
-        # What a node's backward made belongs to its call, for a backward through it.
-        numbers = [*self._numbers, self._counter()]
-        for call, (first, last) in zip(self._calls, pairwise(numbers), strict=False):
-            if call >= 0 and last > first:
-                iteration.claim_nodes(first, last, call)
+    def finish(self, iteration: Iteration) -> None:
+        """Complete the run's times."""
+        run = self._run
+        if self._hooked and not any(number != _ACCUMULATES for number in run.numbers):
+            self._internals.note("node_hooks", TypeError("the hooks of nodes were not called"))
+        del run.ends[:1]
+        if run.numbers:
+            run.ends.append(run.end)
+        if self._counter is not None:
+            # What a node's backward made belongs to its call, for a backward through it.
+            counts = [*self._counts, self._counter()]
+            for call, (first, last) in zip(
+                iteration.owners(np.array(run.numbers)), pairwise(counts), strict=False
+            ):
+                if call != NO_CALL and last > first:
+                    iteration.claims.append((first, last, int(call)))
 
 
 class _DeviceTimers:
     """A hook before and one after each node, whichever thread runs it."""
 
-    def __init__(self, recorder: Recorder, counter: Callable[[], int], create_graph: bool) -> None:
+    def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
+        self._run = run
         self._mark = recorder.mark
         self._nodes: list[tuple[int, Mark, Mark]] = []
+        self._handles: list[Any] = []
 
-    def attach(self, node: Any, call: int) -> list[Any]:
-        if call == _ACCUMULATES:
-            return []
+    def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
+        """Hook `nodes`, given with their numbers."""
+        for node, number in nodes:
+            if number != _ACCUMULATES:
+                self._handles += self._hook(node, number)
+
+    def _hook(self, node: Any, number: int) -> list[Any]:
         mark, append = self._mark, self._nodes.append
-        start: Mark = None
+        start: Mark = 0
 
         def before(_gradients: Any) -> None:
             nonlocal start
             start = mark()
 
         def after(_outputs: Any, _inputs: Any) -> None:
-            append((call, start, mark()))
+            append((number, start, mark()))
 
         return [node.register_prehook(before), node.register_hook(after)]
 
-    def finish(self, iteration: Iteration, end: Mark) -> None:
+    def detach(self) -> None:
+        """Take all hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def finish(self, iteration: Iteration) -> None:
+        """Complete the run's times."""
         # Nodes made by this backward are counted by the device's thread: they stay unclaimed.
-        iteration.nodes += self._nodes
+        for number, start, end in self._nodes:
+            self._run.numbers.append(number)
+            self._run.starts.append(start)
+            self._run.ends.append(end)
 
 
 def run_backward(
     recorder: Recorder, engine: Any, roots: Sequence[Any], args: Any, kwargs: Any
 ) -> Any:
     """Run the autograd engine from `roots` and time it, whole and by node."""
-    iteration = recorder.iteration
-    retain_graph = bool(args[1]) if len(args) > 1 else bool(kwargs.get("keep_graph"))
+    iteration, internals = recorder.iteration, recorder.internals
     create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
-    counter = recorder.internals.sequence_number
-    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, counter, create_graph)
+    run = Backward(iteration.count, internals.sequence_number())
+    # Of nodes that are only on the way to a given input, torch calls hooks but does not run all.
+    part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
+    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, run, create_graph, part)
     recorder.inside = recorder.in_engine = True
-    lasting: list[Any] = []
-    passing: list[Any] = []
-    fenced = recorder.internals.anomalies.fenced
+    fenced = internals.anomalies.fenced
     attached = False
     try:
-        with fenced("loss_not_read", "whether the loss is finite"):
-            _keep_loss(recorder, roots)
-        with fenced("backward_not_followed", "the operations of a backward pass"):
-            for node, call in _nodes_below(recorder, roots, counter()):
+        with collection_held_off():
+            with fenced("loss_not_read", "whether the loss is finite"):
+                _keep_loss(recorder, roots)
+            with fenced("backward_not_followed", "the operations of a backward pass"):
                 if recorder.on_node is not None:
-                    recorder.on_node(node, call)
-                (lasting if call == _ACCUMULATES else passing).extend(timers.attach(node, call))
-            attached = True
-        if not attached:
-            for handle in lasting + passing:
-                handle.remove()
-        calls_before = len(iteration.calls)
-        if recorder.note_waiting is not None:
-            recorder.note_waiting()
-        start = recorder.mark()
-        result = engine(roots, *args, **kwargs)
-        end = recorder.mark()
-        if recorder.note_waiting is not None:
-            recorder.note_waiting()
-        iteration.backwards.append((calls_before, start, end))
+                    _tell_nodes(recorder, roots)
+                timers.attach(_nodes_below(recorder, roots))
+                attached = True
+            if not attached:
+                timers.detach()
+            if recorder.note_waiting is not None:
+                recorder.note_waiting()
+            run.start = recorder.mark()
+            result = engine(roots, *args, **kwargs)
+            run.end = recorder.mark()
+            if recorder.note_waiting is not None:
+                recorder.note_waiting()
+        iteration.backwards.append(run)
         if attached:
             with fenced("backward_not_followed", "the operations of a backward pass"):
-                timers.finish(iteration, end)
+                timers.finish(iteration)
         return result
     finally:
         recorder.inside = recorder.in_engine = False
-        # The graph goes away with its hooks, unless it was asked for again; the nodes that
-        # accumulate may stay, held by what reduces gradients between processes.
-        for handle in lasting + passing if retain_graph or create_graph else lasting:
-            handle.remove()
+        timers.detach()
 
 
-def _nodes_below(
-    recorder: Recorder, roots: Sequence[Any], last_sequence: int
-) -> list[tuple[Any, int]]:
-    """Return every node reachable from `roots`, and the index of the call that made it."""
-    iteration, internals = recorder.iteration, recorder.internals
-    node_number, known = internals.node_number, internals.has("sequence_number")
-    starts, ends, calls = iteration.node_starts, iteration.node_ends, iteration.node_calls
-    first_sequence = iteration.first_sequence
+def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any, int]]:
+    """Yield every node reachable from `roots`, and its number."""
+    internals = recorder.internals
+    node_number = internals.node_number
     nodes = [
         node
         for root in roots
         if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
     ]
     seen = set(nodes)
-    found = []
     while nodes:
         node = nodes.pop()
         try:
             number = node_number(node)
         except AttributeError as error:
             internals.note("node_number", error)
-            return []
+            return
         if number == _ACCUMULATE_GRAD:
-            found.append((node, _ACCUMULATES))
+            yield node, _ACCUMULATES
             continue
-        position = bisect_right(starts, number) - 1
-        if position >= 0 and number < ends[position]:
-            found.append((node, calls[position]))
-        else:
-            found.append((node, NO_CALL))
-            if known and not first_sequence <= number < last_sequence:
-                iteration.foreign_nodes += 1
+        yield node, number
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 nodes.append(following)
-    return found
+
+
+def _tell_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:
+    """Tell who asked for it every node and the call that made it."""
+    assert recorder.on_node is not None
+    found = list(_nodes_below(recorder, roots))
+    owners = recorder.iteration.owners(np.array([number for _, number in found], np.int64))
+    for (node, number), call in zip(found, owners.tolist(), strict=True):
+        recorder.on_node(node, number if number == _ACCUMULATES else call)
 
 
 def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:

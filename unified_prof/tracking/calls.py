@@ -1,22 +1,35 @@
-"""What one iteration leaves behind, raw: lists filled in the hot path, read afterwards."""
+"""What one iteration leaves behind, raw: numbers in flat arrays, filled in the hot path.
+
+Whatever a call is beyond numbers (function, place in the program, module) is kept once for all
+calls of the same kind, in a `CallSite`. A program of ten thousand operations then leaves no ten
+thousand objects that the garbage collector would have to look at again and again.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from unified_prof.tracking.device import Mark
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.tracking.device import Clock, Mark
 from unified_prof.tracking.frames import CodeEntry, Stack
 from unified_prof.tracking.modules import NamedModule
 from unified_prof.tracking.torch_internals import TorchInternals
 
 MAX_CALLS = 1_000_000
 """Calls kept of one iteration; a whole script without steps may have any number."""
+NO_CALL = -1
+
+Integers = NDArray[np.int64]
 
 
-class Call(NamedTuple):
-    """One operation as it was called."""
+@dataclass(slots=True)
+class CallSite:
+    """What calls of one function, from one place in the program, in one module have in common."""
 
     func: Any
     """torch's function, or the name of what is no function of torch's."""
@@ -26,31 +39,56 @@ class Call(NamedTuple):
     in_module: bool
     module: NamedModule | None
     """The innermost one that was running."""
-    start: Mark
-    end: Mark
-    first_node: int
-    """Autograd sequence number before and..."""
-    last_node: int
-    """...after the call: the nodes it made are in between."""
+
+
+class CallSites:
+    """All call sites of a run by their number; the same calls have the same number for good."""
+
+    def __init__(self) -> None:
+        self.sites: list[CallSite] = []
+        self.numbers: dict[tuple[Any, ...], int] = {}
+        """By function, caller, instruction, stack and module."""
+
+    def add(self, key: tuple[Any, ...], *, in_module: bool) -> int:
+        """Return the number of a new site under `key`."""
+        func, caller, caller_at, stack, module = key
+        number = self.numbers[key] = len(self.sites)
+        self.sites.append(CallSite(func, caller, caller_at, stack, in_module, module))
+        return number
+
+
+@dataclass(slots=True)
+class Backward:
+    """One run of the autograd engine."""
+
+    calls_before: int
+    last_sequence: int
+    """Number of autograd nodes made on this thread before it."""
+    start: Mark = 0
+    end: Mark = 0
+    numbers: list[int] = field(default_factory=list)
+    """Sequence number of every node that ran, in their order..."""
+    starts: list[Mark] = field(default_factory=list)
+    ends: list[Mark] = field(default_factory=list)
+    """...and when it did."""
 
 
 @dataclass(slots=True)
 class Iteration:
     """Everything seen during one iteration."""
 
-    begin: Mark = None
-    end: Mark = None
-    calls: list[Call] = field(default_factory=list)
-    nodes: list[tuple[int, Mark, Mark]] = field(default_factory=list)
-    """Call index (-1: of no call), start, end of every autograd node that ran."""
-    backwards: list[tuple[int, Mark, Mark]] = field(default_factory=list)
-    """Number of calls before, start, end of every run of the autograd engine."""
+    clock: Clock
+    """What its marks are of."""
+    begin: Mark = 0
+    end: Mark = 0
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    """For each call five numbers: site, autograd nodes made on this thread before and after it
+    (those it made are in between), start, end."""
+    backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[int] = field(default_factory=list)
     """Number of calls before each optimizer step."""
-    node_starts: list[int] = field(default_factory=list)
-    node_ends: list[int] = field(default_factory=list)
-    node_calls: list[int] = field(default_factory=list)
-    """Ranges of sequence numbers, ascending, and the call that made those nodes."""
+    claims: list[tuple[int, int, int]] = field(default_factory=list)
+    """First node, the node after the last one, call: nodes that a backward pass made."""
     waits: list[tuple[int, int]] = field(default_factory=list)
     """Moments of the host's clock, in order, and how long this thread had waited for the processor
     until then; empty: not known."""
@@ -60,15 +98,35 @@ class Iteration:
     """Nothing but the forward pass runs between its begin and its first operation in a module."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
-    foreign_nodes: int = 0
-    """Nodes made by another thread or in an earlier iteration."""
     dropped_calls: int = 0
 
-    def claim_nodes(self, first: int, last: int, call: int) -> None:
-        """Note that the autograd nodes from `first` to before `last` are of call `call`."""
-        self.node_starts.append(first)
-        self.node_ends.append(last)
-        self.node_calls.append(call)
+    @property
+    def count(self) -> int:
+        """How many calls there are."""
+        return len(self.rows) // 5
+
+    def columns(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
+        """Return site, first node, node after the last, start and end of every call."""
+        table = np.array(self.rows, np.int64).reshape(-1, 5)
+        return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
+
+    def owners(self, numbers: Integers) -> Integers:
+        """Return the call that made each node, given their numbers; -1 where none did."""
+        _, first, last, _, _ = self.columns()
+        calls = np.flatnonzero(last > first)
+        starts, ends = first[calls], last[calls]
+        if self.claims:
+            claimed = np.array(self.claims, np.int64)
+            starts, ends, calls = (
+                np.concatenate([own, more])
+                for own, more in zip((starts, ends, calls), claimed.T, strict=True)
+            )
+            order = np.argsort(starts, kind="stable")
+            starts, ends, calls = starts[order], ends[order], calls[order]
+        if not len(calls):
+            return np.full(len(numbers), NO_CALL)
+        at = np.searchsorted(starts, numbers, side="right") - 1
+        return np.where((at >= 0) & (numbers < ends[at]), calls[at], NO_CALL)
 
 
 @dataclass(slots=True)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.errors import DeviceUnavailableError
 from unified_prof.units import NS_PER_MS
 
-Mark = Any
-"""A point in time as one clock takes it: whole ns, or a recorded event of the device."""
+Mark = int
+"""A point in time as one clock takes it: nanoseconds of the host, or the number of an event."""
+
+Marks = Sequence[Mark] | NDArray[np.int64]
+Milliseconds = NDArray[np.float64]
 
 
 class Clock(Protocol):
@@ -23,8 +31,14 @@ class Clock(Protocol):
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
         """Return the time from `start` to `end`; only after `synchronize`."""
 
+    def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return the time from each of `starts` to its end; only after `synchronize`."""
+
     def synchronize(self) -> None:
         """Wait until everything that was marked has happened."""
+
+    def forget(self) -> None:
+        """Let go of all marks taken so far; nobody will ask for them again."""
 
 
 class HostClock:
@@ -36,12 +50,19 @@ class HostClock:
         """Return the time from `start` to `end` in milliseconds."""
         return float(end - start) / NS_PER_MS
 
+    def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return the time from each of `starts` to its end in milliseconds."""
+        return (np.array(ends, np.int64) - np.array(starts, np.int64)) / NS_PER_MS
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
 
 class EventClock:
-    """A device's own time: events recorded in its current stream."""
+    """A device's own time: events recorded in its current stream, known by their numbers."""
 
     def __init__(self, device: str) -> None:
         import torch
@@ -49,20 +70,33 @@ class EventClock:
         self._module = getattr(torch, device)
         # torch.Event serves every accelerator from torch 2.6 on; each has its own before that.
         self._event = torch.Event if hasattr(torch, "accelerator") else self._module.Event
+        self._numbers = itertools.count()
+        self._events: dict[Mark, Any] = {}
 
     def mark(self) -> Mark:
         """Record an event in the current stream."""
         event = self._event(enable_timing=True)
         event.record()
-        return event
+        number = next(self._numbers)  # of whichever thread of the autograd engine asks
+        self._events[number] = event
+        return number
 
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
         """Return the device time between two events in milliseconds."""
-        return float(start.elapsed_time(end))
+        return float(self._events[start].elapsed_time(self._events[end]))
+
+    def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return the device time between each of `starts` and its end in milliseconds."""
+        pairs = zip(starts, ends, strict=True)
+        return np.array([self.elapsed_ms(int(a), int(b)) for a, b in pairs], np.float64)
 
     def synchronize(self) -> None:
         """Wait for the device once."""
         self._module.synchronize()
+
+    def forget(self) -> None:
+        """Free all events."""
+        self._events.clear()
 
 
 class Device:

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
-from unified_prof.tracking.calls import MAX_CALLS, Call, Recorder
+from unified_prof.tracking.calls import MAX_CALLS, CallSites, Recorder
 from unified_prof.tracking.frames import StackWalker
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.names import NOT_OPERATIONS
 
 Runner = Callable[..., Any]
+_MAX_ROWS = 5 * MAX_CALLS
 
 
-def make_runner(recorder: Recorder, walker: StackWalker, modules: ModuleNames) -> Runner:
+def make_runner(
+    recorder: Recorder, walker: StackWalker, modules: ModuleNames, sites: CallSites
+) -> Runner:
     """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
 
     A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
@@ -24,9 +27,8 @@ def make_runner(recorder: Recorder, walker: StackWalker, modules: ModuleNames) -
 
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
-    walk = walker.walk
-    known = modules.known
-    mark = recorder.mark
+    walk, mark = walker.walk, recorder.mark
+    known, numbers, new_site = modules.known, sites.numbers, sites.add
 
     def gives_tensors(result: Any) -> bool:
         if isinstance(result, tensor_type):
@@ -63,18 +65,16 @@ def make_runner(recorder: Recorder, walker: StackWalker, modules: ModuleNames) -
             recorder.inside = False
         try:
             if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
-                iteration = recorder.iteration
                 last_node = sequence_number()
-                calls = iteration.calls
-                if last_node != first_node:
-                    iteration.claim_nodes(first_node, last_node, len(calls))
-                if len(calls) < MAX_CALLS:
-                    calls.append(
-                        Call(label, caller, caller_at, stack, in_module, named,
-                             start, end, first_node, last_node)
-                    )  # fmt: skip
+                key = (label, caller, caller_at, stack, named)
+                site = numbers.get(key)
+                if site is None:
+                    site = new_site(key, in_module=in_module)
+                rows = recorder.iteration.rows
+                if len(rows) < _MAX_ROWS:
+                    rows.extend((site, first_node, last_node, start, end))
                 else:
-                    iteration.dropped_calls += 1
+                    recorder.iteration.dropped_calls += 1
         except Exception as error:  # a result that is no list, but says so
             note_failure(error)
         return result

@@ -8,11 +8,12 @@ from typing import Any
 
 from unified_prof.tracking.activations import SavedTensors
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.calls import Iteration, Recorder
+from unified_prof.tracking.calls import CallSites, Iteration, Recorder
 from unified_prof.tracking.device import Clock, Device
 from unified_prof.tracking.frames import StackWalker
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
+from unified_prof.tracking.measured import Measured, measure
 from unified_prof.tracking.modules import ModuleNames, NamedModule
 from unified_prof.tracking.records import WeightRecord
 from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
@@ -30,8 +31,10 @@ class OperationTracker:
         interception: Interception,
         modules: ModuleNames,
         internals: TorchInternals,
+        sites: CallSites,
     ) -> None:
         self.device = device
+        self._sites = sites
         self._internals = internals
         self.modules = modules
         self.with_set_up = False
@@ -39,7 +42,8 @@ class OperationTracker:
         self.begins_with_forward = False
         """Whether they begin with the forward pass, no data being loaded before it."""
         self.clock: Clock = device.clock()
-        self.iterations: list[Iteration] = []
+        self._raw: list[Iteration] = []
+        self._measured: list[Measured] = []
         self._walker = walker
         self._interception = interception
         self._recorder: Recorder | None = None
@@ -49,10 +53,14 @@ class OperationTracker:
     def start(self) -> None:
         """Prepare to watch torch's calls on this thread."""
         recorder = Recorder(
-            get_ident(), self.clock.mark, Iteration(), self.device.is_cpu, self._internals
+            get_ident(),
+            self.clock.mark,
+            Iteration(self.clock),
+            self.device.is_cpu,
+            self._internals,
         )
         self._listen(recorder)
-        self._run = make_runner(recorder, self._walker, self.modules)
+        self._run = make_runner(recorder, self._walker, self.modules, self._sites)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
         if self.device.is_cpu:  # a device's time does not depend on the host's processor
@@ -66,7 +74,9 @@ class OperationTracker:
         """Record a new iteration."""
         assert self._recorder is not None
         iteration = self._recorder.iteration = Iteration(
-            with_set_up=self.with_set_up, begins_with_forward=self.begins_with_forward
+            self.clock,
+            with_set_up=self.with_set_up,
+            begins_with_forward=self.begins_with_forward,
         )
         self._interception.activate(self._recorder, self._run)
         self._note_waiting()
@@ -81,7 +91,9 @@ class OperationTracker:
         self._note_waiting()
         self._interception.deactivate()
         self.modules.settle()
-        self.iterations.append(iteration)
+        self._raw.append(iteration)
+        if self.device.is_cpu:
+            self._settle()
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
@@ -89,9 +101,37 @@ class OperationTracker:
             self._interception.deactivate()
             self._recorder = None
             self._run = _not_started  # it holds the last iteration
+            if complete:
+                self._settle()
         if self._waiting is not None:
             self._waiting.close()
             self._waiting = None
+
+    @property
+    def iterations(self) -> list[Measured]:
+        """The complete iterations in numbers; on a device this waits for it."""
+        self._settle()
+        return self._measured
+
+    @property
+    def count(self) -> int:
+        """How many iterations are complete."""
+        return len(self._raw) + len(self._measured)
+
+    def clear(self) -> None:
+        """Forget what was measured."""
+        self._raw.clear()
+        self._measured.clear()
+        self.clock.forget()
+
+    def _settle(self) -> None:
+        """Turn marks into times, which take far less room."""
+        if self._raw:
+            self.clock.synchronize()
+            self._measured += [measure(iteration) for iteration in self._raw]
+            self._raw.clear()
+            if self._recorder is None or self.device.is_cpu:
+                self.clock.forget()
 
     def _note_waiting(self) -> None:
         """Note how long this thread has waited for the processor; a pass begins or ends here."""
@@ -113,7 +153,7 @@ class OperationTracker:
         """Note that an optimizer begins its step: what ran before is forward."""
         if self._recorder is not None:
             iteration = self._recorder.iteration
-            iteration.optimizer_steps.append(len(iteration.calls))
+            iteration.optimizer_steps.append(iteration.count)
             self._note_waiting()
 
 
@@ -127,9 +167,10 @@ class ActivationTracker(OperationTracker):
         interception: Interception,
         modules: ModuleNames,
         internals: TorchInternals,
+        sites: CallSites,
         weights: Weights,
     ) -> None:
-        super().__init__(device, walker, interception, modules, internals)
+        super().__init__(device, walker, interception, modules, internals, sites)
         self._weights = weights
         self._argument_devices: set[str] = set()
         self._used: dict[int, Any] = {}
@@ -164,32 +205,34 @@ class ActivationTracker(OperationTracker):
 
     def end_iteration(self, index: int) -> None:
         """Keep what was saved, by call, and what the weights take."""
-        super().end_iteration(index)
         assert self._saved is not None
-        saved, self._saved = self._saved, None
-        known = self.iterations[-1].backwards and self._internals.has(
+        assert self._recorder is not None
+        known = self._recorder.iteration.backwards and self._internals.has(
             "sequence_number", "node_number"
         )
+        sites = set(self._recorder.iteration.columns()[0].tolist())
+        super().end_iteration(index)
+        saved, self._saved = self._saved, None
         self.saved_bytes.append(saved.stop(self._in_backward if known else None))
         parameters = {item.device.type for item in self._weights.parameters()}
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:
             self.oddities = Anomalies()
             self.weight_records = self._weights.records(
-                self.device.kind, self.modules, self._in_use(), self.oddities
+                self.device.kind, self.modules, self._in_use(sites), self.oddities
             )
 
-    def _in_use(self) -> InUse | None:
-        """Return what the iteration used of the program's modules, None if that is not known."""
-        calls = self.iterations[-1].calls
-        roots = dict.fromkeys(call.module.root for call in calls if call.module is not None)
+    def _in_use(self, sites: set[int]) -> InUse | None:
+        """Return what an iteration used of the program's modules, None if that is not known."""
+        modules = [self._sites.sites[number].module for number in sorted(sites)]
+        roots = dict.fromkeys(module.root for module in modules if module is not None)
         self._roots |= roots
         parameters = {key for key, weak in self._used.items() if weak() is not None}
         return InUse(self.modules.members(roots), parameters) if roots or parameters else None
 
-    def forget(self) -> None:
-        """Drop everything that was measured."""
-        self.iterations.clear()
+    def clear(self) -> None:
+        """Forget what was measured."""
+        super().clear()
         self.saved_bytes.clear()
         self.weight_records = ()
 

@@ -25,14 +25,14 @@ class GapRecord:
     first_line: int
     last_line: int
     ms: tuple[float, ...]
-    """One value per matched iteration, as the operation's own samples."""
+    """One value for each of the operation's own samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One invocation of one operation, measured in every matched iteration.
+    """One invocation of one operation, measured in every matched iteration that has it.
 
-    The two sample tuples have one value per matched iteration, in the order of those iterations.
+    The two sample tuples have one value per such iteration, in the order of those iterations.
     """
 
     name: str
@@ -46,6 +46,8 @@ class OperationRecord:
     """None: the operation took no part in the backward pass."""
     gap: GapRecord | None = None
     """Time since the operation before; None for the first one of a forward pass."""
+    iterations: tuple[int, ...] | None = None
+    """Which of `TrackedRun.iterations` the samples are of; None: every matched one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class IterationRecord:
     backward_ms: float | None
     peak_usage_bytes: int | None
     matched: bool
-    """Whether its operation sequence is the one the report's entries show."""
+    """Whether it shares at least half of its operations with the report's entries; other
+    iterations give these no samples."""
     waited_ms: float | None = None
     """Part of the total in which the program's thread waited for a processor that others had;
     None: not known, or the times are a device's."""

@@ -16,16 +16,18 @@ from unified_prof.errors import CaptureError, UsageError
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.assemble import (
     activations_of,
-    measure,
+    alike,
     note_oddities,
     operations_of,
+    shown,
 )
-from unified_prof.tracking.calls import Iteration
+from unified_prof.tracking.calls import CallSites
 from unified_prof.tracking.device import Device
 from unified_prof.tracking.driver import Driver, Stage
 from unified_prof.tracking.frames import Project, StackWalker
 from unified_prof.tracking.instruments import Instrument
 from unified_prof.tracking.interception import Interception
+from unified_prof.tracking.measured import Measured
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
@@ -83,7 +85,15 @@ class Session:
         self._final: TrackedRun | None = None
         self.on_abandon: list[Callable[[], None]] = []
         """What else is to be let go of in a forked child."""
-        parts = (self.device, self.walker, self.interception, self.modules, self.internals)
+        self.sites = CallSites()
+        parts = (
+            self.device,
+            self.walker,
+            self.interception,
+            self.modules,
+            self.internals,
+            self.sites,
+        )
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights)
         self.whole = ActivationTracker(*parts, self.weights)
@@ -181,7 +191,7 @@ class Session:
 
     def why_incomplete(self, error: BaseException | None) -> str:
         """Say why not everything was measured that was asked for."""
-        done = len(self.run_time.iterations)
+        done = self.run_time.count
         asked = self.options.iterations
         if isinstance(error, KeyboardInterrupt):
             what = "interrupted by Ctrl-C"
@@ -198,15 +208,15 @@ class Session:
     def forget_set_up(self) -> None:
         """Drop the first iteration, with all that it holds, once later ones have it all."""
         reports = self.options.reports
-        if (RUN_TIME not in reports or self.run_time.iterations) and (
-            MEMORY not in reports or self.memory.iterations
+        if (RUN_TIME not in reports or self.run_time.count) and (
+            MEMORY not in reports or self.memory.count
         ):
-            self.whole.forget()
+            self.whole.clear()
 
     def restarted(self) -> None:
         """Forget what was measured before the program's iterations were understood."""
-        self.run_time.iterations.clear()
-        self.memory.forget()
+        self.run_time.clear()
+        self.memory.clear()
 
     def result(self, *, complete: bool) -> TrackedRun | None:
         """Return what the complete iterations gave, None if there is not one.
@@ -225,24 +235,23 @@ class Session:
         reports, facts, anomalies = self.options.reports, dict(self.facts), Anomalies()
         anomalies.merge(self.anomalies)
         times = self._iterations_of(self.run_time, RUN_TIME)
-        memory: ActivationTracker = self.memory if self.memory.iterations else self.whole
+        memory: ActivationTracker = self.memory if self.memory.count else self.whole
         saves = self._iterations_of(self.memory, MEMORY)
         if not times and not saves:
             return None
         if "whole_program" not in facts:
             for found, what in ((times, "run times"), (saves, "weights and activations")):
-                if found and found is self.whole.iterations:
+                if found and found[0].with_set_up:
                     anomalies.add(
                         "first_iteration_reported",
                         f"the program ended before a later one was complete: {what} are those of "
                         "its first iteration, which was no warm one",
                     )
-        self.run_time.clock.synchronize()
         self._require_device()
-        sites = SiteTable(scope=self.options.scope)
-        clock = self.run_time.clock
-        measured = [measure(one, sites, clock) for one in times or saves]
-        operations, records, first = operations_of(measured, anomalies)
+        table = SiteTable(self.sites, scope=self.options.scope)
+        operations, records, reference = operations_of(
+            [shown(one, table) for one in times or saves], table, anomalies
+        )
         note_oddities(times or saves, anomalies)
         if not operations and self.internals.has(*OPERATIONS):
             self._refuse_nothing(times or saves)
@@ -252,9 +261,9 @@ class Session:
             weights = memory.weight_records
             anomalies.merge(memory.oddities)
             if (saved_bytes := memory.saved_bytes[-1]) is not None:
-                activations, other_bytes = activations_of(saves[-1], saved_bytes, sites)
+                activations, other_bytes = activations_of(saves[-1], saved_bytes, table)
                 facts["saved_bytes_of_no_operation"] = str(other_bytes)
-            if measure(saves[-1], sites, clock).sequence != first.sequence:
+            if not alike(shown(saves[-1], table), reference):
                 anomalies.add(
                     "activations_of_another_sequence",
                     "the iteration that activations were measured in ran other operations than "
@@ -304,7 +313,7 @@ class Session:
         except CaptureError:
             return None
 
-    def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Iteration]:
+    def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
         if report not in self.options.reports:
             return []
         return tracker.iterations or self.whole.iterations
@@ -319,8 +328,8 @@ class Session:
                 f"{self.device.kind}",
             )
 
-    def _refuse_nothing(self, iterations: Sequence[Iteration]) -> None:
-        calls = max((len(one.calls) for one in iterations), default=0)
+    def _refuse_nothing(self, iterations: Sequence[Measured]) -> None:
+        calls = max((len(one.sites) for one in iterations), default=0)
         if not calls:
             raise CaptureError(
                 "an iteration ran no operation on tensors: there is nothing to report",

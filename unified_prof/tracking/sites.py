@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from unified_prof.tracking.calls import Call
-from unified_prof.tracking.frames import frames_of
+from unified_prof.tracking.calls import CallSite, CallSites
+from unified_prof.tracking.frames import Stack, frames_of
 from unified_prof.tracking.names import OperationNames
 from unified_prof.tracking.records import Frame
 
@@ -24,31 +23,35 @@ class Site:
 
 
 class SiteTable:
-    """Turns calls into sites; equal calls give the same object."""
+    """What a report shows of call sites; equal ones give the same object."""
 
-    def __init__(self, *, scope: str) -> None:
+    def __init__(self, sites: CallSites, *, scope: str) -> None:
+        self._call_sites = sites
         self._names = OperationNames()
         self._module_scope = scope == "module"
-        self._known: dict[tuple[Any, ...], Site] = {}
+        self._known: dict[tuple[bool, int], Site] = {}
         self._sites: dict[Site, Site] = {}
 
-    def site(self, call: Call, *, with_set_up: bool = False) -> Site:
-        """Return the site of `call`.
+    def site(self, number: int, *, with_set_up: bool = False) -> Site:
+        """Return the site with a number in `CallSites`.
 
         Args:
-            call: An operation of an iteration.
+            number: Of a call of an iteration.
             with_set_up: The iteration holds the program's set-up: what modules do while they
                 are made is not part of the iteration.
         """
-        where = (id(call.caller), call.caller_at, call.stack, id(call.module))
-        key = (with_set_up, id(call.func), where)
+        key = (with_set_up, number)
         site = self._known.get(key)
         if site is None:
-            site = self._make(call, with_set_up)
+            site = self._make(self._call_sites.sites[number], with_set_up)
             site = self._known[key] = self._sites.setdefault(site, site)
         return site
 
-    def _make(self, call: Call, with_set_up: bool) -> Site:
+    def stack(self, number: int) -> Stack:
+        """Return the user's stack at a site."""
+        return self._call_sites.sites[number].stack
+
+    def _make(self, call: CallSite, with_set_up: bool) -> Site:
         func = call.func
         if isinstance(func, str):
             name, private = func, False
@@ -60,11 +63,10 @@ class SiteTable:
             kept = call.in_module and not private
         if with_set_up and any(entry.code.co_name == "__init__" for entry in call.stack[::2]):
             kept = False
-        module = call.module
         return Site(
             name=name,
             frames=frames_of(call.stack),
-            module_path=None if module is None else module.path,
-            module_class=None if module is None else module.class_name,
+            module_path=None if call.module is None else call.module.path,
+            module_class=None if call.module is None else call.module.class_name,
             kept=kept,
         )

@@ -79,6 +79,10 @@ PLACES: dict[str, Place] = {
         "torch.autograd:_engine_run_backward", "backward passes of torch.autograd are not timed"
     ),
     "sequence_number": Place("torch._C:_autograd._get_sequence_nr", _NO_BACKWARD_OWNER),
+    "current_node": Place(
+        "torch._C:_current_autograd_node", "backward passes take longer while they are timed"
+    ),
+    "node_hooks": Place("_register_hook_dict", "backward passes take longer while they are timed"),
     "node_number": Place("_sequence_nr", _NO_BACKWARD_OWNER),
     "functorch_wrapped": Place(
         "torch._C:_functorch.is_functorch_wrapped_tensor",
@@ -146,6 +150,7 @@ class TorchInternals:
         self.anomalies = anomalies
         self._noted: set[str] = set()
         self._saved_fields: dict[Any, tuple[str, ...]] = {}
+        self._carrier = _plain_tensor()
         self.sequence_number: Callable[[], int] = self._probed_counter()
         """Number of the autograd nodes that this thread made; always 0 where torch does not say."""
         self.node_number: Callable[[Any], int] = methodcaller(PLACES["node_number"].path)
@@ -274,6 +279,31 @@ class TorchInternals:
             self.note("disable_torch_function", error)
             return nullcontext
         return found  # type: ignore[no-any-return]
+
+    def current_node(self) -> Callable[[], Any] | None:
+        """Return what gives the autograd node that is about to run, None where nothing does."""
+        found = self.find("current_node")
+        try:
+            found()  # there is none
+        except Exception as error:
+            self.note("current_node", error)
+            return None
+        return found  # type: ignore[no-any-return]
+
+    def hooking(self, hooks: dict[int, Any]) -> Callable[[Any], None] | None:
+        """Return what makes an autograd node call `hooks` before it runs, None where nothing does.
+
+        Nodes keep the dictionary itself, so what is taken out of it later is called no more. torch
+        has this for the hooks of a node's tensor, and takes the dictionary from a tensor.
+        """
+        if not self.has("node_hooks") or self._carrier is None:
+            return None
+        try:
+            self._carrier._backward_hooks = hooks
+        except Exception as error:
+            self.note("node_hooks", error)
+            return None
+        return methodcaller(PLACES["node_hooks"].path, self._carrier)
 
     def weak_storage(self, storage: Any) -> Any:
         """Return what keeps the address of `storage` from being used again, but not its data."""
@@ -459,6 +489,15 @@ def _nothing_there_push(_mode: Any) -> None:
 
 
 _nothing_there = (_nothing_there_count, _nothing_there_count, _nothing_there_push)
+
+
+def _plain_tensor() -> Any:
+    try:
+        import torch
+
+        return torch.empty(0, device="cpu")
+    except Exception:  # a torch that has no tensors has no nodes either
+        return None
 
 
 def _same(value: Any) -> Any:

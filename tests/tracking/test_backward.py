@@ -1,0 +1,171 @@
+"""The hooks on autograd nodes: what they tell, and that nothing of them is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tracking.test_scripts import NET
+from tests.tracking.workloads import Workload
+from unified_prof.tracking.calls import Iteration
+from unified_prof.tracking.session import Options, Session
+
+
+class Recording:
+    """Records what runs between `begin` and `end`."""
+
+    def __init__(self, folder: Path) -> None:
+        options = Options(("run-time",), folder, 0, 1, "project", lambda _: None)
+        self.session = Session("cpu", options)
+        self.session.install(())
+        self.session.run_time.start()
+
+    def begin(self) -> Iteration:
+        self.session.run_time.begin_iteration(0)
+        recorder = self.session.run_time._recorder
+        assert recorder is not None
+        return recorder.iteration
+
+    def end(self) -> None:
+        self.session.run_time.end_iteration(0)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Recording]:
+    made = Recording(tmp_path)
+    yield made
+    made.session.run_time.stop(complete=False)
+    made.session.remove()
+
+
+def test_each_node_is_timed_once_and_belongs_to_its_call(recording: Recording) -> None:
+    x = torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    (x * 2).tanh().sum().backward()
+    recording.end()
+    (one,) = iteration.backwards
+    numbers = np.array(one.numbers)
+    assert iteration.owners(numbers[numbers >= 0]).tolist() == [2, 1, 0]
+    assert (numbers < 0).sum() == 1  # x accumulates
+    marks = [m for pair in zip(one.starts, one.ends, strict=True) for m in pair]
+    assert marks == sorted(marks)
+    assert one.start <= marks[0]
+    assert marks[-1] == one.end
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_nodes_that_a_backward_makes_are_of_the_call_it_went_through(
+    recording: Recording, positional: bool
+) -> None:
+    x = torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    y = x.sin()
+    if positional:
+        (slope,) = torch.autograd.grad(y.sum(), x, None, None, True)
+    else:
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    claimed = list(iteration.claims)
+    slope.sum().backward()
+    recording.end()
+    assert {call for _, _, call in claimed} == {0}
+    second = np.array(iteration.backwards[1].numbers)
+    assert 0 in iteration.owners(second[second >= 0])
+
+
+@pytest.mark.parametrize("positional", [True, False])
+def test_the_engine_may_be_told_by_position_or_by_name_to_create_a_graph(
+    recording: Recording, positional: bool
+) -> None:
+    from torch.autograd.graph import _engine_run_backward as engine
+
+    x = torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    y = x.sin()
+    given: Any = (torch.ones(3),)
+    if positional:
+        engine((y,), given, True, True, (), allow_unreachable=True, accumulate_grad=True)
+    else:
+        engine(
+            (y,), given, keep_graph=True, create_graph=True, inputs=(),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+    recording.end()
+    assert {call for _, _, call in iteration.claims} == {0}
+
+
+def test_without_create_graph_nothing_is_claimed(recording: Recording) -> None:
+    x = torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    x.sin().sum().backward(retain_graph=True)
+    recording.end()
+    assert iteration.claims == []
+
+
+def test_nodes_that_live_on_call_only_the_programs_own_hooks(recording: Recording) -> None:
+    x = torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    first = x + 1
+    second = first + 1
+    for _ in range(3):
+        second.sum().backward()  # additions save nothing: they may run again
+    recording.end()
+    for one in iteration.backwards:
+        assert len(one.numbers) == len(set(one.numbers)) == 4
+    called: list[str] = []
+    assert first.grad_fn is not None
+    first.grad_fn.register_prehook(lambda _: called.append("first"))
+    second.sum().backward()
+    assert called == ["first"]
+    assert [len(one.numbers) for one in iteration.backwards] == [4, 4, 4]
+
+
+def test_the_programs_own_hooks_are_called_as_ever(recording: Recording) -> None:
+    x = torch.ones(3, requires_grad=True)
+    recording.begin()
+    y = x.sin()
+    z = y.cos()
+    y.register_hook(lambda gradient: gradient * 10)
+    assert z.grad_fn is not None
+    z.grad_fn.register_prehook(lambda gradients: (gradients[0] * 100,))
+    z.sum().backward()
+    recording.end()
+    alone = torch.ones(3, requires_grad=True)
+    (alone.sin().cos() * 1000).sum().backward()
+    assert torch.allclose(x.grad, alone.grad)
+
+
+def test_gradients_of_given_inputs_only(recording: Recording) -> None:
+    x, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    iteration = recording.begin()
+    hidden = (x * w).tanh()
+    (slope,) = torch.autograd.grad(hidden.exp().sum(), hidden)
+    recording.end()
+    assert torch.equal(slope, hidden.exp())
+    numbers = np.array(iteration.backwards[0].numbers)
+    owners = iteration.owners(numbers[numbers >= 0])
+    assert owners.tolist() == [3, 2]  # neither tanh nor the product
+
+
+def test_a_graph_that_is_kept_for_several_backward_passes(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(9):
+    optimizer.zero_grad()
+    loss = net(torch.ones(4, 8)).sum()
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+    optimizer.step()
+print("the end")
+""")  # fmt: skip
+    tracked = workload.tracked()
+    assert tracked.anomalies == {}
+    assert all(len(one.backward_ms or ()) == 2 for one in tracked.operations)
+    assert capsys.readouterr().out == "the end\n"
