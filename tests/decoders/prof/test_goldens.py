@@ -18,8 +18,7 @@ CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else
 QUICK = ("01_clocks", "04_hccl", "16_everything")
 # Kinds of raw files that are not decoded.
 NOT_DECODED = {
-    *("24_capture_ops", "24_capture_ops_variable", "36_ub", "36_ub_two", "37_dpu"),
-    *("37_dpu_910b", "37_dpu_collectives", "38_ccu", "38_ccu_channels", "39_kfc"),
+    *("37_dpu", "37_dpu_910b", "37_dpu_collectives", "38_ccu", "38_ccu_channels", "39_kfc"),
     *("39_kfc_950", "39_kfc_host", "39_kfc_ops", "40_everything_950", "41_everything_310b"),
 }
 

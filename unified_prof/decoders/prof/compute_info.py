@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE
+from unified_prof.decoders.prof.captured_operators import CapturedOperators
 from unified_prof.decoders.prof.dictionaries import Dictionaries
-from unified_prof.decoders.prof.host_tasks import CallTree, TaskTypes
+from unified_prof.decoders.prof.host_tasks import CallTree, HostTasks, TaskTypes
 from unified_prof.decoders.prof.launches import Launches
 from unified_prof.decoders.prof.operators import Descriptions
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
@@ -55,8 +56,13 @@ class HostKnowledge:
     dictionaries: Dictionaries
     schedule_streams: NDArray[np.int64]
     """Streams whose kernels schedule communication (mc2_comm_info)."""
+    captured: CapturedOperators
     level0: bool
     """The lowest trace level: operators have a name and blocks, nothing else."""
+
+    def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
+        """Return for every launch the row of the captured operator that it runs, or -1."""
+        return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,10 @@ def write_compute_info(
     in_node = tasks.node != NOWHERE
     described = np.zeros(len(tasks), bool)
     described[in_node] = host.descriptions.described[tasks.node[in_node]]
-    operator = np.where(in_node, (kernel | other | graph) & (described | host.level0), kernel)
+    named = (tasks.kernel_name != 0) | (host.captured_rows(tasks) >= 0)
+    operator = np.where(
+        in_node, (kernel | other | graph) & (described | host.level0), kernel & named
+    )
     launch = np.flatnonzero(operator[launches.task] & ~launches.placeholder)
     launch = _one_per_id(launch, global_task_id, sink)
     block_num = np.zeros(len(launch), np.uint32)
@@ -155,6 +164,12 @@ class _Rows:
         self.described = self.in_node & ~np.bool_(host.level0)
         self.type_names = np.array(host.types.names, object)
 
+        self.captured = host.captured_rows(self.tasks)
+        self.captured[self.in_node] = -1
+        self.told = (self.captured >= 0) & ~np.bool_(host.level0)
+        """Tasks of captured graphs that a record describes."""
+        self.record = self.captured[self.told]
+
     def columns(
         self, names: _Names, sink: Sink
     ) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
@@ -169,6 +184,7 @@ class _Rows:
         op_type[described] = names.ids(about.hashes[about.op_type[node]])[0]
         bare = ~self.in_node & ~np.bool_(self.host.level0)
         op_type[bare] = name[bare]
+        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])[0]
         block_num, mix_block_num = self._blocks()
         columns: dict[str, Any] = {
             "name": name,
@@ -182,26 +198,38 @@ class _Rows:
             "hf32Eligible": np.full(count, none, np.int64),
             **self._dimension_columns(none, sink),
         }
-        with_attribute = np.flatnonzero(described)[about.attribute[node] > 0]
+        attribute = self._attributes()
+        with_attribute = np.flatnonzero(attribute)
         if len(with_attribute):
-            hashes = about.hashes[about.attribute[self.node[with_attribute]]]
+            hashes = attribute[with_attribute]
             # A hash without text says nothing about attributes, unlike one of a name.
             known = np.isin(hashes, names.known(hashes))
             columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])[0]
-        for column, flag, texts in (
-            ("opState", about.static, ("dynamic", "static")),
-            ("hf32Eligible", about.hf32, ("NO", "YES")),
+        told, record, captured = self.told, self.record, self.host.captured
+        for column, flag, captured_flag, texts in (
+            ("opState", about.static, captured.static, ("dynamic", "static")),
+            ("hf32Eligible", about.hf32, captured.hf32, ("NO", "YES")),
         ):
-            if len(node):
-                columns[column][described] = sink.strings.intern_all(texts)[
-                    flag[node].astype(np.int64)
-                ]
+            if len(node) or len(record):
+                ids = sink.strings.intern_all(texts)
+                columns[column][described] = ids[flag[node].astype(np.int64)]
+                columns[column][told] = ids[captured_flag[record].astype(np.int64)]
         return columns, schedule, ~schedule & ~communication
+
+    def _attributes(self) -> NDArray[np.uint64]:
+        """Return the hash of every operator's attributes, 0 where it has none."""
+        about = self.host.descriptions
+        result = np.zeros(len(self.described), np.uint64)
+        result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
+        result[self.told] = self.host.captured.attribute[self.record]
+        return result
 
     def _name_hashes(self) -> NDArray[np.uint64]:
         """Return the hash of every name: communication item, operator, call item or kernel."""
         about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
         result = self.tasks.kernel_name.copy()
+        captured = self.captured >= 0
+        result[captured] = self.host.captured.name[self.captured[captured]]
         result[self.described] = about.hashes[about.name[self.node[self.described]]]
         unnamed = self.in_node & ~self.described
         result[unnamed] = items[tree.node.item[self.node[unnamed]]]
@@ -215,6 +243,7 @@ class _Rows:
         tasks = self.tasks
         packed = np.zeros(len(tasks), np.uint32)
         packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
+        packed[self.told] = self.host.captured.block_dim[self.record]
         blocks: NDArray[np.uint32] = packed & np.uint32(0xFFFF)
         factor = packed >> np.uint32(16)
         dimensions = self.host.types.named("KERNEL_SIMT")[tasks.type_index]
@@ -238,20 +267,26 @@ class _Rows:
             ),
             sink,
         )
+        kinds = self.host.captured.task_type[self.record]
+        result[self.told] = _looked_up(kinds, _described_task_type, sink)
         return result
 
     def _tensor_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
         about = self.host.descriptions
-        described = np.flatnonzero(self.described)
-        lists = about.tensors[self.node[described]]
-        distinct, inverse = np.unique(lists, return_inverse=True)
         columns = {name: np.full(len(self.described), none, np.int64) for name in _TENSOR_COLUMNS}
-        sides = [about.tensor_texts.texts(index) for index in distinct.tolist()]
-        for offset, side in ((0, 0), (3, 1)):
-            for position, part in enumerate(("formats", "data_types", "shapes")):
-                ids = sink.strings.intern_all(getattr(both[side], part) for both in sides)
-                if len(ids):
-                    columns[_TENSOR_COLUMNS[offset + position]][described] = ids[inverse]
+        for rows, lists, captured in (
+            (self.described, about.tensors[self.node[self.described]], False),
+            (self.told, self.host.captured.tensors[self.record], True),
+        ):
+            distinct, inverse = np.unique(lists, return_inverse=True)
+            sides = [
+                about.tensor_texts.texts(index, captured=captured) for index in distinct.tolist()
+            ]
+            for offset, side in ((0, 0), (3, 1)):
+                for position, part in enumerate(("formats", "data_types", "shapes")):
+                    ids = sink.strings.intern_all(getattr(both[side], part) for both in sides)
+                    if len(ids):
+                        columns[_TENSOR_COLUMNS[offset + position]][rows] = ids[inverse]
         return columns
 
     def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:

@@ -12,9 +12,12 @@ TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 
 # Files whose records have a table that nothing here fills, by `DataFolder` name.
 _UNDECODED_FILES = {
-    "additional.ccu": "CCU missions (CCU)",
+    "additional.ccu_group_info": "CCU collectives (CCU)",
+    "additional.ccu_wait_signal_info": "CCU collectives (CCU)",
+    "ccu0.instr": "missions of CCU 0 (CCU)",
+    "ccu1.instr": "missions of CCU 1 (CCU)",
     "compact.dpu_track": "tasks of data processing units (DPU_TASK)",
-    "ub": "unified bus samples (UB)",
+    "additional.dpu_hccl_info": "collectives of data processing units (DPU_TASK)",
 }
 # Kinds of AI CPU records that describe collectives which the device itself launched.
 _DEVICE_COLLECTIVES = (6, 10, 13)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.calls import read_calls, write_calls
+from unified_prof.decoders.prof.captured_operators import read_captured
 from unified_prof.decoders.prof.captures import read_captures
 from unified_prof.decoders.prof.communication import CommunicationWriter
 from unified_prof.decoders.prof.communication_records import read_communication
@@ -63,6 +64,7 @@ class HostSide:
                 descriptions,
                 host.dictionaries,
                 _schedule_streams(host, sink),
+                read_captured(host, descriptions.tensor_texts, sink),
                 _is_level0(host),
             )
             records = read_communication(host, self.knowledge, self.timeline, sink)

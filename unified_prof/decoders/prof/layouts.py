@@ -33,6 +33,13 @@ _HOST: dict[str, tuple[int, str]] = {
         "magic u2@0, level u2@2, type u4@4, thread_id u4@8, request_id u4@12, begin u8@16,"
         " end u8@24, item_id u8@32",
     ),
+    # What is in front of the tensors of a capture_op_info record of any length.
+    "capture_op_head": (
+        88,
+        "magic u2@0, data_len u4@12, device_id u4@28, stream_id u4@32, task_id u4@36,"
+        " task_type u4@40, block_dim u4@44, op_name u8@48, op_type u8@56, attribute u8@64,"
+        " op_flag u4@80, tensor_num u4@84",
+    ),
 }
 
 # Payloads (40 bytes) of host compact records.
@@ -57,6 +64,11 @@ _COMPACT: dict[str, str] = {
 # Payloads (232 bytes) of host additional records.
 _ADDITIONAL: dict[str, str] = {
     # Five tensors of 11 words each: kind (0 input, 1 output), format, data type, 8 dimensions.
+    "capture_op_info": (
+        "device_id u4@4, stream_id u4@8, task_id u4@12, task_type u4@16, block_dim u4@20,"
+        " op_name u8@24, op_type u8@32, attribute u8@40, op_flag u4@56, tensor_num u4@60,"
+        " tensors 33u4@64"
+    ),
     "tensor_info": "op_name u8@0, tensor_num u4@8, tensors 55u4@12",
     "context_id_info": "op_name u8@0, context_num u4@8, context_ids 55u4@12",
     "hccl_info": (
@@ -186,6 +198,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "npu_mem_v1": (32, "timestamp_us u4@0, event u4@4, ddr u8@16, hbm u8@24"),
     "npu_mem_v2": (32, "event u4@4, timestamp_us u8@8, ddr u8@16, hbm u8@24"),
     "npu_module_mem": (24, "module_id u4@0, host_ticks u8@8, total_size u8@16"),
+    "ub": (128, "port_id u2@4, time_us u8@8, rx_bind u8@16, tx_bind u8@24"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
     "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),
 }

@@ -24,6 +24,7 @@ DEVICE_DECODERS: Decoders = (
     ("qos", ("qos",)),
     ("sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
     ("stars_samples", ("stars_soc", "stars_soc_profile")),
+    ("unified_bus", ("ub",)),
 )
 
 # decode(device, tasks, sink): after the tasks of the device are known.

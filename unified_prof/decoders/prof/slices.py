@@ -37,6 +37,7 @@ _COMPANIONS = (".done", ".complete", ".zip")
 _DEVICE_SUFFIX = re.compile(
     r"(?P<name>.+)\.data\.(?:\d+\.dev\.profiler_default_tag\.)?\d+|(?P<plain>.+)\.data"
 )
+_CCU_SUFFIX = re.compile(r"(?P<name>ccu\d+\.(?:instr|stat))\.\d+")
 _APP_SUFFIX = re.compile(r"(?P<name>.+\.app)\.\d+")
 
 
@@ -250,7 +251,7 @@ def _kind(name: str) -> str:
     """Strip what follows the kind: `hbm.data.0` and `host_cpu.data` are `hbm` and `host_cpu`."""
     if name.startswith(("aging.", "unaging.")):
         return name.removesuffix(".data")
-    if match := _APP_SUFFIX.fullmatch(name):
+    if match := _APP_SUFFIX.fullmatch(name) or _CCU_SUFFIX.fullmatch(name):
         return match["name"]
     match = _DEVICE_SUFFIX.fullmatch(name)
     return (match["name"] or match["plain"]) if match else name

@@ -32,17 +32,23 @@ _DATA_TYPES = (
 ).split()
 
 
-def format_text(word: int) -> str:
-    """Return a format as text: the name of its low byte, and bits 8 to 23 as sub-format."""
+def format_text(word: int, *, captured: bool = False) -> str:
+    """Return a format as text: the name of its low byte, and bits 8 to 23 as sub-format.
+
+    Without a name, the number; of captured operators that of the whole word.
+    """
     primary, sub = word & 0xFF, word >> 8 & 0xFFFF
+    if captured and primary >= len(_FORMATS):
+        return str(word)
     name = _FORMATS[primary] if primary < len(_FORMATS) else str(primary)
     return f"{name}:{sub}" if sub else name
 
 
-def data_type_text(number: int) -> str:
-    """Return the name of a data type, or its number."""
-    known = number < len(_DATA_TYPES) and _DATA_TYPES[number] != "-"
-    return _DATA_TYPES[number] if known else str(number)
+def data_type_text(number: int, *, captured: bool = False) -> str:
+    """Return the name of a data type, or its number; `UNDEFINED` for captured operators."""
+    if number < len(_DATA_TYPES) and _DATA_TYPES[number] != "-":
+        return _DATA_TYPES[number]
+    return "UNDEFINED" if captured else str(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class SideTexts:
 
 class TensorTexts:
     """Interns lists of tensors; index 0 is the empty list."""
+
+    WORDS_PER_RECORD = TENSORS_PER_RECORD * _WORDS
 
     def __init__(self) -> None:
         self._lists: list[bytes] = [b""]
@@ -84,8 +92,7 @@ class TensorTexts:
             rows = np.column_stack([words, number])
             _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         index = [
-            self._intern(words[row, : int(number[row]) * _WORDS].tobytes())
-            for row in first.tolist()
+            self.intern(words[row, : int(number[row]) * _WORDS].tobytes()) for row in first.tolist()
         ]
         return np.array(index, np.uint32)[inverse.ravel()]
 
@@ -94,20 +101,27 @@ class TensorTexts:
         pair = before.astype(np.uint64) << np.uint64(32) | after
         distinct, inverse = np.unique(pair, return_inverse=True)
         index = [
-            self._intern(self._lists[both >> 32] + self._lists[both & 0xFFFFFFFF])
+            self.intern(self._lists[both >> 32] + self._lists[both & 0xFFFFFFFF])
             for both in distinct.tolist()
         ]
         return np.array(index, np.uint32)[inverse]
 
-    def texts(self, index: int) -> tuple[SideTexts, SideTexts]:
-        """Return the texts of the inputs and of the outputs of a list."""
+    def texts(self, index: int, *, captured: bool = False) -> tuple[SideTexts, SideTexts]:
+        """Return the texts of the inputs and of the outputs of a list.
+
+        Args:
+            index: the list.
+            captured: whether it is of an operator of a captured graph, for which the exporter
+                names what it does not know in another way.
+        """
         words = np.frombuffer(self._lists[index], "<u4").reshape(-1, _WORDS).tolist()
         return (
-            _side([tensor for tensor in words if tensor[0] == 0]),
-            _side([tensor for tensor in words if tensor[0] == 1]),
+            _side([tensor for tensor in words if tensor[0] == 0], captured=captured),
+            _side([tensor for tensor in words if tensor[0] == 1], captured=captured),
         )
 
-    def _intern(self, words: bytes) -> int:
+    def intern(self, words: bytes) -> int:
+        """Return the index of the list of tensors that `words` are: 11 words a tensor."""
         index = self._index.setdefault(words, len(self._lists))
         if index == len(self._lists):
             self._lists.append(words)
@@ -118,12 +132,12 @@ class TensorTexts:
 _MIX = np.cumprod(np.full(TENSORS_PER_RECORD * _WORDS, 0x9E3779B97F4A7C15, np.uint64))
 
 
-def _side(tensors: list[list[int]]) -> SideTexts:
+def _side(tensors: list[list[int]], *, captured: bool) -> SideTexts:
     if not tensors:
         return SideTexts(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
     return SideTexts(
-        ";".join(format_text(tensor[1]) for tensor in tensors),
-        ";".join(data_type_text(tensor[2]) for tensor in tensors),
+        ";".join(format_text(tensor[1], captured=captured) for tensor in tensors),
+        ";".join(data_type_text(tensor[2], captured=captured) for tensor in tensors),
         '"' + ";".join(_shape(tensor[3:]) for tensor in tensors) + '"',
     )
 
