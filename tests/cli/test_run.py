@@ -85,8 +85,10 @@ def test_the_options_reach_the_backend(place: Path) -> None:
     (place / "proj").mkdir()
     spec = the_spec(
         *("--report", "memory", "--warmup", "0", "--iterations", "4"),
-        *("--project-root", "proj", "--scope", "project", "--stop-after", "work.py"),
+        *("--project-root", "proj", "--scope", "project", "--stop-after"),
+        *("--include", "mine.nets", "--include", "theirs", "work.py"),
     )
+    assert spec.include == ("mine.nets", "theirs")
     assert spec.reports == ("memory",)
     assert (spec.warmup, spec.iterations) == (0, 4)
     assert spec.project_root == place / "proj"

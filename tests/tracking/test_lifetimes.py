@@ -182,4 +182,4 @@ def test_a_name_is_not_taken_over_by_what_has_the_same_id() -> None:
     second = torch.nn.ReLU()
     names.known[id(second)] = named  # as if the address had been used again
     assert names.find(second) is None
-    assert names.name(second, (second,)).class_name == "ReLU"
+    assert names.name(second, ()).class_name == "ReLU"

@@ -33,6 +33,8 @@ class RunSpec:
     iterations: int
     scope: str = "module"
     """`module`: operations below a module of the project; `project`: all with a project frame."""
+    include: tuple[str, ...] = ()
+    """Packages of others whose frames are kept besides the project's, by their dotted names."""
     stop_after: bool = False
     """End the script once the asked iterations are measured."""
     options: Mapping[str, object] = field(default_factory=dict)

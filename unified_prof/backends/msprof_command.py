@@ -148,6 +148,7 @@ def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracke
         "warmup": spec.warmup,
         "iterations": spec.iterations,
         "scope": spec.scope,
+        "include": list(spec.include),
         "stop_after": spec.stop_after,
         "tracked": tracked,
         "streams": {},

@@ -66,6 +66,7 @@ def _run_tracked(job: Mapping[str, Any]) -> dict[str, Any]:
         warmup=job["warmup"],
         iterations=job["iterations"],
         scope=job["scope"],
+        include=job["include"],
         stop_after=job["stop_after"],
         instruments=[marks],
     )

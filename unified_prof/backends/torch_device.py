@@ -103,6 +103,7 @@ class TorchBackend(ABC):
                     warmup=spec.warmup,
                     iterations=spec.iterations,
                     scope=spec.scope,
+                    include=spec.include,
                     stop_after=spec.stop_after,
                     progress=spec.progress,
                     instruments=[timeline] if timeline else [],

@@ -112,6 +112,15 @@ def run(
             "frame in the project, such as a loss outside the model."
         ),
     ] = Scope.MODULE,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PACKAGE",
+            help="Keep the lines of this package below yours, such as mylibrary.models; may be "
+            "given several times.",
+            show_default="model code of transformers, diffusers, timm, torchvision",
+        ),
+    ] = None,
     stop_after: Annotated[
         bool, typer.Option("--stop-after", help="End the script once all is measured.")
     ] = False,
@@ -170,6 +179,7 @@ def run(
         warmup=warmup,
         iterations=iterations,
         scope=scope.value,
+        include=tuple(include or ()),
         stop_after=stop_after,
         options={**npu_options, **_timeline_options(timeline_detail)},
         relay=_say_all_but_info if quiet else streams.tell,

@@ -46,6 +46,7 @@ def profile(
     iterations: int = 10,
     project_root: str | Path | None = None,
     scope: str = "module",
+    include: Sequence[str] = (),
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Profile]:
@@ -63,6 +64,8 @@ def profile(
         project_root: Files below it appear in stack frames; by default the current folder.
         scope: `module` keeps operations called below a module of the project, `project` all that
             have a frame in the project.
+        include: Packages, such as `mylibrary.models`, whose frames are kept below yours; the
+            model code of transformers, diffusers, timm and torchvision always is.
         force: Whether reports of an earlier run may be overwritten.
         progress: Told in a few words what is going on.
 
@@ -87,6 +90,7 @@ def profile(
         warmup=warmup,
         iterations=iterations,
         scope=scope,
+        include=tuple(include),
         progress=progress,
     )
     written = Reports(spec, device, force=force, in_program=True)
@@ -102,6 +106,7 @@ def profile(
             warmup=warmup,
             iterations=iterations,
             scope=scope,
+            include=spec.include,
             progress=progress,
             on_measured=lambda tracked: written.measured(Capture(0, tracked)),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -12,6 +14,15 @@ from unified_prof.tracking.records import Frame
 
 _OWN_PACKAGE = Path(__file__).resolve().parent.parent
 _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")
+MODEL_CODE = (
+    "transformers.models",
+    "diffusers.models",
+    "timm.models",
+    "timm.layers",
+    "torchvision.models",
+)
+"""Packages whose frames are kept unasked: the models of well-known libraries."""
+
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _NOTEBOOK_MARKS = ("<ipython-input-", f"{os.sep}ipykernel_")
 
@@ -19,7 +30,7 @@ _NOTEBOOK_MARKS = ("<ipython-input-", f"{os.sep}ipykernel_")
 FOREIGN = 0
 FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
 PROJECT = 2
-PROJECT_METHOD = 3  # has a `self`, to be looked at in every frame
+PROJECT_METHOD = 3  # has an owner, to be looked at in every frame
 MODULE_METHOD = 4  # method of a subclass of nn.Module in the project: always a module
 BOTTOM = 5  # below here the stack is uprof's own
 PLUMBING = 6  # between an operation and its real caller
@@ -29,10 +40,12 @@ class Project:
     """Decides which files are the user's: below the root, but not installed there.
 
     A virtual environment or a `site-packages` folder inside the root is not the project, nor
-    is the standard library or uprof itself. Symbolic links are followed on both sides.
+    is the standard library or uprof itself. Symbolic links are followed on both sides. Files of
+    included packages are shown as well, wherever they are installed.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, include: Sequence[str] = MODEL_CODE) -> None:
+        self._include = tuple(include)
         self._roots = tuple(dict.fromkeys((_absolute(root), root.resolve())))
         self._paths: dict[str, str | None] = {}
         self._environments: dict[Path, bool] = {}
@@ -46,6 +59,21 @@ class Project:
         except KeyError:
             path = self._paths[filename] = self._find(filename)
             return path
+
+    def included_path(self, filename: str, module: object) -> str | None:
+        """Return the path of an included file from the folder that holds its package.
+
+        Args:
+            filename: Of the file.
+            module: The name under which it was imported, as its `__name__` has it.
+        """
+        if not isinstance(module, str):
+            return None
+        if not any(module == name or module.startswith(f"{name}.") for name in self._include):
+            return None
+        path = Path(filename)
+        depth = module.count(".") + (2 if path.stem == "__init__" else 1)
+        return "/".join(path.parts[-depth:])
 
     def _find(self, filename: str) -> str | None:
         if any(mark in filename for mark in _NOTEBOOK_MARKS):
@@ -87,13 +115,38 @@ def _absolute(path: Path) -> Path:
 class CodeEntry:
     """What is known of one code object; keeps it alive, so that its `id` stays its own."""
 
-    __slots__ = ("_lines", "code", "kind", "path")
+    __slots__ = ("_lines", "_owner", "_packed", "code", "kind", "method", "of_module",
+                 "of_project", "path")  # fmt: skip
 
-    def __init__(self, code: CodeType, kind: int, path: str | None) -> None:
+    def __init__(
+        self,
+        code: CodeType,
+        kind: int,
+        path: str | None,
+        owner: tuple[str, bool] | None = None,
+        *,
+        of_project: bool = True,
+    ) -> None:
         self.code = code
         self.kind = kind
         self.path = path
+        self.of_project = of_project
+        """Whether the file is the project's own, not an included package's."""
         self._lines: dict[int, int] = {}
+        self._owner, self._packed = owner or ("", False)
+        self.of_module = kind == MODULE_METHOD
+        """Whether a frame was seen as one of a module's methods."""
+        self.method: CodeEntry = self
+        """Stands in a stack for frames of this code that are those of a module."""
+        if kind == PROJECT_METHOD:
+            self.method = CodeEntry(code, MODULE_METHOD, path, owner, of_project=of_project)
+
+    def owner_in(self, frame: FrameType) -> Any:
+        """Return what a frame of a method was called on."""
+        value = frame.f_locals.get(self._owner)
+        if self._packed:  # def forward(*args)
+            return value[0] if value else None
+        return value
 
     @property
     def first_line(self) -> int:
@@ -120,13 +173,12 @@ Stack = tuple[Any, ...]
 class StackWalker:
     """Reads the user's frames off the running stack."""
 
-    def __init__(self, project: Project, *, module_frames_only: bool) -> None:
+    def __init__(self, project: Project) -> None:
         from torch.nn import Module
 
         self._project = project
         self._module_type: type = Module
         self._entries: dict[int, CodeEntry] = {}
-        self._module_frames_only = module_frames_only
 
     def set_bottom(self, code: CodeType) -> None:
         """Stop every walk at a frame of `code`: what is below it is not the user's."""
@@ -136,12 +188,12 @@ class StackWalker:
         """Walk the stack from `frame` down.
 
         Returns:
-            The code entry and instruction offset of the direct caller; the user's frames;
-            whether one of them is a method of a module; the innermost module, or None.
+            The code entry and instruction offset of the direct caller; the frames of the project
+            and of included packages; whether one of them is a method of a module; the innermost
+            module, or None.
         """
         known = self._entries
         module_type = self._module_type
-        everything = not self._module_frames_only
         caller: CodeEntry | None = None
         caller_at = -1
         stack: list[Any] = []
@@ -161,34 +213,33 @@ class StackWalker:
                     in_module = True
                     stack += (entry, frame.f_lasti)
                     if innermost is None:
-                        innermost = frame.f_locals.get("self")
+                        innermost = entry.owner_in(frame)
                 elif kind == FOREIGN_METHOD:
                     if innermost is None:
                         owner = frame.f_locals.get("self")
                         if isinstance(owner, module_type):
                             innermost = owner
                 elif kind == PROJECT_METHOD:
-                    owner = frame.f_locals.get("self")
+                    owner = entry.owner_in(frame)
                     if isinstance(owner, module_type):
                         in_module = True
-                        stack += (entry, frame.f_lasti)
+                        stack += (entry.method, frame.f_lasti)
                         if innermost is None:
                             innermost = owner
-                    elif everything:
+                    else:
                         stack += (entry, frame.f_lasti)
                 elif kind == PROJECT:
-                    if everything:
-                        stack += (entry, frame.f_lasti)
+                    stack += (entry, frame.f_lasti)
                 elif kind == BOTTOM:
                     break
             frame = frame.f_back
         assert caller is not None
         return caller, caller_at, tuple(stack), in_module, innermost
 
-    def running_modules(self, frame: FrameType | None) -> list[Any]:
+    def running_modules(self, frame: FrameType | None) -> list[Any] | None:
         """Return the modules whose methods are on the stack, the outermost first.
 
-        None at all while one of them is being made: it does not hold all its parts yet.
+        None while one of them is being made: it does not hold all its parts yet.
         """
         found: list[Any] = []
         while frame is not None:
@@ -196,10 +247,10 @@ class StackWalker:
             if entry is not None and entry.kind == BOTTOM:
                 break
             if entry is not None and entry.kind in (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD):
-                owner = frame.f_locals.get("self")
+                owner = entry.owner_in(frame)
                 if isinstance(owner, self._module_type):
                     if entry.code.co_name == "__init__":
-                        return []
+                        return None
                     found.append(owner)
             frame = frame.f_back
         return found[::-1]
@@ -207,29 +258,74 @@ class StackWalker:
     def _classify(self, frame: FrameType) -> CodeEntry:
         code = frame.f_code
         path = self._project.relative_path(code.co_filename)
-        has_self = "self" in code.co_varnames or "self" in code.co_freevars
+        of_project = path is not None
         if path is None:
-            kind = FOREIGN_METHOD if has_self else FOREIGN
+            name = frame.f_globals.get("__name__")
+            path = self._project.included_path(code.co_filename, name)
+        owner = _owner_name(code)
+        if path is None:
+            owner = owner if owner == ("self", False) else None
+            kind = FOREIGN if owner is None else FOREIGN_METHOD
             if code.co_filename.endswith(_PLUMBING):
                 kind = PLUMBING
-        elif not has_self:
+        elif owner is None:
             kind = PROJECT
         else:
-            owner = frame.f_locals.get("self")
-            always = isinstance(owner, self._module_type) and self._is_module_method(owner, code)
-            kind = MODULE_METHOD if always else PROJECT_METHOD
-        entry = self._entries[id(code)] = CodeEntry(code, kind, path)
+            kind = self._kind_of_method(code, CodeEntry(code, PROJECT, path, owner).owner_in(frame))
+            if kind == PROJECT and owner == ("self", False):
+                kind = PROJECT_METHOD
+        entry = CodeEntry(code, kind, path, owner, of_project=of_project)
+        self._entries[id(code)] = entry
         return entry
 
-    def _is_module_method(self, owner: object, code: CodeType) -> bool:
-        """Whether `code` belongs to a class that is itself a module, not to a mixed-in one."""
+    def _kind_of_method(self, code: CodeType, owner: object) -> int:
+        """Return which kind of method `code` is, called on `owner`; PROJECT: it is none.
+
+        Methods of mixed-in classes and those given to one object are looked at in every frame.
+        """
         for cls in type(owner).__mro__:
-            function = cls.__dict__.get(code.co_name)
-            while function is not None:
-                if isinstance(function, FunctionType) and function.__code__ is code:
-                    return issubclass(cls, self._module_type)
-                function = getattr(function, "__wrapped__", None)
-        return False
+            if _has_code(cls.__dict__.get(code.co_name), code) or any(
+                _has_code(value, code) for value in _functions(cls, self._module_type)
+            ):
+                return MODULE_METHOD if issubclass(cls, self._module_type) else PROJECT_METHOD
+        if isinstance(owner, self._module_type) and any(
+            getattr(value, "__self__", None) is owner
+            and _has_code(getattr(value, "__func__", None), code)
+            for value in vars(owner).values()
+        ):
+            return PROJECT_METHOD
+        return PROJECT
+
+
+def _owner_name(code: CodeType) -> tuple[str, bool] | None:
+    """Return the name of what a method of this code would be called on, None if it cannot be one.
+
+    That is a `self`, also of the function around; otherwise the first positional argument, or
+    what holds it among all: then True.
+    """
+    if "self" in code.co_varnames or "self" in code.co_freevars:
+        return "self", False
+    if code.co_argcount:
+        return code.co_varnames[0], False
+    if code.co_flags & inspect.CO_VARARGS:
+        return code.co_varnames[code.co_kwonlyargcount], True
+    return None
+
+
+def _functions(cls: type, module_type: type) -> list[object]:
+    """Return what a module's class has under any name, such as `forward = helper`."""
+    if not issubclass(cls, module_type) or cls is module_type:
+        return []
+    return [value for value in vars(cls).values() if isinstance(value, FunctionType)]
+
+
+def _has_code(function: object, code: CodeType) -> bool:
+    """Whether a function, or one that it wraps, has this code; static methods have no owner."""
+    while function is not None and not isinstance(function, (staticmethod, classmethod)):
+        if isinstance(function, FunctionType) and function.__code__ is code:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def frames_of(stack: Stack) -> tuple[Frame, ...]:

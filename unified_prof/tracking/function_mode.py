@@ -22,6 +22,7 @@ def make_runner(
     """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
 
     A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
+    A last argument is a module that is called as a whole, compiled.
     """
     import torch
 
@@ -41,10 +42,17 @@ def make_runner(
         )
 
     def run(
-        label: Any, func: Any, frame: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        label: Any,
+        func: Any,
+        frame: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compiled: Any = None,
     ) -> Any:
         try:
             caller, caller_at, stack, in_module, module = walk(frame)
+            if compiled is not None:
+                in_module, module = True, compiled
             named = None
             if module is not None:
                 named = known.get(id(module))

@@ -122,14 +122,16 @@ class Interception:
 
         return tracked_compiled
 
-    def _region(self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any) -> Any:
+    def _region(
+        self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any, module: Any = None
+    ) -> Any:
         """Run a compiled region as one operation, no function mode in the compiler's way."""
         recorder = self._active()
         if recorder is None or self._run is None:
             return compiled(*args, **kwargs)
         self._modes.remove(recorder.mode)
         try:
-            return self._run(label, compiled, frame, args, kwargs)
+            return self._run(label, compiled, frame, args, kwargs, module)
         finally:
             if self._recorder is recorder:
                 self._modes.insert(recorder.mode)
@@ -150,7 +152,7 @@ class Interception:
                 return call(module, *args, **kwargs)
             label = f"torch.compile({self._internals.original_class(module)})"
             bound = functools.partial(call, module)
-            return self._region(label, bound, sys._getframe(1), args, kwargs)
+            return self._region(label, bound, sys._getframe(1), args, kwargs, module)
 
         return tracked_call
 

@@ -56,6 +56,7 @@ class LiveTracking:
         warmup: Iterations to let pass before measuring.
         iterations: Iterations to measure for the run time.
         scope: `module` or `project`, as for `run_workload`.
+        include: Packages whose frames are kept as well, as for `run_workload`.
         progress: Told in a few words what is going on.
         instruments: More recorders to drive over measured iterations.
         on_measured: Called once all is measured, while the block still runs, as for
@@ -76,6 +77,7 @@ class LiveTracking:
         warmup: int = 2,
         iterations: int = 10,
         scope: str = "module",
+        include: Sequence[str] = (),
         progress: Callable[[str], None] = lambda _: None,
         instruments: Sequence[Instrument] = (),
         on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
@@ -90,6 +92,7 @@ class LiveTracking:
             warmup=warmup,
             iterations=iterations,
             scope=scope,
+            include=tuple(include),
             progress=progress,
             instruments=tuple(instruments),
             on_measured=on_measured,

@@ -42,6 +42,8 @@ class ModuleNames:
     def __init__(self) -> None:
         self.known: dict[int, NamedModule] = {}
         """By `id`, which is good only as long as the module is the one that is named."""
+        self._in_making: dict[str, NamedModule] = {}
+        """Stands for modules of a class while they, or what will hold them, are being made."""
         self._unsettled: list[NamedModule] = []
         self._searches_left = _MAX_SEARCHES
 
@@ -54,16 +56,16 @@ class ModuleNames:
         named = self.known.get(id(module))
         return named if named is not None and named.module() is module else None
 
-    def name(self, module: Any, running: Sequence[Any]) -> NamedModule:
+    def name(self, module: Any, running: Sequence[Any] | None) -> NamedModule:
         """Return what a module is called that runs for the first time.
 
         Args:
             module: The module.
-            running: Modules that are running, the outermost first; none where that does not
-                tell yet who will hold the module.
+            running: Modules that are running, the outermost first; None where one is being
+                made, so that it cannot be told yet who will hold the module.
         """
-        if not running:
-            return NamedModule(module)
+        if running is None:
+            return self._in_making.setdefault(type(module).__name__, NamedModule(module))
         for holder in running:
             if self.find(holder) is None or holder is module:
                 self._unsettled.append(self._name_below(holder))
@@ -89,7 +91,7 @@ class ModuleNames:
     def path(self, module: Any) -> str:
         """Return what a module is called that need not have run."""
         named = self.find(module)
-        return self.name(module, (module,)).path if named is None else named.path
+        return self.name(module, ()).path if named is None else named.path
 
     def members(self, roots: Iterable[NamedModule]) -> list[Any]:
         """Return all modules below `roots` that are alive, also those added lately."""

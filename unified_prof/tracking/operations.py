@@ -15,10 +15,9 @@ from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.measured import Measured, measure
 from unified_prof.tracking.modules import ModuleNames, NamedModule
-from unified_prof.tracking.records import WeightRecord
 from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
 from unified_prof.tracking.waiting import WaitingTime
-from unified_prof.tracking.weights import InUse, Weights
+from unified_prof.tracking.weights import InUse, SizedWeight, Weights
 
 
 class OperationTracker:
@@ -182,7 +181,7 @@ class ActivationTracker(OperationTracker):
         self.saved_bytes: list[dict[int, int] | None] = []
         """For each iteration: bytes by index of the call; -1 is what no call of the backward
         pass saved. None where torch does not tell."""
-        self.weight_records: tuple[WeightRecord, ...] = ()
+        self.weight_records: tuple[SizedWeight, ...] = ()
         """As they were, with their gradients, when the last iteration ended."""
         self.oddities = Anomalies()
         """What was odd about those weights."""

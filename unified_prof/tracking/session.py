@@ -15,6 +15,7 @@ from typing import Any
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.assemble import (
+    Shown,
     activations_of,
     alike,
     note_oddities,
@@ -24,7 +25,7 @@ from unified_prof.tracking.assemble import (
 from unified_prof.tracking.calls import CallSites
 from unified_prof.tracking.device import Device
 from unified_prof.tracking.driver import Driver, Stage
-from unified_prof.tracking.frames import Project, StackWalker
+from unified_prof.tracking.frames import MODEL_CODE, Project, StackWalker
 from unified_prof.tracking.instruments import Instrument
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.measured import Measured
@@ -32,14 +33,20 @@ from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
 from unified_prof.tracking.program import last_user_line
-from unified_prof.tracking.records import ActivationRecord, TrackedRun, WeightRecord
+from unified_prof.tracking.records import (
+    ActivationRecord,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+    WeightRecord,
+)
+from unified_prof.tracking.scopes import SCOPES, Scope
 from unified_prof.tracking.sites import SiteTable
 from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
 from unified_prof.tracking.weights import Weights
 
 RUN_TIME = "run-time"
 MEMORY = "memory"
-_SCOPES = ("module", "project")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ class Options:
     iterations: int
     scope: str
     progress: Callable[[str], None]
+    include: tuple[str, ...] = ()
+    """Packages of others whose frames are kept, by their dotted names."""
     instruments: tuple[Instrument, ...] = ()
     on_measured: Callable[[TrackedRun | None], None] = lambda _: None
     """See `run_workload`."""
@@ -61,8 +70,8 @@ class Options:
             raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
         if self.iterations < 1:
             raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
-        if self.scope not in _SCOPES:
-            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(_SCOPES)}")
+        if self.scope not in SCOPES:
+            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}")
 
 
 class Session:
@@ -73,9 +82,7 @@ class Session:
         self.options = options
         self.anomalies = Anomalies()
         self.modules = ModuleNames()
-        self.walker = StackWalker(
-            Project(options.project_root), module_frames_only=options.scope == "module"
-        )
+        self.walker = StackWalker(Project(options.project_root, (*MODEL_CODE, *options.include)))
         self.internals = TorchInternals(self.anomalies)
         self.interception = Interception(self.internals)
         self.weights = Weights(self.walker, self.internals)
@@ -248,17 +255,12 @@ class Session:
                         "its first iteration, which was no warm one",
                     )
         self._require_device()
-        table = SiteTable(self.sites, scope=self.options.scope)
-        operations, records, reference = operations_of(
-            [shown(one, table) for one in times or saves], table, anomalies
-        )
+        table, operations, records, reference = self._shown(times or saves, anomalies)
         note_oddities(times or saves, anomalies)
-        if not operations and self.internals.has(*OPERATIONS):
-            self._refuse_nothing(times or saves)
         activations: tuple[ActivationRecord, ...] = ()
         weights: tuple[WeightRecord, ...] = ()
         if saves:
-            weights = memory.weight_records
+            weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
             anomalies.merge(memory.oddities)
             if (saved_bytes := memory.saved_bytes[-1]) is not None:
                 activations, other_bytes = activations_of(saves[-1], saved_bytes, table)
@@ -289,7 +291,7 @@ class Session:
             peak_usage_bytes=self.peak.peak_bytes,
             complete=complete,
             anomalies=dict(anomalies),
-            facts={**self._environment(), **facts},
+            facts={**self._environment(), **facts, "scope": table.scope.name},
         )
 
     def measured(self) -> None:
@@ -328,23 +330,45 @@ class Session:
                 f"{self.device.kind}",
             )
 
-    def _refuse_nothing(self, iterations: Sequence[Measured]) -> None:
-        calls = max((len(one.sites) for one in iterations), default=0)
-        if not calls:
+    def _shown(
+        self, iterations: Sequence[Measured], anomalies: Anomalies
+    ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
+        """Return the operations in the scope that was asked for, or else in a wider one.
+
+        Raises:
+            CaptureError: There was no operation at all.
+        """
+        if not any(len(one.sites) for one in iterations) and self.internals.has(*OPERATIONS):
             raise CaptureError(
                 "an iteration ran no operation on tensors: there is nothing to report",
                 hint="operations in other threads and processes are not seen",
             )
-        if self.options.scope == "module":
-            raise CaptureError(
-                f"none of the {calls} operations of an iteration was called below a method of an "
-                f"nn.Module in {self.options.project_root}",
-                hint="use --scope project, or name the folder of the model with --project-root",
+        scope: Scope | None = Scope(self.options.scope)
+        while scope is not None:
+            table, found = SiteTable(self.sites, scope), Anomalies()
+            operations, records, reference = operations_of(
+                [shown(one, table) for one in iterations], table, found
             )
-        raise CaptureError(
-            f"none of the {calls} operations of an iteration was called from a file in "
-            f"{self.options.project_root}",
-            hint="name the folder of your code with --project-root",
+            if operations:
+                break
+            scope = scope.wider()
+        if operations and table.scope.name != self.options.scope:
+            anomalies.add("scope_widened", self._why_wider(table.scope))
+        anomalies.merge(found)
+        return table, operations, records, reference
+
+    def _why_wider(self, scope: Scope) -> str:
+        root = self.options.project_root
+        if scope.name in SCOPES:
+            what = (
+                f"no operation was called below a method of an nn.Module in {root}: shown are all"
+            )
+            what += " that have a frame in it"
+        else:
+            what = f"no operation was called from a file in {root}: all are shown"
+        return (
+            f"{what}; uprof report --by module shows them by module, uprof run --include PACKAGE "
+            "the lines of a library"
         )
 
     def _environment(self) -> dict[str, str]:
@@ -354,7 +378,6 @@ class Session:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "torch_threads": str(torch.get_num_threads()),
-            "scope": self.options.scope,
             "warmup": str(self.options.warmup),
             "iterations": str(self.options.iterations),
         }

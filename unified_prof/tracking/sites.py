@@ -8,6 +8,7 @@ from unified_prof.tracking.calls import CallSite, CallSites
 from unified_prof.tracking.frames import Stack, frames_of
 from unified_prof.tracking.names import OperationNames
 from unified_prof.tracking.records import Frame
+from unified_prof.tracking.scopes import Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,10 @@ class Site:
 class SiteTable:
     """What a report shows of call sites; equal ones give the same object."""
 
-    def __init__(self, sites: CallSites, *, scope: str) -> None:
+    def __init__(self, sites: CallSites, scope: Scope) -> None:
         self._call_sites = sites
         self._names = OperationNames()
-        self._module_scope = scope == "module"
+        self.scope = scope
         self._known: dict[tuple[bool, int], Site] = {}
         self._sites: dict[Site, Site] = {}
 
@@ -48,8 +49,8 @@ class SiteTable:
         return site
 
     def stack(self, number: int) -> Stack:
-        """Return the user's stack at a site."""
-        return self._call_sites.sites[number].stack
+        """Return the part of the stack at a site that is shown."""
+        return self.scope.frames(self._call_sites.sites[number].stack)
 
     def _make(self, call: CallSite, with_set_up: bool) -> Site:
         func = call.func
@@ -58,14 +59,13 @@ class SiteTable:
         else:
             name = self._names.name(func, call.caller.code, call.caller_at)
             private = self._names.is_private(func)
-        kept = bool(call.stack)
-        if self._module_scope:
-            kept = call.in_module and not private
-        if with_set_up and any(entry.code.co_name == "__init__" for entry in call.stack[::2]):
+        stack = self.scope.frames(call.stack) or (call.stack if call.in_module else ())
+        kept = self.scope.keeps(call, private=private)
+        if with_set_up and any(entry.code.co_name == "__init__" for entry in stack[::2]):
             kept = False
         return Site(
             name=name,
-            frames=frames_of(call.stack),
+            frames=frames_of(stack),
             module_path=None if call.module is None else call.module.path,
             module_class=None if call.module is None else call.module.class_name,
             kept=kept,

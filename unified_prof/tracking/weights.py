@@ -6,14 +6,15 @@ import functools
 import sys
 import weakref
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.frames import StackWalker, frames_of
+from unified_prof.tracking.frames import Stack, StackWalker, frames_of
 from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.records import Frame, WeightRecord
+from unified_prof.tracking.records import WeightRecord
+from unified_prof.tracking.scopes import Scope
 from unified_prof.tracking.sizes import tensor_bytes
 from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
 
@@ -25,7 +26,19 @@ class _Registration:
     module: weakref.ref[Any]
     parameter: weakref.ref[Any]
     name: str
-    frames: tuple[Frame, ...]
+    stack: Stack
+
+
+@dataclass(frozen=True, slots=True)
+class SizedWeight:
+    """A weight as it was, and the code that registered it; its record has no frames as yet."""
+
+    record: WeightRecord
+    stack: Stack
+
+    def shown_in(self, scope: Scope) -> WeightRecord:
+        """Return the record with the frames that are shown."""
+        return replace(self.record, frames=frames_of(scope.frames(self.stack)))
 
 
 class InUse:
@@ -88,8 +101,8 @@ class Weights:
         return tracked_set_state
 
     def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
-        frames = frames_of(self._walker.walk(frame)[2])
-        seen = _Registration(weakref.ref(module), weakref.ref(parameter), name, frames)
+        stack = self._walker.walk(frame)[2]
+        seen = _Registration(weakref.ref(module), weakref.ref(parameter), name, stack)
         self._slots[id(module), name] = seen
         first = self._first.get(id(parameter))
         if first is None or first.parameter() is not parameter:
@@ -101,7 +114,7 @@ class Weights:
 
     def records(
         self, device: str, names: ModuleNames, used: InUse | None, anomalies: Anomalies
-    ) -> tuple[WeightRecord, ...]:
+    ) -> tuple[SizedWeight, ...]:
         """List the parameters in use on `device`, each once, in the order of registration.
 
         Args:
@@ -113,7 +126,7 @@ class Weights:
         from torch.nn.parameter import UninitializedParameter
 
         records = []
-        for module, name, parameter, frames in self._held(used.modules if used else ()):
+        for module, name, parameter, stack in self._held(used.modules if used else ()):
             if used is not None and not used.has(module, parameter):
                 continue
             if isinstance(parameter, UninitializedParameter):
@@ -124,24 +137,23 @@ class Weights:
                 anomalies.add("weights_on_another_device", detail)
                 continue
             gradient = parameter.grad
-            records.append(
-                WeightRecord(
-                    name=name,
-                    module_path=names.path(module),
-                    module_class=type(module).__name__,
-                    size_bytes=tensor_bytes(parameter),
-                    grad_size_bytes=0 if gradient is None else tensor_bytes(gradient),
-                    frames=frames,
-                )
+            record = WeightRecord(
+                name=name,
+                module_path=names.path(module),
+                module_class=type(module).__name__,
+                size_bytes=tensor_bytes(parameter),
+                grad_size_bytes=0 if gradient is None else tensor_bytes(gradient),
+                frames=(),
             )
+            records.append(SizedWeight(record, stack))
         return tuple(records)
 
-    def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, tuple[Frame, ...]]]:
-        """Return module, name, parameter and frames; a tied parameter as first registered."""
+    def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, Stack]]:
+        """Return module, name, parameter and stack; a tied parameter as first registered."""
         found = []
         seen: set[int] = set()
         slots = [
-            (module, slot.name, slot.frames)
+            (module, slot.name, slot.stack)
             for slot in self._slots.values()
             if (module := slot.module()) is not None
         ]
@@ -151,7 +163,7 @@ class Weights:
             for name in parameters_of(module)
             if (id(module), name) not in self._slots
         ]
-        for module, name, frames in slots:
+        for module, name, stack in slots:
             parameter = parameters_of(module).get(name)
             if parameter is None or id(parameter) in seen:
                 continue
@@ -163,6 +175,6 @@ class Weights:
                 # name stays: the weight of a parametrized layer is its `weight`, as in Skyline.
                 if owner is not None and parameters_of(owner).get(first.name) is parameter:
                     module = owner
-                name, frames = first.name, first.frames
-            found.append((module, name, parameter, frames))
+                name, stack = first.name, first.stack
+            found.append((module, name, parameter, stack))
         return found

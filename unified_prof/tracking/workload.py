@@ -41,6 +41,7 @@ def run_workload(
     warmup: int,
     iterations: int,
     scope: str = "module",
+    include: Sequence[str] = (),
     stop_after: bool = False,
     progress: Callable[[str], None] = lambda _: None,
     instruments: Sequence[Instrument] = (),
@@ -63,6 +64,7 @@ def run_workload(
         iterations: Iterations to measure for the run time.
         scope: `module` keeps operations called below a method of one of the project's modules,
             `project` all that have a frame in the project.
+        include: Packages whose frames are kept as well, besides the model code of known libraries.
         stop_after: End the script once all is measured.
         progress: Told in a few words what is going on; never called from a measured region.
         instruments: More recorders to drive over the measured iterations.
@@ -91,6 +93,7 @@ def run_workload(
             warmup=warmup,
             iterations=iterations,
             scope=scope,
+            include=tuple(include),
             progress=progress,
             instruments=tuple(instruments),
             on_measured=on_measured,
