@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +260,85 @@ def test_a_node_written_in_cpp_is_not_pinned_on_the_aten_operation_before_it(
     rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
     assert rows["aten::zero_"].backward_ns is None
     assert (rows[node].forward_ns, rows[node].backward_ns) == (None, 10)
+
+
+def old_collectives(path: Path, *, devices: tuple[int, ...]) -> Path:
+    """Write collectives as exporters did before they named the device: operator 2 has no task."""
+    with Device(path) as device:
+        for number, where in enumerate(devices):
+            device.task(100 * number, 100 * number + 10, device=where)
+        parts = [
+            device.task(1000, 1200, "SDMA", device=devices[-1]),
+            device.task(3000, 3200, "SDMA", device=devices[0]),
+        ]
+        for number, start in enumerate((1000, 2000, 3000), start=1):
+            device.collective(start, start + 200, f"hcom_{number}", "Reduce")
+        for number, task in ((1, parts[0]), (3, parts[1])):
+            row: dict[str, Any] = {"opId": [number], "globalTaskId": task}
+            device.writer.write("COMMUNICATION_TASK_INFO", row)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE COMMUNICATION_OP SET deviceId = NULL")
+    return path
+
+
+def communication(path: Path) -> dict[str, int | None]:
+    with open_analyses(path) as (analysis,):
+        return {one.device: one.communication_ns for one in analysis.summary.devices}
+
+
+def test_a_collective_without_a_device_is_on_that_of_its_tasks(tmp_path: Path) -> None:
+    found = communication(old_collectives(tmp_path / "a.db", devices=(0, 1)))
+    assert (found["device 0"], found["device 1"]) == (200, 200)
+    assert found["device -1"] == 200, "without tasks and with two devices nobody knows"
+
+
+def test_a_collective_without_a_device_is_on_the_only_one_there_is(tmp_path: Path) -> None:
+    assert communication(old_collectives(tmp_path / "a.db", devices=(3,))) == {"device 3": 600}
+
+
+def test_memory_of_an_impossible_size_is_no_peak_and_hides_none(tmp_path: Path) -> None:
+    def peak(sizes: list[object]) -> int | None:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.db"
+        with Device(path) as device:
+            device.task(0, 10)
+            for table, column in (("NPU_MEM", "hbm"), ("MEMORY_RECORD", "totalAllocated")):
+                times = {"timestampNs" if table == "NPU_MEM" else "timestamp": [1] * len(sizes)}
+                device.writer.write(table, {column: [0] * len(sizes), **times})
+        with closing(sqlite3.connect(path)) as db, db:
+            for rowid, size in enumerate(sizes, start=1):
+                db.execute("UPDATE NPU_MEM SET hbm = ? WHERE rowid = ?", (size, rowid))
+        with open_analyses(path) as (analysis,):
+            return analysis.summary.totals.peak_bytes
+
+    assert peak([10, 4096, 20]) == 4096
+    assert peak([10, 1 << 53, 20]) == 20
+    assert peak([10, -5, "lots", 20]) == 20
+    assert peak([(1 << 53) - 1]) == (1 << 53) - 1
+    assert peak([0, -1, 1 << 62]) is None
+
+
+def test_an_allocation_of_an_impossible_size_or_time_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with Device(path) as device:
+        device.call(100, 200, "aten::linear", launches=1)
+        device.task(150, 160, connection=1)
+        sizes = [512, 0, -512, 1 << 53, (1 << 53) - 1024]
+        device.writer.write(
+            "OP_MEMORY",
+            {
+                "name": [device.text("aten::linear")] * len(sizes),
+                "size": sizes,
+                "allocationTime": [device.T0 + 150] * len(sizes),
+            },
+        )
+        device.writer.write(
+            "OP_MEMORY",
+            {
+                "name": [device.text("aten::linear")] * 2,
+                "size": 7,
+                "allocationTime": [0, (1 << 62) + 1],
+            },
+        )
+    with open_analyses(path) as (analysis,):
+        (row,) = [row for row in analysis.breakdown("operation").rows if row.allocated_bytes]
+    assert row.allocated_bytes == 512 + (1 << 53) - 1024

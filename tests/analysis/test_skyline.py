@@ -162,3 +162,31 @@ def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
     assert [(one.name, one.count, one.source) for one in found.anomalies] == [
         ("unmatched_iterations", 2, "recorded")
     ]
+
+
+def test_a_memory_report_alone_counts_the_operations_that_keep_memory(tmp_path: Path) -> None:
+    """Its weights are no operations, and what was not measured is no zero."""
+    path = memory_report(tmp_path / "memory.sqlite")
+    with open_analyses(path) as (analysis,):
+        totals, summary = analysis.summary.totals, analysis.summary
+    assert totals.count == 1
+    assert (totals.total_ns, totals.forward_ns, totals.backward_ns) == (None, None, None)
+    assert (totals.weight_bytes, totals.gradient_bytes) == (4040, 4000)
+    assert (totals.activation_bytes, totals.peak_bytes) == (800, 100_000)
+    assert summary.clock == "none"
+    assert ("times", "this is a memory report; `uprof run` writes both") in [
+        (one.what, one.why) for one in summary.not_measured
+    ]
+
+
+@pytest.mark.parametrize(
+    ("peak", "expected"), [((1 << 53) + 1, None), (1 << 53, 1 << 53), (-1, None), (0, 0)]
+)
+def test_a_peak_of_an_impossible_size_is_none(
+    tmp_path: Path, peak: int, expected: int | None
+) -> None:
+    path = memory_report(tmp_path / "memory.sqlite", peak=peak)
+    with open_analyses(path) as (analysis,):
+        assert analysis.summary.totals.peak_bytes == expected
+        found = [one.name for one in analysis.summary.anomalies]
+    assert ("impossible_size" in found) == (expected is None)

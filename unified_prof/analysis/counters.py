@@ -102,12 +102,12 @@ def peak_memory(source: Source) -> int | None:
 
     Without the framework's records it is the highest use of device memory.
     """
-    for query in (
-        "SELECT max(totalAllocated) FROM MEMORY_RECORD",
-        "SELECT max(hbm) FROM NPU_MEM",
-    ):
-        ((peak,),) = source.rows(query)
-        if isinstance(peak, int | float) and 0 < peak < MAX_BYTES:
+    for table, column in (("MEMORY_RECORD", "totalAllocated"), ("NPU_MEM", "hbm")):
+        ((peak,),) = source.rows(
+            f"SELECT max({column}) FROM {table} WHERE typeof({column}) IN ('integer', 'real')"
+            f" AND {column} > 0 AND {column} < {MAX_BYTES}"
+        )
+        if peak is not None:
             return int(peak)
     return None
 
