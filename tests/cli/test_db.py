@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.migrate.databases import make
+from tests.migrate.databases import LATEST, REVISIONS, make
 from unified_prof.cli.app import main
 from unified_prof.store.detect import detect
 
@@ -84,10 +84,10 @@ def test_history_tells_every_revision(uprof: Uprof) -> None:
     result = uprof("history", "--json")
     assert result.code == 0
     revisions = result.json["revisions"]
-    assert len(revisions) == 17
+    assert [entry["revision"] for entry in revisions] == list(REVISIONS)
     assert revisions[0]["revision"] == "pre_20240328"
     aliases = {r["alias"]: r["revision"] for r in revisions if r["alias"]}
-    assert aliases == {"documented": "1.2.0_20251226", "latest": "1.2.0_20260716"}
+    assert aliases == {"documented": "1.2.0_20251226", "latest": LATEST}
     assert "blockNum" in next(r["text"] for r in revisions if r["revision"] == "1.2.0_20260128")
     assert "1.1.1_20250820" in uprof("history").out
     skyline = uprof("history", "--family", "skyline-memory", "--json").json
@@ -125,7 +125,7 @@ def test_upgrade_does_the_others_and_says_which_failed(
     assert result.code == 7
     assert "films.db" in result.json[0]["error"]
     assert result.json[1]["output"] == str(folder / "old.db")
-    assert detect(folder / "old.db").revision == "1.2.0_20260716"
+    assert detect(folder / "old.db").revision == LATEST
     assert detect(old).revision == "1.0.0_20241112"
     assert uprof("upgrade", old, "-o", folder).code == 9
     assert uprof("upgrade", old, "-o", folder, "--force").code == 0
@@ -214,7 +214,7 @@ def test_names_from_inside_a_file_do_nothing_to_the_terminal(uprof: Uprof, tmp_p
     escape = "\x1b]0;owned\x07\x9b31m\n"
     path = make(
         tmp_path / "new.db",
-        "1.2.0_20260716",
+        LATEST,
         {"NPU_INFO": [(0, "x")]},
         f'ALTER TABLE NPU_INFO ADD COLUMN "{escape}" TEXT',
         "CREATE TABLE UPROF_ANOMALIES (name TEXT PRIMARY KEY, count INTEGER, detail TEXT)",

@@ -11,6 +11,7 @@ from typing import Any
 from unified_prof.models import catalogue
 
 REVISIONS = catalogue.REVISIONS["msprof"]
+LATEST = catalogue.resolve("msprof", "latest")
 Rows = Mapping[str, Iterable[tuple[Any, ...]]]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.migrate.databases import make, opened, rows_of, tables_of
+from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.store.detect import detect
 
@@ -377,7 +377,7 @@ def test_the_version_rows_are_put_right_and_others_kept(tmp_path: Path, statemen
         ("SCHEMA_VERSION_MAJOR", "1"),
         ("SCHEMA_VERSION_MICRO", "0"),
         ("SCHEMA_VERSION_MINOR", "2"),
-        ("UPROF_SCHEMA_REVISION", "1.2.0_20260716"),
+        ("UPROF_SCHEMA_REVISION", LATEST),
     ]
 
 

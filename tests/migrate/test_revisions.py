@@ -1,4 +1,4 @@
-"""The seventeen revisions: created, migrated to and frozen, they are the same."""
+"""All revisions: created, migrated to and frozen, they are the same."""
 
 from __future__ import annotations
 

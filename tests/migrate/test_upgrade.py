@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.migrate.databases import make, make_msmonitor, opened, rows_of, tables_of
+from tests.migrate.databases import LATEST, make, make_msmonitor, opened, rows_of, tables_of
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
@@ -40,8 +40,8 @@ def test_the_original_is_kept_beside_the_upgraded_file(old: Path) -> None:
     before = old.read_bytes()
     old.chmod(0o640)
     result = upgrade(old)
-    assert (result.before, result.after) == (OLD, "1.2.0_20260716")
-    assert detect(old).revision == "1.2.0_20260716"
+    assert (result.before, result.after) == (OLD, LATEST)
+    assert detect(old).revision == LATEST
     assert detect(old).migrated_from == OLD
     assert old.stat().st_mode & 0o777 == 0o640
     assert result.backup == old.with_name(f"{old.name}.bak")
@@ -76,7 +76,7 @@ def test_another_file_is_overwritten_only_if_asked(old: Path, tmp_path: Path) ->
         upgrade(old, output=target)
     assert target.read_text() == "precious"
     upgrade(old, output=target, overwrite=True)
-    assert detect(target).revision == "1.2.0_20260716"
+    assert detect(target).revision == LATEST
     with pytest.raises(OutputError, match="is the file to be upgraded"):
         upgrade(old, output=old, overwrite=True)
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_there_already_is_left_as_it_is(old: Path) -> None:
     upgrade(old, backup=False)
     before = (old.read_bytes(), old.stat().st_mtime_ns)
     result = upgrade(old)
-    assert result.before == result.after == "1.2.0_20260716"
+    assert result.before == result.after == LATEST
     assert (old.read_bytes(), old.stat().st_mtime_ns) == before
 
 
@@ -108,7 +108,7 @@ def test_through_a_link_the_file_itself_is_upgraded(old: Path, tmp_path: Path) -
     link.symlink_to(old)
     upgrade(link)
     assert link.is_symlink()
-    assert detect(old).revision == "1.2.0_20260716"
+    assert detect(old).revision == LATEST
 
 
 def test_only_forward_and_only_to_revisions_there_are(old: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.migrate.databases import make, opened, rows_of, tables_of
+from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate import runner
 from unified_prof.migrate.upgrade import upgrade
 from unified_prof.store.detect import detect
@@ -101,7 +101,7 @@ def test_the_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
         assert os.WTERMSIG(status) == signal.SIGKILL
         moment += 1
     assert moment > 12
-    assert revisions == {OLD, "1.2.0_20260716"}
+    assert revisions == {OLD, LATEST}
 
 
 def test_after_a_kill_the_next_upgrade_succeeds(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_after_a_kill_the_next_upgrade_succeeds(tmp_path: Path) -> None:
     status = child(lambda: upgrade_until(path, 4))
     assert os.WTERMSIG(status) == signal.SIGKILL
     upgrade(path)
-    assert detect(path).revision == "1.2.0_20260716"
+    assert detect(path).revision == LATEST
 
 
 def test_several_upgrades_of_one_file_at_once_do_it_once(tmp_path: Path) -> None:

@@ -55,7 +55,11 @@ def test_a_report_says_what_it_is(path: Path) -> None:
         writer.write("TASK", {"startNs": [1]})
         writer.fact("tool", "test")
     with open_report(path) as report:
-        assert (report.path, report.family, report.revision) == (path, MSPROF, "1.2.0_20260716")
+        assert (report.path, report.family, report.revision) == (
+            path,
+            MSPROF,
+            REVISIONS[MSPROF][-1],
+        )
         assert {"TASK", "UPROF_RUN", "STRING_IDS"} < set(report.tables)
         assert not {"HBM", "UPROF_ANOMALIES", "TaskIndex"} & set(report.tables)
 

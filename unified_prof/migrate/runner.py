@@ -123,7 +123,7 @@ def _version_table(connection: Connection, start: str | None) -> Iterator[None]:
 def _record(ctx: MigrationContext, step: MigrationInfo, **_: Any) -> None:
     """Write the version that a step has reached, in the step's own transaction."""
     (revision,) = step.up_revision_ids
-    version = catalogue.load(catalogue.MSPROF, revision).schema_version
+    version = catalogue.version_of(revision)
     if version is None:
         return
     values = dict(zip(VERSION_ROWS, (version, *version.split(".")), strict=True))

@@ -20,6 +20,13 @@ SKYLINE_RUN_TIME = "skyline-run-time"
 SKYLINE_MEMORY = "skyline-memory"
 
 # Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
+#
+# If you add a revision here, also add, as CONTRIBUTING.md shows by an example:
+# - migrations/<family>/<revision>.py, what changes, and what old rows get (never an old migration);
+# - models/msprof/, the new tables and columns, with a `doc` each;
+# - schemas/<family>/<revision>.sql and docs/schema/, which scripts write from these;
+# - store/layouts.RENAMES and store/meanings, where a column changes its name or its meaning;
+# - store/fingerprint, only where the frozen texts do not show what tells it from the one before.
 REVISIONS: dict[str, tuple[str, ...]] = {
     MSPROF: (
         "pre_20240328",
@@ -103,6 +110,12 @@ class SchemaSpec:
         """META_DATA.SCHEMA_VERSION of an msprof revision, None before it existed."""
         meta = {str(row[0]): str(row[1]) for row in self.rows.get("META_DATA", ())}
         return meta.get("SCHEMA_VERSION")
+
+
+def version_of(revision: str) -> str | None:
+    """Return the SCHEMA_VERSION in an msprof revision's name, None before it existed."""
+    version = revision.partition("_")[0]
+    return None if version == "pre" else version
 
 
 def resolve(family: str, revision: str) -> str:
