@@ -28,7 +28,9 @@ def make(path: Path, revision: str, rows: Rows | None = None, *statements: str) 
                 db.execute(f"DROP TABLE {table}")
         for table, values in rows.items():
             for row in values:
-                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+                names = ", ".join(schema.tables[table].column_names[: len(row)])
+                marks = ", ".join("?" * len(row))
+                db.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", row)
         for statement in statements:
             db.execute(statement)
         db.commit()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate.upgrade import upgrade
+from unified_prof.models import catalogue
 from unified_prof.store.detect import detect
 
 NO_NOTIFY = 9223372036854775807
@@ -173,7 +174,7 @@ def test_constants_keep_the_names_they_were_collected_with(tmp_path: Path) -> No
         for table in tables_of(path)
         if table.startswith("ENUM_")
     }
-    result = upgrade(path)
+    result = upgrade(path, "1.2.0_20260716")
     for table, rows in before.items():
         assert set(rows) <= set(rows_of(path, f"SELECT * FROM {table}")), table
     modules = dict(rows_of(path, "SELECT id, name FROM ENUM_MODULE WHERE id >= 74"))
@@ -371,12 +372,15 @@ def test_the_version_rows_are_put_right_and_others_kept(tmp_path: Path, statemen
         "INSERT INTO META_DATA VALUES ('ENV_VARIABLES', '{}')",
     )
     upgrade(path)
+    version = catalogue.version_of(LATEST)
+    assert version is not None
+    major, minor, micro = version.split(".")
     assert sorted(rows_of(path, "SELECT * FROM META_DATA")) == [
         ("ENV_VARIABLES", "{}"),
-        ("SCHEMA_VERSION", "1.2.0"),
-        ("SCHEMA_VERSION_MAJOR", "1"),
-        ("SCHEMA_VERSION_MICRO", "0"),
-        ("SCHEMA_VERSION_MINOR", "2"),
+        ("SCHEMA_VERSION", version),
+        ("SCHEMA_VERSION_MAJOR", major),
+        ("SCHEMA_VERSION_MICRO", micro),
+        ("SCHEMA_VERSION_MINOR", minor),
         ("UPROF_SCHEMA_REVISION", LATEST),
     ]
 

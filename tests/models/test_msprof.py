@@ -34,12 +34,15 @@ def session() -> Iterator[Session]:
     MsprofBase.metadata.create_all(engine)
     with Session(engine) as session:
         run = session.connection().exec_driver_sql
-        run("INSERT INTO STRING_IDS VALUES (0, 'MatMul_1'), (1, 'MatMul'), (2, '\"8,8\"'),"
+        run("INSERT INTO STRING_IDS (id, value) VALUES (0, 'MatMul_1'),"
+            " (1, 'MatMul'), (2, '\"8,8\"'),"
             " (3, 'KERNEL_AICORE'), (4, 'hcom_allReduce_'), (5, 'group'), (6, 'EVENT_RECORD'),"
             " (7, 'launch'), (8, 'Memcpy'), (9, 'aten::mm')")  # fmt: skip
-        run("INSERT INTO ENUM_HCCL_DATA_TYPE VALUES (4, 'FP32')")
-        run("INSERT INTO ENUM_API_TYPE VALUES (10000, 'node')")
-        run("INSERT INTO TASK VALUES (100, 150, 0, 7, 0, 42, 3, 4294967295, 1, 1, -1),"
+        run("INSERT INTO ENUM_HCCL_DATA_TYPE (id, name) VALUES (4, 'FP32')")
+        run("INSERT INTO ENUM_API_TYPE (id, name) VALUES (10000, 'node')")
+        run("INSERT INTO TASK (startNs, endNs, deviceId, connectionId, globalTaskId, globalPid,"
+            " taskType, contextId, streamId, taskId, modelId) VALUES"
+            " (100, 150, 0, 7, 0, 42, 3, 4294967295, 1, 1, -1),"
             " (200, 260, 0, 8, 1, 42, 3, 4294967295, 1, 2, -1),"
             " (300, NULL, 0, -1, 2, 42, 6, 4294967295, 1, 3, -1)")  # fmt: skip
         run("INSERT INTO COMPUTE_TASK_INFO (name, globalTaskId, opType, inputShapes)"
@@ -47,7 +50,10 @@ def session() -> Iterator[Session]:
         run("INSERT INTO COMMUNICATION_TASK_INFO (name, globalTaskId, opId) VALUES (8, 1, 0)")
         run("INSERT INTO COMMUNICATION_OP (opName, startNs, endNs, groupName, opId, dataType)"
             " VALUES (4, 200, 260, 5, 0, 4)")  # fmt: skip
-        run("INSERT INTO CANN_API VALUES (90, 95, 10000, 42, 7, 7)")
+        run(
+            "INSERT INTO CANN_API (startNs, endNs, type, globalTid, connectionId, name)"
+            " VALUES (90, 95, 10000, 42, 7, 7)"
+        )
         run("INSERT INTO PYTORCH_API (startNs, endNs, name) VALUES"
             " ('1736410576395167660', '1736410576395182660', 9)")  # fmt: skip
         yield session
