@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,3 +185,18 @@ def test_the_layout_of_torch_npu(tmp_path: Path) -> None:
 def test_a_read_only_place_is_said(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert uprof("import", trace, "-o", tmp_path / "file" / "r.db") == 9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are bytes there")
+def test_names_of_any_bytes(trace: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").mkdir()
+    for name in (b"a\xe9\x1b]0;x\x07.trace.json", b"b\xe9\nuprof: done.trace.json"):
+        shutil.copy(trace, tmp_path / "in" / os.fsdecode(name))
+    for told in ("joined to their launch", "converted already"):
+        assert uprof("import", tmp_path / "in", "-o", tmp_path / "out") == 0
+        err = capfd.readouterr().err
+        assert err.count(told) == 2
+        assert r"a\xe9\x1b]0;x\x07.trace.json ->" in err
+        assert r"b\xe9\x0auprof: done.trace.json ->" in err
+        assert "\x1b" not in err
+    assert len(list((tmp_path / "out").iterdir())) == 2

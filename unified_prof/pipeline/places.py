@@ -9,6 +9,7 @@ from pathlib import Path
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.pipeline import ascend_layout, discovery
 from unified_prof.pipeline.discovery import Found
+from unified_prof.plain import storable
 
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
@@ -104,7 +105,7 @@ def made_already(found: Found, place: Place, revision: str) -> Path | None:
             is_younger = path.stat().st_mtime_ns >= found.source.changed_ns(found.path)
         except (StoreError, OSError):
             continue
-        if is_younger and all(facts.get(name) == value for name, value in wanted.items()):
+        if is_younger and all(facts.get(name) == storable(value) for name, value in wanted.items()):
             return path
     return None
 
