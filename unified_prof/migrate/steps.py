@@ -19,10 +19,9 @@ import sqlalchemy as sa
 from alembic import op
 
 from unified_prof.migrate.ordering import rewrite
-from unified_prof.models import catalogue
+from unified_prof.store import uprof_tables
 from unified_prof.store.sql import declared
 
-ANOMALIES = "UPROF_ANOMALIES"
 _NO_TEXT = 4294967295  # exporters' mark of no text at all: no id to count on from
 
 
@@ -197,18 +196,7 @@ def count(rows: str) -> int:
 
 def anomaly(name: str, number: int, detail: str) -> None:
     """Count something that could not be converted; equal names add up, the first detail stays."""
-    if not number:
-        return
-    bind = op.get_bind()
-    if not columns_of(ANOMALIES):
-        bind.exec_driver_sql(catalogue.extension_tables()[ANOMALIES].create_sql)
-    bind.execute(
-        sa.text(
-            f"INSERT INTO {ANOMALIES} (name, count, detail) VALUES (:name, :number, :detail)"
-            " ON CONFLICT (name) DO UPDATE SET count = count + excluded.count"
-        ),
-        {"name": name, "number": number, "detail": detail},
-    )
+    uprof_tables.add_anomaly(_driver(), name, number, detail)
 
 
 def _driver() -> sqlite3.Connection:

@@ -23,6 +23,7 @@ from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognis
 from unified_prof.store.fingerprint import Facts
 from unified_prof.store.opening import open_read_only
 from unified_prof.store.sql import declared, open_unfinished, quoted, upgrade_error
+from unified_prof.store.uprof_tables import recorded_anomalies
 
 _RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
 
@@ -174,7 +175,7 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
             return ()
         facts = fingerprint.read_facts(db)
         triggers = _without_triggers(db)
-        known = _anomalies(db)
+        known = recorded_anomalies(db)
         if plan.family == catalogue.MSPROF:
             state = runner.file_state(db, facts, plan.start)
             runner.migrate(db, plan.family, plan.start, plan.target, state)
@@ -185,10 +186,12 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
             db.execute(statement)
         _verify(db, path, plan, facts)
         _refuse_damage(db, path)
+        found = recorded_anomalies(db)
+        added = {name: found[name].cases - known.get(name, (0, ""))[0] for name in found}
         return tuple(
-            Anomaly(name, count - known.get(name, (0, None))[0], detail)
-            for name, (count, detail) in _anomalies(db).items()
-            if count > known.get(name, (0, None))[0]
+            Anomaly(name, cases, found[name].detail or None)
+            for name, cases in added.items()
+            if cases > 0
         )
 
 
@@ -237,13 +240,6 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
             f"{path} did not become {plan.target}: {found.description}{lost}",
             hint="this is a fault of uprof; the file is as it was",
         )
-
-
-def _anomalies(db: sqlite3.Connection) -> dict[str, tuple[int, str | None]]:
-    if not declared(db, "UPROF_ANOMALIES"):
-        return {}
-    rows = db.execute("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY rowid")
-    return {name: (count, detail) for name, count, detail in rows}
 
 
 @contextmanager

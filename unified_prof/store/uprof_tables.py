@@ -7,9 +7,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+from unified_prof.ledger import Entry
 from unified_prof.models.catalogue import extension_tables
 from unified_prof.plain import storable
 from unified_prof.store.atomic import output_error
+from unified_prof.store.sql import declared
+
+ANOMALIES = "UPROF_ANOMALIES"
+"""The table that a `ledger.Ledger` becomes."""
 
 
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
@@ -41,8 +46,29 @@ def fill_run(
     fill(db, "UPROF_RUN", sorted(facts.items()))
     fill(
         db,
-        "UPROF_ANOMALIES",
+        ANOMALIES,
         ((name, count, detail or None) for name, (count, detail) in sorted(anomalies.items())),
+    )
+
+
+def recorded_anomalies(db: sqlite3.Connection) -> dict[str, Entry]:
+    """Return what a report counts already, in the order in which it was written."""
+    if not declared(db, ANOMALIES):
+        return {}
+    rows = db.execute(f"SELECT name, count, detail FROM {ANOMALIES} ORDER BY rowid")
+    return {name: Entry(count, detail or "") for name, count, detail in rows}
+
+
+def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> None:
+    """Count `count` more cases of `name` in a report, as `ledger.Ledger.add` does in memory."""
+    if not count:
+        return
+    if not declared(db, ANOMALIES):
+        db.execute(extension_tables()[ANOMALIES].create_sql)
+    db.execute(
+        f"INSERT INTO {ANOMALIES} (name, count, detail) VALUES (?, ?, ?) ON CONFLICT (name) DO"
+        " UPDATE SET count = count + excluded.count, detail = coalesce(detail, excluded.detail)",
+        (name, count, storable(detail) or None),
     )
 
 

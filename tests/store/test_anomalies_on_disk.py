@@ -1,0 +1,27 @@
+"""UPROF_ANOMALIES is a ledger: counts add up, the first case in words stays."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+
+from unified_prof.ledger import Ledger
+from unified_prof.store.uprof_tables import add_anomaly, recorded_anomalies
+
+CASES = [("b", 2, ""), ("a", 1, "first"), ("b", 3, "case"), ("a", 4, "second"), ("c", 0, "none")]
+
+
+def test_a_file_counts_as_memory_does() -> None:
+    ledger = Ledger()
+    with closing(sqlite3.connect(":memory:")) as db:
+        assert recorded_anomalies(db) == {}
+        for name, count, detail in CASES:
+            add_anomaly(db, name, count, detail)
+            ledger.add(name, detail, count)
+        assert recorded_anomalies(db) == dict(ledger) == {"b": (5, "case"), "a": (5, "first")}
+
+
+def test_nothing_counted_makes_no_table() -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        add_anomaly(db, "a", 0, "x")
+        assert db.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
