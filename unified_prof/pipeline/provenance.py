@@ -12,7 +12,8 @@ from pathlib import Path
 from unified_prof.backends.asking import answer_of
 from unified_prof.backends.base import RunSpec
 from unified_prof.pipeline.ranks import Rank
-from unified_prof.redaction import redact_arguments
+from unified_prof.plain import printable
+from unified_prof.redaction import redact, redact_arguments
 from unified_prof.version import VERSION
 
 
@@ -21,9 +22,10 @@ def of_run(
 ) -> dict[str, str | None]:
     """Return what is known before a run starts; lists and mappings are JSON.
 
-    Names: uprof, backend, target, command, working_directory, project_root, options, host,
-    platform, python, started; git_commit and git_modified where the project is under git; rank,
-    local_rank and world_size where there are several processes.
+    Secrets in the command and its options are masked. Names: uprof, backend, target, command,
+    working_directory, project_root, options, host, platform, python, started; git_commit and
+    git_modified where the project is under git; rank, local_rank and world_size where there are
+    several processes.
     """
     facts: dict[str, str | None] = {
         "uprof": VERSION,
@@ -38,7 +40,7 @@ def of_run(
                 "iterations": spec.iterations,
                 "scope": spec.scope,
                 "stop_after": spec.stop_after,
-                **spec.options,
+                **{name: _without_secrets(value) for name, value in spec.options.items()},
             },
             default=str,
         ),
@@ -54,7 +56,14 @@ def of_run(
         value = getattr(rank, name)
         if value is not None:
             facts[name] = str(value)
-    return facts
+    # A name that is not UTF-8 cannot be stored as it is, and must not cost the report.
+    return {name: None if value is None else printable(value) for name, value in facts.items()}
+
+
+def _without_secrets(value: object) -> object:
+    if isinstance(value, list | tuple):
+        return redact_arguments([str(one) for one in value])
+    return redact(value) if isinstance(value, str) else value
 
 
 def now() -> datetime:

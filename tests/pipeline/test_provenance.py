@@ -1,0 +1,59 @@
+"""What a report says of its origin: enough to run it again, and no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from unified_prof.backends.base import RunSpec
+from unified_prof.pipeline import provenance
+from unified_prof.pipeline.ranks import rank_of
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> RunSpec:
+    return RunSpec(
+        target="train.py",
+        is_module=False,
+        arguments=(),
+        reports=("run-time",),
+        output_dir=tmp_path / "out",
+        project_root=tmp_path,
+        warmup=2,
+        iterations=10,
+    )
+
+
+def facts(spec: RunSpec) -> dict[str, str | None]:
+    return provenance.of_run(spec, "cpu", rank_of(), provenance.now())
+
+
+def test_secrets_of_the_command_and_its_options_are_masked(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["uprof", "run", "train.py", "--lr", "0.1", "--hub-token", "s3cret-1"]
+    url = "postgresql://me:s3cret-2@db/runs?password=s3cret-3"
+    monkeypatch.setattr(sys, "argv", [*words, url, "--api-key=s3cret 4"])
+    options = {"msprof_arg": ["--token=s3cret-5", "--mode=all"], "preset": "full"}
+    found = facts(replace(spec, options=options))
+    assert "s3cret" not in str(found)
+    assert json.loads(found["command"] or "") == [
+        "uprof", "run", "train.py", "--lr", "0.1", "--hub-token", "***",
+        "postgresql://me:***@db/runs?password=***", "--api-key=***",
+    ]  # fmt: skip
+    kept = json.loads(found["options"] or "")
+    assert kept["msprof_arg"] == ["--token=***", "--mode=all"]
+    assert kept["preset"] == "full"
+
+
+def test_names_that_are_not_utf_8_can_be_stored(spec: RunSpec, tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    found = facts(replace(spec, target=f"{name}.py", project_root=tmp_path / name))
+    assert found["target"] == r"caf\xe9.py"
+    for value in found.values():
+        assert value is None or value.encode("utf-8")
