@@ -80,6 +80,10 @@ def test_no_name_is_no_secret() -> None:
         ("https://3f7a9c1e5b2d8f604a6c@host/repo.git", "https://***@host/repo.git"),
         ("host=db password='a b' user=me", "host=db password='***' user=me"),
         ('{"api_key": "abc def", "lr": 0.1}', '{"api_key": "***", "lr": 0.1}'),
+        ("KeyError: 'token=abc of x'", "KeyError: 'token=*** of x'"),
+        ("docker run -e HF=TOKEN=abc", "docker run -e HF=TOKEN=***"),
+        ('{"token": "abc', '{"token": "***'),
+        (r'token="a\"b" c', 'token="***" c'),
         ("train.py --token abc --lr 0.1", "train.py --token *** --lr 0.1"),
         ("Authorization: Bearer abcdefgh12", "Authorization: *** ***"),
         ("curl -H 'X: Bearer abcdefgh12'", "curl -H 'X: Bearer ***'"),
@@ -165,7 +169,9 @@ def test_there_are_as_many_arguments_as_before(arguments: list[str]) -> None:
     assert len(redact_arguments(arguments)) == len(arguments)
 
 
-@pytest.mark.parametrize("text", ["a", "a:", "a://", "x://a:b", "- ", '"a="', "?a=", "eyJ"])
+@pytest.mark.parametrize(
+    "text", ["a", "a:", "a://", "x://a:b", "- ", '"a="', "?a=", "eyJ", "key=", "token='"]
+)
 def test_the_time_for_hostile_text_grows_with_its_length_only(text: str) -> None:
     began = time.process_time()
     redact(text * (100_000 // len(text)) + "@")

@@ -11,10 +11,18 @@ UprofError                  1   the answer is no, or an error of no finer kind
 |  +- SchemaVersionError    8   readable, but at a version that is not accepted
 +- OutputError              9   the output cannot be written (exists, read-only, disk full)
 
+Any other exception           70   a bug: one line on stderr, its traceback in a file
+
+70 is EX_SOFTWARE of sysexits.h; CI can tell it from a gate that says no. As shells have it, 130 is
+Ctrl-C, 141 a reader of stdout that left, 143 SIGTERM and 129 SIGHUP.
+
 `uprof run` returns the workload's own exit code whenever that is not 0.
 """
 
 from __future__ import annotations
+
+BUG_EXIT_CODE = 70
+"""Exit code of an exception that nobody foresaw."""
 
 
 class UprofError(Exception):

@@ -49,6 +49,7 @@ _SECRET_PARAMETERS = frozenset(
     "key sig signature auth pwd pass pw x-amz-signature x-amz-credential x-goog-signature".split()
 )
 """Names that mean a secret in the query of a URL, although elsewhere they seldom do."""
+_QUOTES = "\"'"
 _NO_SECRET = frozenset({"", "none", "null", "true", "false", MASK})
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -90,9 +91,11 @@ _URL_PASSWORD = re.compile(
 )
 _URL_USER = re.compile(r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)([^\s/?\#:@'"]{16,})@""")
 _PARAMETER = re.compile(r"([?&;])([\w.%~-]+)=([^&;#\s'\"]*)")
-_VALUE = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;&"'{}\[\]()]+)"""
-_ASSIGNMENT = re.compile(rf"""(?<![\w.-])(-*[A-Za-z_][\w.-]*)(["']?\s*[=:]\s*)({_VALUE})""")
-_OPTION_AND_VALUE = re.compile(rf"(?<![\w.-])(--?[A-Za-z][\w.-]*)(\s+)(?!-)({_VALUE})")
+_ASSIGNMENT = re.compile(r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(?=\S)""")
+_OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
+_BARE_VALUE = re.compile(r"""[^\s,;&"'{}\[\]()]+""")
+_LONGEST_LOOKED_AT = 256
+"""Characters of a value by which it is judged; a secret is masked to its end."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -129,8 +132,7 @@ def redact(text: str) -> str:
         text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
         text = _URL_USER.sub(_without_random_user, text)
     text = _PARAMETER.sub(_without_parameter, text)
-    text = _ASSIGNMENT.sub(_without_value, text)
-    return _OPTION_AND_VALUE.sub(_without_value, text)
+    return _without_values(_OPTION, _without_values(_ASSIGNMENT, text))
 
 
 def redact_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
@@ -157,12 +159,31 @@ def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
         option = argument if argument.startswith("-") and not equals else None
 
 
-def _without_value(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
-    quote = value[0] if value[0] in "\"'" else ""
-    if not _is_secret(name, value[1:-1] if quote else value):
-        return match[0]
-    return f"{name}{between}{quote}{MASK}{quote}"
+def _without_values(pattern: re.Pattern[str], text: str) -> str:
+    """Mask the values whose names say so, inside other values too: `env="TOKEN=abc"`."""
+    parts = []
+    position = 0
+    while (match := pattern.search(text, position)) is not None:
+        begin = match.end() + (text[match.end()] in _QUOTES)
+        parts.append(text[position:begin])
+        position = begin
+        if _is_secret(match[1], text[begin : _end_of_value(text, begin, _LONGEST_LOOKED_AT)]):
+            parts.append(MASK)
+            position = _end_of_value(text, begin, len(text))
+    return "".join([*parts, text[position:]])
+
+
+def _end_of_value(text: str, begin: int, most: int) -> int:
+    """Return where the value that begins here ends: at its closing quote, or with its word."""
+    quote = text[begin - 1]
+    if quote in _QUOTES:
+        end = begin
+        while (end := text.find(quote, end, begin + most)) > 0 and text[end - 1] == "\\":
+            end += 1
+        if end >= 0:
+            return end
+    bare = _BARE_VALUE.match(text, begin, begin + most)
+    return begin if bare is None else bare.end()
 
 
 def _without_parameter(match: re.Match[str]) -> str:

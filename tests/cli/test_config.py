@@ -72,3 +72,87 @@ def test_what_cannot_be_meant_is_refused_and_names_the_file(
     with pytest.raises(UsageError, match=complaint) as caught:
         run("gate")
     assert str(project) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tool.uprof.gate.max-regress = '7%'\n",
+        "tool . uprof . gate . max-regress = '7%'\n",
+        "[tool]\nuprof.gate = {max-regress = '7%'}\n",
+        "[tool]\nuprof = {gate = {'max-regress' = '7%'}}\n",
+        "[ tool . uprof . gate ]\nmax-regress = '7%'\n",
+        '["tool"."uprof"."gate"]\n"max-regress" = "7%"\n',
+        "['tool'.'uprof']\ngate.max-regress = '7%'\n",
+        '["tool"."\\u0075prof"."gate"]\nmax-regress = "7%"\n',
+        "[tool.\tuprof.gate]\r\nmax-regress = '7%'\r\n",
+    ],
+)
+def test_every_spelling_of_toml_is_honoured(project: Path, text: str) -> None:
+    project.write_bytes(text.encode())
+    assert run("gate") == "7%  False"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("tool = 1\n# uprof\n", "`tool` is not a table"),
+        ("a = " + "[" * 50_000 + "]" * 50_000 + "\n# uprof\n", "nested too deeply|not a TOML file"),
+        ("[tool.uprof]\ngate = 1\n", "has no setting 'gate'"),
+        ("[tool.uprof]\nhelp = true\n", "has no setting 'help'"),
+    ],
+)
+def test_odd_files_are_refused_in_words(project: Path, text: str, complaint: str) -> None:
+    project.write_text(text)
+    with pytest.raises(UsageError, match=complaint):
+        run("gate")
+
+
+def test_a_file_that_cannot_be_read_is_refused_in_words(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    project.write_text("")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(UsageError, match=r"pyproject\.toml cannot be read: Permission denied"):
+        run("gate")
+
+
+@pytest.mark.parametrize("root", [".git", ".hg", "home"])
+def test_settings_above_the_repository_or_home_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    inner = tmp_path / "repository" / "below" / "deeper"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text("[tool.uprof.gate]\nmax-regress = '7%'\n")
+    monkeypatch.chdir(inner)
+    assert run("gate") == "7%  False"
+    if root == "home":
+        monkeypatch.setenv("HOME", str(tmp_path / "repository"))
+    else:
+        (tmp_path / "repository" / root).mkdir()
+    assert run("gate") == "5%  False"
+    (tmp_path / "repository" / "pyproject.toml").write_text(
+        "[tool.uprof.gate]\nmax-regress = '8%'\n"
+    )
+    assert run("gate") == "8%  False"
+
+
+def test_a_repository_may_be_a_worktree(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "worktree").mkdir()
+    (tmp_path / "worktree" / ".git").write_text("gitdir: elsewhere\n")
+    assert config.find(tmp_path / "worktree") is None
+
+
+def test_no_setting_can_turn_every_command_into_one_that_does_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unified_prof.cli.app import app as uprof
+
+    for setting in ("version", "show-completion", "help"):
+        project.write_text(f"[tool.uprof]\n{setting} = true\n")
+        result = CliRunner().invoke(uprof, ["db", "history"])
+        assert isinstance(result.exception, UsageError)

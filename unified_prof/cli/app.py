@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import typer
 
-from unified_prof.cli import config
+from unified_prof import signals, streams
+from unified_prof.cli import boundary, config
 from unified_prof.cli.command_line import Application, Group
-from unified_prof.errors import UprofError
 from unified_prof.version import VERSION
 
 # One module a command (or group of commands, or several that are alike). Each has a function
@@ -59,7 +58,10 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    if (path := config.find(Path.cwd())) is not None:
+    if context.invoked_subcommand != "run":
+        # `run` sees to it itself: there the workload's own handlers count.
+        context.with_resource(signals.ended_by_signals())
+    if (path := config.find()) is not None:
         context.default_map = {**config.defaults(path, context.command)}
 
 
@@ -68,11 +70,16 @@ for _module in MODULES:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line; a UprofError becomes one or two stderr lines and its exit code."""
-    try:
-        app(argv)
-    except UprofError as err:
-        typer.echo(f"uprof: error: {err}", err=True)
-        if err.hint:
-            typer.echo(f"uprof: hint: {err.hint}", err=True)
-        sys.exit(err.exit_code)
+    """Run the command line and exit: this is the one error boundary.
+
+    Raises:
+        SystemExit: always, with the exit code of `unified_prof.errors`.
+    """
+    with streams.guarded():
+        code = boundary.exit_code_of(lambda: _run(argv))
+    sys.exit(code)
+
+
+def _run(argv: list[str] | None) -> object:
+    command = typer.main.get_command(app)
+    return command.main(argv, prog_name="uprof", standalone_mode=False)

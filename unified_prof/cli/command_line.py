@@ -166,21 +166,21 @@ def write_section(formatter: Any, ctx: Any, title: str, options: list[Any]) -> N
         formatter.write_dl([_record(option, ctx) for option in options])
 
 
-def variable_of(param: Any, prefix: str) -> str | None:
-    """Return the variable that sets an option: named after its first long name.
+def is_setting(param: Any) -> bool:
+    """Return whether variables and pyproject.toml may set a parameter.
 
-    None for --help, --version and the like: a variable left behind in an environment must not
-    turn every command into one that does nothing.
+    Not --help, --version and the like: left behind in an environment or a file, they would turn
+    every command into one that does nothing and succeeds.
     """
-    if param.param_type_name != "option" or param.is_eager or not param.expose_value:
-        return None
-    name = next((one for one in param.opts if one.startswith("--")), None)
-    return None if name is None else f"{prefix}_{name[2:].replace('-', '_').upper()}"
+    return bool(param.param_type_name == "option" and param.expose_value and not param.is_eager)
 
 
 def _name_variable(param: Any, prefix: str | None) -> None:
+    """Name an option's variable after its first long name."""
     if param.param_type_name == "option" and prefix is not None:
-        param.envvar = variable_of(param, prefix)
+        name = next((one[2:] for one in param.opts if one.startswith("--")), None)
+        if name is not None and is_setting(param):
+            param.envvar = f"{prefix}_{name.replace('-', '_').upper()}"
         param.show_envvar = False
         param.allow_from_autoenv = False
 

@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from unified_prof.cli.command_line import is_setting
 from unified_prof.errors import UsageError
+
+_REPOSITORY = (".git", ".hg", ".svn", ".jj")
 
 
 class Command(Protocol):
@@ -23,12 +26,23 @@ class Command(Protocol):
         """Its arguments and options; a group has `commands` as well."""
 
 
-def find(start: Path) -> Path | None:
-    """Return the pyproject.toml of `start` or of the closest folder above it that has one."""
+def find(start: Path | None = None) -> Path | None:
+    """Return the pyproject.toml of `start` or of the closest folder above it that has one.
+
+    The search ends at the root of a repository and at the user's home: what lies above belongs to
+    others. Without `start` it begins at the current folder, which may have been deleted.
+    """
+    try:
+        start = start or Path.cwd()
+        home = Path.home().resolve()
+    except (OSError, RuntimeError):
+        return None
     for folder in (start, *start.parents):
         candidate = folder / "pyproject.toml"
         if candidate.is_file():
             return candidate
+        if folder == home or any((folder / name).exists() for name in _REPOSITORY):
+            return None
     return None
 
 
@@ -36,11 +50,15 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     """Return the table of `path` as Click's default map for the commands of `root`.
 
     Raises:
-        UsageError: the file is not TOML, or names a command or an option that does not exist.
+        UsageError: the file cannot be read, is not TOML, or names a command or an option that
+            does not exist.
     """
-    text = path.read_bytes()
-    if b"tool.uprof" not in text:
-        # Most projects have no such table; they do not pay for a parser.
+    try:
+        text = path.read_bytes()
+    except OSError as err:
+        raise UsageError(f"{path} cannot be read: {err.strerror}") from None
+    if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
+        # Most projects have no such table, in any spelling; they do not pay for a parser.
         return {}
     if sys.version_info >= (3, 11):
         import tomllib
@@ -50,7 +68,12 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
         document = tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
         raise UsageError(f"{path}: not a TOML file: {err}") from None
-    table = document.get("tool", {}).get("uprof", {})
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply to be read") from None
+    tool = document.get("tool", {})
+    if not isinstance(tool, dict):
+        raise UsageError(f"{path}: `tool` is not a table")
+    table = tool.get("uprof", {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.uprof is not a table")
     return _of_command(table, root, f"{path}: [tool.uprof")
@@ -62,7 +85,7 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
     options = {
         option.removeprefix("--"): parameter
         for parameter in command.params
-        if parameter.param_type_name == "option"
+        if is_setting(parameter)
         for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("--")
     }

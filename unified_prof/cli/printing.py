@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-import typer
-
-from unified_prof.errors import OutputError, UprofError
+from unified_prof import streams
+from unified_prof.errors import UprofError
 from unified_prof.plain import printable
 
 
@@ -36,32 +34,18 @@ def put(text: str, *, for_people: bool = True) -> None:
 
     Raises:
         OutputError: stdout cannot be written.
+        ReaderLeft: nobody reads it any more.
     """
     encoding = sys.stdout.encoding if for_people else "utf-8"
-    try:
+    with streams.writing_the_result():
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode(encoding or "utf-8", errors="backslashreplace"))
         sys.stdout.flush()
-    except BrokenPipeError:
-        _abandon_stdout()
-        raise typer.Exit(128 + signal.SIGPIPE) from None
-    except OSError as err:
-        _abandon_stdout()
-        raise OutputError(f"stdout cannot be written: {err.strerror}") from err
 
 
 def say(text: str) -> None:
     """Print a line for people to stderr; where that cannot be written, nobody is told."""
-    with suppress(OSError):
-        typer.echo(printable(text), err=True)
-
-
-def _abandon_stdout() -> None:
-    """Send what is left in stdout's buffer nowhere: Python writes it again when it ends."""
-    with suppress(OSError, ValueError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    streams.tell(printable(text))
 
 
 def put_error(error: UprofError) -> None:

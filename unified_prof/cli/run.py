@@ -160,7 +160,6 @@ def run(
     Everything after SCRIPT, or after -m MODULE, belongs to the workload. `uprof run --help-npu`
     shows the options that only --backend npu has.
     """
-    streams.fill_closed_descriptors()
     chosen_ranks = chosen_ranks_of(ranks)
     workload = _workload(module, command or [], attach="pid" in npu_options)
     if not dry_run and not is_measured(rank_of(), chosen_ranks):
@@ -202,6 +201,7 @@ def _run(
     try:
         with (
             _progress(enabled=streams.is_terminal() and not shown.quiet) as progress,
+            streams.as_found(),
             streams.stdout_to_stderr(enabled=shown.json),
             signals.ended_by_signals(in_children=False),
             signals.held_back_from_end_of_workload(),

@@ -1,0 +1,281 @@
+"""How commands end: exit codes, one line a mistake, and streams that are closed or full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from unified_prof.cli import boundary
+from unified_prof.errors import BUG_EXIT_CODE, StoreError, UprofError, UsageError
+from unified_prof.migrate.create import create
+
+UPROF = [sys.executable, "-m", "unified_prof"]
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+
+
+def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of shell in which `uprof` is this checkout's."""
+    function = f'uprof() {{ "{sys.executable}" -m unified_prof "$@"; }}\n'
+    return subprocess.run(
+        ["bash", "-c", function + line],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a folder with an empty report, and a program that needs no torch."""
+    create(tmp_path / "empty.db", "msprof", "latest")
+    return tmp_path
+
+
+# Each command, with what it takes to end well; where one writes to stdout, True.
+COMMANDS = [
+    ("db current empty.db", True),
+    ("db check empty.db", True),
+    ("db history", True),
+    ("db history --json", True),
+    ("db upgrade empty.db", True),
+    ("db create new.db", True),
+    ("report empty.db", True),
+    ("report empty.db --json", True),
+    ("report empty.db -o r.html", False),
+    ("doctor", True),
+    ("doctor --json", True),
+    ("--version", True),
+    ("--help", True),
+    ("run --help", True),
+    ("gate --help", True),
+    ("--show-completion", True),
+]
+
+
+@needs_full
+@pytest.mark.parametrize("command", [command for command, _ in COMMANDS])
+@pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", "2>&- >/dev/null <&-"])
+def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
+    expected = shell(f"uprof {command} --force" if "-o" in command else f"uprof {command}", place)
+    if "create" in command:
+        (place / "new.db").unlink()
+    elif "-o" in command:
+        command += " --force"
+    found = shell(f"uprof {command} {stream}", place)
+    assert expected.returncode == 0, expected.stderr
+    assert found.returncode == 0
+    if ">/dev/null" not in stream:
+        assert found.stdout == expected.stdout
+
+
+@needs_full
+@pytest.mark.parametrize("command", [command for command, writes in COMMANDS if writes])
+def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: str) -> None:
+    found = shell(f"uprof {command} >/dev/full", place)
+    assert found.returncode == 9
+    assert found.stderr.splitlines()[-1] == (
+        "uprof: error: stdout cannot be written: No space left on device"
+    )
+    assert shell(f"uprof {command} >/dev/full 2>&-", place).returncode == 9
+
+
+@needs_full
+def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
+    for stream in ("2>&-", "2>/dev/full", ""):
+        assert shell(f"uprof report absent.db {stream}", place).returncode == 7
+        assert shell(f"uprof report --top x empty.db {stream}", place).returncode == 2
+        assert shell(f"uprof nonsense {stream}", place).returncode == 2
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(place: Path) -> None:
+    found = shell("uprof db history | true; echo ${PIPESTATUS[0]}", place)
+    assert found.stdout in ("141\n", "0\n")  # 0: all fitted into the pipe
+    assert found.stderr == ""
+
+
+def test_a_closed_stdout_harms_no_file(place: Path) -> None:
+    before = (place / "empty.db").read_bytes()
+    assert shell("uprof report empty.db -o r.html <&- >&- 2>&-", place).returncode == 0
+    assert (place / "r.html").read_text(encoding="utf-8").startswith("<!")
+    assert (place / "empty.db").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("uprof report --no-such empty.db", 2, "no such option: --no-such"),
+        ("uprof report", 2, "missing argument"),
+        ("uprof repot x", 2, "did you mean 'report'"),
+        ("uprof report empty.db --by colour", 2, "invalid value for '--by'"),
+        (r"uprof report $'no\nuprof: error: forged\e]0;title\a.db'", 7, r"no\x0auprof: error"),
+        (r"uprof report $'\e[31mred\u202e.db'", 7, r"\x1b[31mred\u202e.db"),
+        (r"uprof report $'--no-such\e[2J' x", 2, r"--no-such\x1b[2J"),
+        (r"uprof report $'caf\xe9.db'", 7, r"caf\xe9.db"),
+        (r"uprof report '[bold]absent[/bold].db'", 7, "[bold]absent[/bold].db"),
+        ("mkdir gone; cd gone; rmdir ../gone; uprof baseline list", 2, "current folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_perhaps_a_hint(
+    place: Path, line: str, code: int, words: str
+) -> None:
+    found = shell(line, place)
+    assert found.returncode == code
+    assert found.stdout == ""
+    lines = found.stderr.splitlines()
+    assert words.lower() in lines[0].lower()
+    assert lines[0].startswith("uprof: error: ")
+    assert all(line.startswith("uprof: hint: ") for line in lines[1:])
+    assert len(lines) <= 2
+    assert "\x1b" not in found.stderr
+
+
+def test_version_needs_no_folder(place: Path) -> None:
+    found = shell("mkdir gone; cd gone; rmdir ../gone; uprof --version", place)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["report NAME", "report NAME --json", "db current NAME", "db current NAME --json",
+     "db check NAME", "db upgrade NAME --force", "db upgrade NAME -o OUT --force",
+     "db create OUT --force", "report NAME -o OUT --format text"],
+)  # fmt: skip
+def test_names_that_are_not_utf_8_work(place: Path, command: str) -> None:
+    name, out = "$'caf\\xe9.db'", "$'out\\xe9.db'"
+    os.link(place / "empty.db", os.fsencode(place) + b"/caf\xe9.db")
+    line = command.replace("NAME", name).replace("OUT", out)
+    found = shell(f"uprof {line}", place)
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    found.stdout.encode("utf-8")
+    if "OUT" in command:
+        assert os.path.exists(os.fsencode(place) + b"/out\xe9.db")  # noqa: PTH110 (bytes)
+
+
+# A command that fails as nobody foresaw.
+BUG = (
+    "import sys; from unified_prof.store import detect\n"
+    "def broken(path): raise KeyError('token=abc\\x1b[2J of ' + str(path))\n"
+    "detect.detect = broken\n"
+    "from unified_prof.cli.app import main\nmain(sys.argv[1:])\n"
+)
+
+
+def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
+    place: Path,
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", BUG, "db", "current", "empty.db"],
+        cwd=place,
+        env={**os.environ, "TMPDIR": str(place)},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == BUG_EXIT_CODE == 70
+    first, second = found.stderr.splitlines()
+    assert first.startswith("uprof: error: this should not have happened: KeyError")
+    assert "\x1b" not in found.stderr
+    assert "abc" not in found.stderr
+    (details,) = place.glob("uprof-bug-*.txt")
+    assert str(details) in second
+    text = details.read_text(encoding="utf-8")
+    assert "Traceback" in text
+    assert "broken" in text
+    assert "abc" not in text
+    assert details.stat().st_mode & 0o077 == 0
+
+
+def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_place(**_: str) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(tempfile, "mkstemp", no_place)
+    assert boundary.exit_code_of(lambda: _raise(KeyError("absent"))) == BUG_EXIT_CODE
+    assert "Traceback" in capsys.readouterr().err
+
+
+def _raise(error: BaseException) -> object:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (UprofError("no"), 1, "uprof: error: no\n"),
+        (UsageError("a\nb", hint="c\x07"), 2, "uprof: error: a\\x0ab\nuprof: hint: c\\x07\n"),
+        (StoreError("no file"), 7, "uprof: error: no file\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(143), 143, ""),
+        (SystemExit(None), 0, ""),
+        (SystemExit("words"), 1, "words\n"),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert boundary.exit_code_of(lambda: _raise(error)) == code
+    assert capsys.readouterr().err == words
+
+
+WORKLOADS = {
+    "closes_stderr": "import sys\nsys.stderr.close()\n",
+    "closes_both": "import sys\nsys.stdout.close()\nsys.stderr.close()\n",
+    "closes_descriptors": "import os\nos.close(1)\nos.close(2)\n",
+    "loses_them": "import sys\nsys.stdout = sys.stderr = None\n",
+    "prints": "print('hello')\n",
+}
+TRAIN = (
+    "import torch\nmodel = torch.nn.Linear(2, 2)\n"
+    "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    "for _ in range(12):\n"
+    "    optimizer.zero_grad()\n    model(torch.ones(1, 2)).sum().backward()\n"
+    "    optimizer.step()\n"
+)
+
+
+@needs_full
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "streams"),
+    [
+        ("closes_stderr", ""),
+        ("closes_descriptors", ""),
+        ("closes_both", "2>/dev/full"),
+        ("loses_them", "2>&- >&- <&-"),
+        ("prints", "2>&-"),
+        ("prints", "2>/dev/full"),
+    ],
+)
+def test_a_workload_is_measured_whatever_its_streams_are(
+    place: Path, workload: str, streams: str
+) -> None:
+    (place / "train.py").write_text(TRAIN + WORKLOADS[workload])
+    line = f"uprof run --backend cpu --scope project -o out train.py {streams}"
+    found = shell(line, place)
+    assert found.returncode == 0, found.stderr
+    assert (place / "out" / "run_time.sqlite").exists()
+    if workload == "prints":
+        assert found.stdout == "hello\n"
+
+
+@pytest.mark.slow
+def test_stderr_of_the_workload_is_what_it_would_be_alone(place: Path) -> None:
+    """Python has None for a stream that is closed when it starts."""
+    (place / "train.py").write_text(
+        TRAIN + "import sys\nopen('said', 'w').write(repr(sys.stderr))\n"
+    )
+    assert (
+        shell("uprof run --backend cpu --scope project -o out train.py 2>&-", place).returncode == 0
+    )
+    assert (place / "said").read_text() == "None"
