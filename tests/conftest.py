@@ -6,8 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# No example has a deadline: other programs on the machine would decide whether a test passes.
+settings.register_profile("uprof", deadline=None)
+settings.load_profile("uprof")
 
 # Processes that a test starts import this checkout, whatever is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -44,3 +44,10 @@ def test_every_revision_has_the_tables_of_the_one_before_and_the_same_indexes(
         "TaskIndex",
         "CommunicationTaskIndex",
     ]
+
+
+@pytest.mark.parametrize("revision", catalogue.REVISIONS["msprof"])
+def test_an_outline_names_what_sqlite_reads_from_the_same_text(revision: str) -> None:
+    found, spec = catalogue.outline(revision), catalogue.load("msprof", revision)
+    assert found.columns == {name: table.column_names for name, table in spec.tables.items()}
+    assert found.constants == {name: dict(spec.rows[name]) for name in spec.enum_tables}  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 
 META_DATA says 1.2.0 for five different schemas and nothing at all for the oldest, so the
 revision is read off tables, columns and enum rows: first those that every file has (enums,
-HOST_INFO), then those that exist only where something was recorded.
+HOST_INFO), then those that exist only where something was recorded. What tells a revision from the
+one before is derived from their frozen texts.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from unified_prof.models import catalogue
 from unified_prof.store.sql import TABLES, declared, quoted
@@ -106,83 +108,79 @@ def _run(db: sqlite3.Connection) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """Something no file older than `revision` has."""
+    """Something no file older than a revision has."""
 
-    revision: str
     words: str
     found: Callable[[Facts], bool]
     from_meta: bool = False
 
 
-def _version_sign(revision: str) -> _Sign:
-    version = revision.partition("_")[0]
-    return _Sign(
-        revision,
-        f"META_DATA says {version}",
-        lambda facts: ("SCHEMA_VERSION", version) in facts.meta,
-        from_meta=True,
-    )
-
-
-def _enum_sign(revision: str, table: str, number: int, name: str | None = None) -> _Sign:
-    words = f"{table} has {number}" + (f" {name}" if name else "")
-    return _Sign(revision, words, lambda facts: facts.enum_has(table, number, name))
-
-
-def _table_sign(revision: str, table: str, *columns: str) -> _Sign:
-    words = ".".join((table, *columns[:1])) + " is there"
-    return _Sign(revision, words, lambda facts: facts.has(table, *columns))
-
-
-# Oldest first. Not among them, because others add them to older files: RANK_DEVICE_MAP,
-# HOST_INFO, META_DATA without a version (torch_npu); OVERLAP_ANALYSIS, COMMUNICATION_OP.opType,
-# COMPUTE_TASK_INFO.gridDim and blockDim (MindStudio Insight).
-_SIGNS = (
-    _version_sign("1.0.0_20240516"),
-    _table_sign("1.0.0_20240516", "COMPUTE_TASK_INFO", "attrInfo"),
-    _table_sign("1.0.0_20240521", "ENUM_MSTX_EVENT_TYPE"),
-    _table_sign("1.0.0_20240521", "ENUM_HCCL_DATA_TYPE"),
-    _enum_sign("1.0.0_20240711", "ENUM_HCCL_DATA_TYPE", 65534),
-    _Sign(
-        "1.0.0_20241008",
-        "HOST_INFO.hostUid is TEXT",
-        # torch_npu makes HOST_INFO itself, with TEXT, where an old msprof made none.
-        lambda facts: (
-            facts.tables.get("HOST_INFO", {}).get("hostUid") == "TEXT"
-            and facts.has("ENUM_MSTX_EVENT_TYPE")
-        ),
-    ),
-    _enum_sign("1.0.0_20241112", "ENUM_MODULE", 74, "AMP"),
-    _version_sign("1.1.0_20241216"),
-    _table_sign("1.1.0_20241216", "COMMUNICATION_SCHEDULE_TASK_INFO"),
-    _table_sign("1.1.0_20241218", "ENUM_MEMCPY_OPERATION"),
-    _table_sign("1.1.0_20241218", "MEMCPY_INFO", "memcpyOperation"),
-    _version_sign("1.1.1_20250123"),
-    _table_sign("1.1.1_20250123", "COMMUNICATION_TASK_INFO", "isMaster"),
-    _enum_sign("1.1.1_20250327", "ENUM_HCCL_DATA_TYPE", 255),
-    _table_sign("1.1.1_20250620", "COMPUTE_TASK_INFO", "opState"),
-    *(
-        _table_sign("1.1.1_20250620", table)
-        for table in (
-            "CPU_USAGE",
-            "HOST_MEM_USAGE",
-            "HOST_DISK_USAGE",
-            "HOST_NETWORK_USAGE",
-            "OSRT_API",
-            "NETDEV_STATS",
-        )
-    ),
-    _table_sign("1.1.1_20250820", "COMMUNICATION_TASK_INFO", "bandwidth"),
-    _table_sign("1.1.1_20250820", "QOS"),
-    _version_sign("1.2.0_20250922"),
-    _table_sign("1.2.0_20250922", "COMMUNICATION_OP", "deviceId"),
-    _enum_sign("1.2.0_20251226", "ENUM_MODULE", 2, "SCC"),
-    _table_sign("1.2.0_20260128", "COMPUTE_TASK_INFO", "blockNum"),
-    _enum_sign("1.2.0_20260330", "ENUM_HCCL_DATA_TYPE", 14, "HIF8"),
-    _enum_sign("1.2.0_20260716", "ENUM_HCCL_TRANSPORT_TYPE", 4, "ROCE"),
-    _enum_sign("1.2.0_20260716", "ENUM_HCCL_LINK_TYPE", 7, "UB"),
-    _table_sign("1.2.0_20260716", "ENUM_OVERLAP_ANALYSIS_TYPE"),
+# What others put into older files, and so is a sign of nothing.
+_ADDED_BY_OTHERS = frozenset(
+    {
+        *("RANK_DEVICE_MAP", "HOST_INFO", "META_DATA", "ENUM_API_TYPE"),  # torch_npu
+        *("OVERLAP_ANALYSIS", "COMMUNICATION_OP.opType"),  # MindStudio Insight
+        *("COMPUTE_TASK_INFO.gridDim", "COMPUTE_TASK_INFO.blockDim"),
+    }
 )
+
+
+def _text_uid(facts: Facts) -> bool:
+    # torch_npu makes HOST_INFO itself, with TEXT, where an old msprof made none.
+    is_text = facts.tables.get("HOST_INFO", {}).get("hostUid") == "TEXT"
+    return is_text and facts.has("ENUM_MSTX_EVENT_TYPE")
+
+
+# What the frozen texts cannot say by themselves.
+_FURTHER_SIGNS = {"1.0.0_20241008": (_Sign("HOST_INFO.hostUid is TEXT", _text_uid),)}
+
+
+@cache
+def _signs(revision: str) -> tuple[_Sign, ...]:
+    """Return what tells a revision from the one before: version, tables, columns, enum rows."""
+    revisions = catalogue.REVISIONS[catalogue.MSPROF]
+    number = revisions.index(revision)
+    if number == 0:
+        return ()
+    before, now = (catalogue.outline(revisions[n]) for n in (number - 1, number))
+    signs: list[_Sign] = []
+    version = catalogue.version_of(revision)
+    if version is not None and version != catalogue.version_of(revisions[number - 1]):
+        signs.append(_version_sign(version))
+    for name, columns in now.columns.items():
+        if name in _ADDED_BY_OTHERS:
+            continue
+        old = before.columns.get(name, ())
+        added = tuple(
+            column
+            for column in columns
+            if column not in old and f"{name}.{column}" not in _ADDED_BY_OTHERS
+        )
+        if added:
+            signs.append(_column_sign(name, added, is_new=not old))
+        elif rows := now.constants.get(name, {}).items() - before.constants.get(name, {}).items():
+            signs.append(_enum_sign(name, dict(sorted(rows))))
+    return (*signs, *_FURTHER_SIGNS.get(revision, ()))
+
+
+def _version_sign(version: str) -> _Sign:
+    def found(facts: Facts) -> bool:
+        return ("SCHEMA_VERSION", version) in facts.meta
+
+    return _Sign(f"META_DATA says {version}", found, from_meta=True)
+
+
+def _column_sign(table: str, columns: tuple[str, ...], *, is_new: bool) -> _Sign:
+    words = f"{table} is there" if is_new else f"{table}.{columns[0]} is there"
+    return _Sign(words, lambda facts: facts.has(table, *columns))
+
+
+def _enum_sign(table: str, rows: dict[int, str]) -> _Sign:
+    number, name = next(iter(rows.items()))
+    return _Sign(
+        f"{table} has {number} {name}",
+        lambda facts: all(facts.enum_has(table, *row) for row in rows.items()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,24 +214,27 @@ def match(facts: Facts, *, trust_version: bool = True) -> Match:
         facts: what the file holds.
         trust_version: whether META_DATA's version counts as a sign.
     """
-    signs = [s for s in _SIGNS if s.found(facts) and (trust_version or not s.from_meta)]
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
-    candidates = sorted({revisions.index(s.revision) for s in signs} | {0})
-    newest = candidates[-1]
-    fitting = next((i for i in reversed(candidates) if not lacking(facts, revisions[i])), None)
-    if fitting is None:
-        return Match(None, _words(signs, newest), missing=lacking(facts, revisions[newest]))
-    return Match(
-        revisions[fitting],
-        _words(signs, fitting) or ("no sign of any newer revision",),
-        _equivalent(facts, revisions[fitting]) if fitting == newest else (),
-        tuple(s.words for s in signs if revisions.index(s.revision) > fitting),
-    )
-
-
-def _words(signs: list[_Sign], revision: int) -> tuple[str, ...]:
-    name = catalogue.REVISIONS[catalogue.MSPROF][revision]
-    return tuple(sign.words for sign in signs if sign.revision == name)
+    newer: list[tuple[str, ...]] = []
+    newest = ""
+    # From the newest on: most files are of one that is not old.
+    for revision in reversed(revisions):
+        signs = _signs(revision)
+        words = tuple(
+            s.words for s in signs if (trust_version or not s.from_meta) and s.found(facts)
+        )
+        if not words and revision != revisions[0]:
+            continue
+        if not lacking(facts, revision):
+            return Match(
+                revision,
+                words or ("no sign of any newer revision",),
+                () if newer else _equivalent(facts, revision),
+                tuple(word for part in reversed(newer) for word in part),
+            )
+        newer.append(words)
+        newest = newest or revision
+    return Match(None, newer[0], missing=lacking(facts, newest))
 
 
 def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
