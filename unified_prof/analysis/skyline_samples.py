@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Gaps, Samples
 from unified_prof.analysis.source import Source
+from unified_prof.lookup import NOWHERE, find
 from unified_prof.units import NS_PER_MS
 
 Floats = NDArray[np.float64]
@@ -64,9 +65,9 @@ def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[in
         f"SELECT entry_id, iteration, {', '.join(map(_number, names))} FROM {table}"
         " WHERE typeof(entry_id) = 'integer' AND typeof(iteration) = 'integer'"
     )
-    row, known_row = _positions(ids, columns["entry_id"])
-    column, known_column = _positions(iterations, columns["iteration"])
-    inside = known_row & known_column
+    row = find(np.asarray(ids, np.int64), columns["entry_id"])
+    column = find(np.asarray(iterations, np.int64), columns["iteration"])
+    inside = (row != NOWHERE) & (column != NOWHERE)
     matrices = []
     for name in names:
         values = np.ma.filled(columns[name].astype(np.float64), np.nan) * NS_PER_MS
@@ -75,16 +76,6 @@ def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[in
         matrix[row[inside], column[inside]] = values[inside]
         matrices.append(matrix)
     return matrices
-
-
-def _positions(
-    ordered: Sequence[int], values: NDArray[np.int64]
-) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return where each value stands in `ordered`, and whether it does."""
-    position = np.searchsorted(ordered, values)
-    known = position < len(ordered)
-    known[known] = np.asarray(ordered)[position[known]] == values[known]
-    return position, known
 
 
 def _number(column: str) -> str:

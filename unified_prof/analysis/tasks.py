@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis import bulk
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.analysis.source import Findings, Source
+from unified_prof.lookup import NOWHERE, find
 
 Ints = NDArray[np.int64]
 
@@ -97,8 +98,8 @@ class Lookup:
             return self._dense.take(keys.astype(np.int64) + 1, mode="clip")
         if not len(self._sorted):
             return np.full(len(keys), -1, np.int32)
-        slot = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
-        return np.where(self._sorted[slot] == keys, self._order[slot], np.int32(-1))
+        slot = find(self._sorted, keys)
+        return np.where(slot != NOWHERE, self._order[slot], np.int32(-1))
 
 
 class Tasks:

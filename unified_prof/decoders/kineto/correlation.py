@@ -10,6 +10,7 @@ from unified_prof.decoders.kineto.fields import Bools
 from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+from unified_prof.lookup import NOWHERE, find
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""
@@ -121,17 +122,15 @@ class Correlator:
                 if not len(ran):
                     continue
                 ran = ran.copy()
-                if len(host):
-                    at = np.searchsorted(host["external"], ran["external"])
-                    at = at.clip(max=len(host) - 1)
-                    found = host["external"][at] == ran["external"]
-                    by = host[at[found]]
-                    ran["operation_name"][found] = by["name"]
-                    ran["signature"][found] = by["signature"]
-                    for field in ("thread", "collective"):
-                        ran[field][found] = np.where(
-                            ran[field][found] == MISSING, by[field], ran[field][found]
-                        )
+                at = find(host["external"], ran["external"])
+                found = at != NOWHERE
+                by = host[at[found]]
+                ran["operation_name"][found] = by["name"]
+                ran["signature"][found] = by["signature"]
+                for field in ("thread", "collective"):
+                    ran[field][found] = np.where(
+                        ran[field][found] == MISSING, by[field], ran[field][found]
+                    )
                 tasks.append(ran)
 
     def _fresh_ids(self, count: int) -> Int64s:

@@ -6,6 +6,7 @@ import numpy as np
 
 from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import Int64s
+from unified_prof.lookup import NOWHERE, find
 
 REMEMBERED = 1 << 18
 """Forward operations kept: more than any iteration has, whatever the trace's length."""
@@ -48,8 +49,8 @@ class Forwards:
         """Return the call chains of forward operations, and how many were ambiguous."""
         if not len(self._sequence):
             return np.full(len(sequence), NONE), 0
-        at = np.searchsorted(self._sequence, sequence).clip(max=len(self._sequence) - 1)
-        chain = np.where(self._sequence[at] == sequence, self._chain[at], NONE)
+        at = find(self._sequence, sequence)
+        chain = np.where(at != NOWHERE, self._chain[at], NONE)
         ambiguous = chain == _AMBIGUOUS
         chain[ambiguous] = NONE
         return chain, int(np.count_nonzero(ambiguous))
