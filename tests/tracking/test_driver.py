@@ -8,6 +8,7 @@ import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload
 from unified_prof.errors import CaptureError
+from unified_prof.tracking import operations
 from unified_prof.tracking.driver import Driver, Stage
 
 
@@ -77,17 +78,35 @@ def test_going_back_to_a_stage() -> None:
 
 
 @pytest.mark.parametrize("failing", ["start", "begin 0", "end 0", "stop"])
-def test_an_instrument_that_fails_ends_the_measuring_and_nothing_else(failing: str) -> None:
+def test_an_instrument_that_fails_ends_its_stage_and_nothing_else(failing: str) -> None:
     log: list[str] = []
-    a, b = Spy(log, "a"), Spy(log, "b", failing)
-    drive = driver(log, Stage("one", (a, b), 1))
+    failed: list[str] = []
+    drive = Driver(
+        [
+            Stage("one", (Spy(log, "a"), Spy(log, "b", failing)), 1),
+            Stage("two", (Spy(log, "c"),), 1),
+        ],
+        lambda text: log.append(f"- {text}"),
+        lambda: log.append("finished"),
+        lambda stage, error: failed.append(f"{stage.name}: {error}"),
+    )
     drive.begin()
-    drive.boundary()
+    for _ in range(3):
+        drive.boundary()
+    assert failed == ["one: b broke"]
     assert str(drive.error) == "b broke"
-    assert drive.ended
-    assert not drive.finished
-    assert "a stop" in log[-2]
-    assert log[-1] == "finished"
+    assert drive.finished
+    assert any(line.startswith("a stop") for line in log)
+    assert log[-6:] == ["- two (1)", "c start", "c begin 0", "c end 0", "c stop", "finished"]
+
+
+def test_closing_tells_what_failed_in_it() -> None:
+    log: list[str] = []
+    drive = driver(log, Stage("one", (Spy(log, "a", "stop early"), Spy(log, "b")), 2))
+    drive.begin()
+    drive.close()
+    assert str(drive.error) == "a broke"
+    assert log[-2:] == ["b stop early", "a stop early"]
 
 
 NET = """
@@ -110,11 +129,7 @@ def test_further_instruments_get_iterations_of_their_own(workload: Workload) -> 
     assert len(tracked.iterations) == 3
 
 
-@pytest.mark.parametrize("script", [PROVIDERS, None])
-def test_a_fault_of_the_tracker_is_told_as_such_and_the_program_runs_on(
-    workload: Workload, capsys: pytest.CaptureFixture[str], script: Any
-) -> None:
-    loop = """
+LOOP = """
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(12):
@@ -122,7 +137,32 @@ for _ in range(12):
     optimizer.step()
 print("the end")
 """
-    workload.write("main.py", NET + (script or loop))
-    with pytest.raises(CaptureError, match="tracking failed: RuntimeError: a broke"):
-        workload.run(instruments=[Spy([], "a", "begin 0")])
-    assert capsys.readouterr().out == ("" if script else "the end\n")
+
+
+@pytest.mark.parametrize("script", [PROVIDERS, LOOP])
+def test_a_fault_of_the_tracker_is_told_and_costs_neither_program_nor_report(
+    workload: Workload, capsys: pytest.CaptureFixture[str], script: str
+) -> None:
+    workload.write("main.py", NET + script)
+    outcome = workload.run(instruments=[Spy([], "a", "begin 0")])
+    assert outcome.exit_code == 0
+    assert outcome.tracked is not None
+    assert len(outcome.tracked.operations) == 1
+    assert not outcome.tracked.complete
+    fault = "timeline could not be measured (RuntimeError: a broke)"
+    assert outcome.failure == fault
+    assert outcome.tracked.anomalies["measuring_failed"] == (1, fault)
+    assert capsys.readouterr().out == ("the end\n" if script is LOOP else "")
+
+
+def test_a_fault_that_leaves_nothing_is_told_as_such(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(operations, "make_mode", broken)
+    workload.write("main.py", NET + LOOP)
+    with pytest.raises(CaptureError, match="tracking failed: first iteration could not be"):
+        workload.run()
+    assert capsys.readouterr().out == "the end\n"

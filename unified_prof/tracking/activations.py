@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.calls import Recorder
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.sizes import plain_tensors, storage_of
@@ -76,6 +77,7 @@ class SavedTensors:
                 there was no backward pass, so that of any call may still come.
         """
         if self._hooks is None:
+            self._patches.restore()
             return None
         self._take_out()
         self._patches.restore()
@@ -144,11 +146,17 @@ class SavedTensors:
 
     def _pack(self, tensor: Any) -> Any:
         with self._plainly():  # neither our mode nor a subclass's own function
-            self._note(tensor)
+            self._note_safely(tensor)
             if tensor.grad_fn is None:
                 return tensor
             # An output that its own node saves: the tensor itself would be a reference cycle.
             return tensor.detach()
+
+    def _note_safely(self, packed: Any) -> None:
+        try:
+            self._note(packed)
+        except Exception as error:  # in the midst of the program's forward pass
+            self._internals.anomalies.add("saved_tensor_not_counted", in_one_line(error))
 
     def _note(self, packed: Any) -> None:
         import torch
@@ -192,7 +200,7 @@ class SavedTensors:
         def pack(tensor: Any) -> Any:
             packed = pack_hook(tensor)
             with self._plainly():
-                self._note(packed)
+                self._note_safely(packed)
             return packed
 
         pack.__wrapped__ = pack_hook

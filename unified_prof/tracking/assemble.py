@@ -83,7 +83,9 @@ def operations_of(
             detail = f"iteration {number}: {_difference(one.sequence, reference.sequence, among)}"
             anomalies.add(f"iterations_with_{some}other_operations", detail)
     operations = tuple(
-        _operation(key, [(number, iterations[number]) for number in matched], reference, table)
+        _operation(
+            key, [(number, iterations[number]) for number in matched], reference, table, anomalies
+        )
         for key in reference.positions
     )
     records = tuple(
@@ -107,7 +109,11 @@ def _reference(iterations: Sequence[Shown]) -> tuple[Shown, bool]:
 
 
 def _operation(
-    key: Key, matched: Sequence[tuple[int, Shown]], reference: Shown, table: SiteTable
+    key: Key,
+    matched: Sequence[tuple[int, Shown]],
+    reference: Shown,
+    table: SiteTable,
+    anomalies: Anomalies,
 ) -> OperationRecord:
     site, in_backward, _ = key
     having = [
@@ -128,6 +134,7 @@ def _operation(
             [(one.iteration, call) for _, one, call in having],
             (reference.iteration, reference.calls[reference.positions[key]]),
             table,
+            anomalies,
         ),
         iterations=None
         if len(having) == len(matched)
@@ -136,11 +143,16 @@ def _operation(
 
 
 def _gap(
-    having: Sequence[tuple[Measured, int]], reference: tuple[Measured, int], table: SiteTable
+    having: Sequence[tuple[Measured, int]],
+    reference: tuple[Measured, int],
+    table: SiteTable,
+    anomalies: Anomalies,
 ) -> GapRecord | None:
     """Return the time before an operation, where every iteration has it and it has a place."""
     stacks = _stacks(*reference, table)
-    site = None if stacks is None else gap_site(*stacks)
+    site = None
+    with anomalies.fenced("gaps_not_placed", "the lines between two operations"):
+        site = None if stacks is None else gap_site(*stacks)
     if site is None or any(_stacks(*one, table) != stacks for one in having):
         return None
     # Events of a device may be recorded out of order on two streams; a gap is never negative.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from unified_prof.tracking.instruments import Instrument
@@ -31,16 +31,18 @@ class Driver:
         stages: Sequence[Stage],
         progress: Callable[[str], None],
         on_finished: Callable[[], None] = lambda: None,
+        on_failure: Callable[[Stage, Exception], None] = lambda _stage, _error: None,
     ) -> None:
         self._stages = tuple(stage for stage in stages if stage.iterations > 0)
         self._progress = progress
         self._on_finished = on_finished
+        self._on_failure = on_failure
         self._at = 0
         self._done = 0
         self._open: list[Instrument] = []
         self._closed = False
         self.error: Exception | None = None
-        """What an instrument raised; nothing more is measured after it."""
+        """What an instrument raised first; the rest of its stage was not measured."""
 
     @property
     def ended(self) -> bool:
@@ -75,16 +77,15 @@ class Driver:
     def restart(self, stage: int) -> None:
         """Give up what was begun and go back to the first iteration of `stage`."""
         if not self._closed:
+            self._give_up_stage()
+            self._at = stage
             with self._guarded():
-                self._leave_stage(complete=False)
-                self._at = stage
                 self._enter_stage()
 
     def close(self) -> None:
         """End for good; an iteration under way does not count."""
         self._closed = True
-        with self._guarded():
-            self._leave_stage(complete=False)
+        self._give_up_stage()
 
     def abandon(self) -> None:
         """End without touching any instrument."""
@@ -93,16 +94,28 @@ class Driver:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Let no failure of an instrument reach the program, which is not to blame."""
+        """Let no failure of an instrument reach the program, nor the stages that follow."""
         try:
             yield
         except Exception as error:
-            self.error = self.error or error
-            self._closed = True
-            while self._open:
-                with suppress(Exception):
-                    self._open.pop().stop(complete=False)
-            self._on_finished()
+            self._failed(error)
+            self._give_up_stage()
+            if not self.ended:
+                self._at += 1
+                with self._guarded():
+                    self._enter_stage()
+
+    def _give_up_stage(self) -> None:
+        while self._open:
+            try:
+                self._open.pop().stop(complete=False)
+            except Exception as error:
+                self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.error = self.error or error
+        if not self.finished:
+            self._on_failure(self._stages[self._at], error)
 
     def _enter_stage(self) -> None:
         self._done = 0

@@ -58,11 +58,12 @@ def make_runner(
                 named = known.get(id(module))
                 if named is None or named.module() is not module:
                     named = modules.name(module, walker.running_modules(frame))
-            if recorder.on_call is not None:
-                recorder.on_call(args, kwargs, module)
         except Exception as error:
             note_failure(error)
             return func(*args, **kwargs)
+        if recorder.on_call is not None:
+            with recorder.internals.anomalies.fenced("arguments_not_looked_at", "those of a call"):
+                recorder.on_call(args, kwargs, module)
         recorder.inside = True
         first_node = sequence_number()
         start = mark()

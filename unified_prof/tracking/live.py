@@ -124,11 +124,10 @@ class LiveTracking:
             self._loop.close()
             self._registered.__exit__(None, None, None)
         self.report_error = self._session.report_error
-        if self._loop.tracking_error is not None:
-            self.failure = f"tracking failed: {self._loop.tracking_error}"
-            return
+        failures = list(self._session.faults)
         if not self._loop.finished:
-            self.failure = self._session.why_incomplete(error)
+            failures.insert(0, self._session.why_incomplete(error))
+        self.failure = "; ".join(failures) or None
         if error is None:
             self.tracked = self._session.result(complete=self._loop.finished)
         else:  # the program's own error is what the caller must see

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.calls import NO_CALL, Iteration
 from unified_prof.tracking.waiting import waited_within
 from unified_prof.units import NS_PER_MS
@@ -79,8 +80,12 @@ class Measured:
         return (0, *self.optimizer_steps, *(one.calls_before for one in self.passes))
 
 
-def measure(iteration: Iteration) -> Measured:
+def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
     """Turn the marks of an iteration into times; its clock must have been synchronised."""
+    losses = []
+    for loss in iteration.losses:
+        with anomalies.fenced("loss_not_read", "whether the loss is finite"):
+            losses.append(float(loss))
     clock = iteration.clock
     sites, first, last, starts, ends = iteration.columns()
     backward_ms, foreign_nodes = _backward(iteration, len(sites))
@@ -105,7 +110,7 @@ def measure(iteration: Iteration) -> Measured:
         waits=tuple(iteration.waits),
         with_set_up=iteration.with_set_up,
         begins_with_forward=iteration.begins_with_forward,
-        losses=tuple(map(float, iteration.losses)),
+        losses=tuple(losses),
         foreign_nodes=foreign_nodes,
         dropped_calls=iteration.dropped_calls,
     )

@@ -89,7 +89,8 @@ class OperationTracker:
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
-        self.modules.settle()
+        with self._internals.anomalies.fenced("modules_not_named", "the paths of some modules"):
+            self.modules.settle()
         self._raw.append(iteration)
         if self.device.is_cpu:
             self._settle()
@@ -127,7 +128,7 @@ class OperationTracker:
         """Turn marks into times, which take far less room."""
         if self._raw:
             self.clock.synchronize()
-            self._measured += [measure(iteration) for iteration in self._raw]
+            self._measured += [measure(one, self._internals.anomalies) for one in self._raw]
             self._raw.clear()
             if self._recorder is None or self.device.is_cpu:
                 self.clock.forget()
@@ -198,7 +199,8 @@ class ActivationTracker(OperationTracker):
         self._argument_devices.clear()
         self._in_backward.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
-        self._saved.start(self._weights.parameters(), self.modules.members(self._roots))
+        with self._internals.anomalies.fenced("activations_not_measured", "the activations"):
+            self._saved.start(self._weights.parameters(), self.modules.members(self._roots))
         self._used.clear()
         super().begin_iteration(index)
 
@@ -216,10 +218,14 @@ class ActivationTracker(OperationTracker):
         parameters = {item.device.type for item in self._weights.parameters()}
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:
+            used = None
             self.oddities = Anomalies()
-            self.weight_records = self._weights.records(
-                self.device.kind, self.modules, self._in_use(sites), self.oddities
-            )
+            with self.oddities.fenced("weights_of_all_modules", "which modules ran"):
+                used = self._in_use(sites)
+            with self.oddities.fenced("weights_not_listed", "the weights"):
+                self.weight_records = self._weights.records(
+                    self.device.kind, self.modules, used, self.oddities
+                )
 
     def _in_use(self, sites: set[int]) -> InUse | None:
         """Return what an iteration used of the program's modules, None if that is not known."""
@@ -262,7 +268,8 @@ class ActivationTracker(OperationTracker):
             self._in_backward.add(call)
         elif (leaf := leaf_of(node)) is not None:
             self._used[id(leaf)] = weakref.ref(leaf)
-        self._saved.saved_numbers(node, call)
+        with self._internals.anomalies.fenced("saved_numbers_not_counted", "those of a node"):
+            self._saved.saved_numbers(node, call)
 
 
 def _not_started(*_: Any) -> Any:

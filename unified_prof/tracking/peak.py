@@ -145,7 +145,8 @@ class ProfiledPeak:
     def _wrap_prepare(self, prepare: Any) -> Any:
         @functools.wraps(prepare)
         def prepare_after_ours(other: Any, *args: Any, **kwargs: Any) -> Any:
-            self._give_up()
+            with self._internals.anomalies.fenced("peak_usage_not_measured", "giving way"):
+                self._give_up()
             return prepare(other, *args, **kwargs)
 
         return prepare_after_ours

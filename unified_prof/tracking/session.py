@@ -90,6 +90,8 @@ class Session:
         self.report_error: Exception | None = None
         """What `Options.on_measured` raised."""
         self._final: TrackedRun | None = None
+        self.faults: list[str] = []
+        """What uprof itself failed in."""
         self.on_abandon: list[Callable[[], None]] = []
         """What else is to be let go of in a forked child."""
         self.sites = CallSites()
@@ -168,8 +170,19 @@ class Session:
         """Return a driver through the stages; everything is taken down after the last."""
         self.run_time.begins_with_forward = not whole_first
         return Driver(
-            self.stages(whole_first=whole_first), self.options.progress, on_finished=self.remove
+            self.stages(whole_first=whole_first),
+            self.options.progress,
+            on_finished=self.remove,
+            on_failure=self._stage_failed,
         )
+
+    def _stage_failed(self, stage: Stage, error: Exception) -> None:
+        """An instrument failed: what it would have measured is missing, the rest is not."""
+        fault = f"{stage.name} could not be measured ({last_user_line(error)})"
+        self.faults.append(fault)
+        self.anomalies.add("measuring_failed", fault)
+        if self.peak in stage.instruments:
+            self.peak.failure = fault
 
     def optimizer_begins(self, with_closure: bool) -> None:
         """An optimizer steps: not forward and not backward, so not looked at.
@@ -256,15 +269,19 @@ class Session:
                     )
         self._require_device()
         table, operations, records, reference = self._shown(times or saves, anomalies)
-        note_oddities(times or saves, anomalies)
+        with anomalies.fenced("oddities_not_looked_for", "what is strange in the iterations"):
+            note_oddities(times or saves, anomalies)
         activations: tuple[ActivationRecord, ...] = ()
         weights: tuple[WeightRecord, ...] = ()
         if saves:
-            weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
             anomalies.merge(memory.oddities)
-            if (saved_bytes := memory.saved_bytes[-1]) is not None:
-                activations, other_bytes = activations_of(saves[-1], saved_bytes, table)
-                facts["saved_bytes_of_no_operation"] = str(other_bytes)
+            with anomalies.fenced("weights_not_listed", "the weights"):
+                weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
+            saved_bytes = memory.saved_bytes[-1]
+            with anomalies.fenced("activations_not_listed", "the activations"):
+                if saved_bytes is not None:
+                    activations, other_bytes = activations_of(saves[-1], saved_bytes, table)
+                    facts["saved_bytes_of_no_operation"] = str(other_bytes)
             if not alike(shown(saves[-1], table), reference):
                 anomalies.add(
                     "activations_of_another_sequence",
@@ -289,7 +306,7 @@ class Session:
             activations=activations,
             iterations=records,
             peak_usage_bytes=self.peak.peak_bytes,
-            complete=complete,
+            complete=complete and not self.faults,
             anomalies=dict(anomalies),
             facts={**self._environment(), **facts, "scope": table.scope.name},
         )

@@ -12,6 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import get_ident
 from types import FrameType
 from typing import Any
@@ -93,7 +94,10 @@ class StepWatcher:
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if get_ident() != self._thread:
             return
-        caller = sys._getframe(1)
+        with self._fenced():
+            self._opened(optimizer, args, kwargs, sys._getframe(1))
+
+    def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> None:
         running = _frames_below(caller)
         self._open = [entry for entry in self._open if entry[1] in running]  # others raised
         if not self._open:
@@ -105,11 +109,15 @@ class StepWatcher:
         if get_ident() != self._thread:
             self._note_thread()
             return
-        if self._open:
-            self._open.pop()
-        if not self._open:  # not a step within another optimizer's
-            self._step_ended()
-            self._stepped(optimizer)
+        with self._fenced():
+            if self._open:
+                self._open.pop()
+            if not self._open:  # not a step within another optimizer's
+                self._step_ended()
+                self._stepped(optimizer)
+
+    def _fenced(self) -> AbstractContextManager[None]:
+        return self._anomalies.fenced("steps_not_followed", "where iterations end")
 
     def _stepped(self, optimizer: Any) -> None:
         self.steps += 1
@@ -146,7 +154,8 @@ class StepWatcher:
                     "the gradient scaler found an infinite gradient and left out the step; the "
                     "iteration ended all the same",
                 )
-                self._stepped(optimizer)
+                with self._fenced():
+                    self._stepped(optimizer)
             return result
 
         return tracked_step

@@ -101,7 +101,10 @@ class Weights:
         return tracked_set_state
 
     def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
-        stack = self._walker.walk(frame)[2]
+        with self._internals.anomalies.fenced("weights_not_listed", "where one was registered"):
+            self._keep(module, name, parameter, self._walker.walk(frame)[2])
+
+    def _keep(self, module: Any, name: str, parameter: Any, stack: Stack) -> None:
         seen = _Registration(weakref.ref(module), weakref.ref(parameter), name, stack)
         self._slots[id(module), name] = seen
         first = self._first.get(id(parameter))

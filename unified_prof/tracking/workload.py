@@ -122,22 +122,27 @@ def run_workload(
     finally:
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
-    if workload.tracking_error is not None:
-        fault = f"tracking failed: {last_user_line(workload.tracking_error)}"
-        if exit_code:
-            return Outcome(exit_code, None, fault)
-        raise MeasuringError(
-            fault, hint="this is a fault of uprof's own, please report it"
-        ) from workload.tracking_error
+    failures = list(session.faults)
+    if not workload.finished:
+        failures.insert(0, workload.why_incomplete(raised))
     try:
         tracked = session.result(complete=workload.finished)
     except UprofError as refused:
         if exit_code:
             return Outcome(exit_code, None, str(refused))
+        _raise_fault(session, workload.tracking_error)
         raise MeasuringError(str(refused), hint=refused.hint) from refused
-    failure = None
-    if not workload.finished:
-        failure = workload.why_incomplete(raised)
-        if tracked is None and exit_code == 0:
-            raise MeasuringError(failure, hint=workload.hint)
+    failure = "; ".join(failures) or None
+    if failure is not None and tracked is None and exit_code == 0:
+        _raise_fault(session, workload.tracking_error)
+        raise MeasuringError(failure, hint=workload.hint)
     return Outcome(exit_code, tracked, failure, session.report_error)
+
+
+def _raise_fault(session: Session, error: Exception | None) -> None:
+    """Raise what uprof itself failed with, which is why nothing was measured."""
+    if session.faults:
+        raise MeasuringError(
+            f"tracking failed: {session.faults[0]}",
+            hint="this is a fault of uprof's own, please report it",
+        ) from error

@@ -1,0 +1,124 @@
+"""Whatever uprof adds to a measurement may fail: it costs an anomaly, not program or report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.tracking.workloads import Workload, names
+from unified_prof.tracking import activations, assemble, backward, peak, session
+from unified_prof.tracking.modules import ModuleNames
+from unified_prof.tracking.operations import ActivationTracker
+from unified_prof.tracking.steps import StepWatcher
+from unified_prof.tracking.weights import SizedWeight, Weights
+
+NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 1)
+    def forward(self, x):
+        return self.lin(x).relu()
+"""
+
+TRAIN = """
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+for _ in range(12):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        loss = net(torch.ones(4, 8)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("the end", float(net.lin.weight.detach().sum()))
+"""
+
+PER_SAMPLE = """
+from torch.func import functional_call, grad, vmap
+net = Net()
+def loss(parameters, x, y):
+    return ((functional_call(net, parameters, (x[None],)) - y) ** 2).sum()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+x, y = torch.randn(4, 8), torch.randn(4)
+for _ in range(12):
+    parameters = {name: value.detach() for name, value in net.named_parameters()}
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
+    for name, parameter in net.named_parameters():
+        parameter.grad = gradients[name].mean(0)
+    optimizer.step()
+"""
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+def test_gradients_of_each_sample(workload: Workload) -> None:
+    workload.write("main.py", NET + PER_SAMPLE)
+    tracked = workload.tracked()
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.operations[0].backward_ms is not None
+    assert tracked.anomalies == {}
+
+
+def test_a_loss_that_has_no_value(workload: Workload) -> None:
+    workload.write(
+        "main.py",
+        NET
+        + TRAIN.replace(
+            "    loss.backward()",
+            """
+    loss.backward()
+    nn.Linear(1, 1, device="meta")(torch.ones(1, 1, device="meta")).sum().backward()""",
+        ),
+    )
+    tracked = workload.tracked()
+    assert "linear" in names(tracked)
+    count, detail = tracked.anomalies["loss_not_read"]
+    assert count >= 2
+    assert detail.startswith("whether the loss is finite: ")
+
+
+@pytest.mark.parametrize(
+    ("owner", "attribute", "anomaly"),
+    [
+        (backward, "_keep_loss", "loss_not_read"),
+        (backward, "_nodes_below", "backward_not_followed"),
+        (backward._HostTimers, "finish", "backward_not_followed"),
+        (activations.SavedTensors, "_note", "saved_tensor_not_counted"),
+        (activations.SavedTensors, "saved_numbers", "saved_numbers_not_counted"),
+        (activations.SavedTensors, "start", "activations_not_measured"),
+        (activations.SavedTensors, "_insert", "activations_not_measured"),
+        (ActivationTracker, "_on_call", "arguments_not_looked_at"),
+        (ActivationTracker, "_in_use", "weights_of_all_modules"),
+        (peak, "live_tensor_bytes", "measuring_failed"),
+        (Weights, "records", "weights_not_listed"),
+        (Weights, "_keep", "weights_not_listed"),
+        (SizedWeight, "shown_in", "weights_not_listed"),
+        (session, "activations_of", "activations_not_listed"),
+        (session, "note_oddities", "oddities_not_looked_for"),
+        (assemble, "gap_site", "gaps_not_placed"),
+        (StepWatcher, "_opened", "steps_not_followed"),
+        (ModuleNames, "settle", "modules_not_named"),
+        (ModuleNames, "name", "operation_not_recorded"),
+    ],
+)  # fmt: skip
+def test_what_fails_is_an_anomaly(
+    workload: Workload,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owner: Any,
+    attribute: str,
+    anomaly: str,
+) -> None:
+    workload.write("main.py", "torch.manual_seed(0)\n" + NET + TRAIN)
+    workload.tracked()
+    plain = capsys.readouterr()
+    monkeypatch.setattr(owner, attribute, broken)
+    outcome = workload.run()
+    assert outcome.exit_code == 0
+    assert outcome.tracked is not None
+    assert outcome.tracked.iterations
+    assert "broken" in outcome.tracked.anomalies[anomaly][1]
+    assert capsys.readouterr() == plain
