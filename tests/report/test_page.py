@@ -301,6 +301,25 @@ def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_pa
     assert '"--token", "***", "--lr", "0.1"' in shown
 
 
+def test_a_symbol_is_shown_short_and_found_whole(window: Browser, tmp_path: Path) -> None:
+    symbol = (
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int)"
+    )
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 150, kernel=(symbol, symbol))
+        device.task(200, 300, kernel=("other", "other"))
+    window.open(written(tmp_path / "msprof_1.db"))
+    click(window, "#table button[data-value=kernel]")
+    cell = "const c = document.querySelector('#table tbody td'); return [c.textContent, c.title]"
+    short = "vectorized_elementwise_kernel<...FillFunctor>"
+    assert window.run(cell) == [short, symbol]
+    window.run("document.querySelector('#search').focus()")
+    window.press(*"fillf")
+    assert window.run(cell) == [short, symbol]
+    window.press(*"unctor<float")
+    assert window.run(cell) == [symbol, ""]
+
+
 def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
     window.open(page)
 

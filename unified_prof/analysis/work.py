@@ -186,10 +186,6 @@ class Work:
         other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
         return int(self.duration_ns[other].sum()) if other.any() else None
 
-    def unattributed(self) -> int:
-        """Return how many pieces of work no framework call is known to have launched."""
-        return 0 if self._framework is None else int((self._launches[0] == NONE).sum())
-
     @cached_property
     def _launches(self) -> tuple[Ints, NDArray[np.int8]]:
         """Host range and pass of each piece."""

@@ -6,6 +6,7 @@ import json
 
 import typer
 
+from unified_prof.cli import printing
 from unified_prof.cli.options import AsJson
 from unified_prof.version import VERSION
 
@@ -20,7 +21,8 @@ def doctor(
 ) -> None:
     """Say which backends can run here and why the others cannot, and what is installed."""
     from unified_prof.backends import environment, registry
-    from unified_prof.cli.text import table
+    from unified_prof.report.tables import text_columns
+    from unified_prof.report.terminal import Page
 
     backends = list(registry.survey())
     versions = {"uprof": VERSION, **environment.versions()}
@@ -42,7 +44,9 @@ def doctor(
     for answer in backends:
         can = "no" if answer.reason else "if asked for" if answer.doubt else "yes"
         rows.append((answer.name, can, answer.reason or answer.doubt or ""))
-    lines = [*table(rows), ""]
-    lines += table([("installed", ""), *((k, v or "-") for k, v in versions.items())])
-    for line in lines:
-        typer.echo(line)
+    # Reasons are sentences: they stay whole however narrow the terminal is.
+    page = Page(width=None, color=False)
+    page.table(text_columns(rows))
+    page.gap()
+    page.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
+    printing.put(page.text())

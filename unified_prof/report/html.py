@@ -18,7 +18,7 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
-from unified_prof.report import page_data
+from unified_prof.report import names, page_data
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
@@ -42,7 +42,7 @@ def _blocks(opened: Opened) -> int:
 
 
 def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
-    names = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
+    files_shown = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
     style = _part("page.css")
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "\n})();"
     data = {
@@ -53,7 +53,7 @@ def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
     return _fill(
         _part("page.html"),
         {
-            "title": html.escape(f"{names} - uprof report"),
+            "title": html.escape(f"{files_shown} - uprof report"),
             "style": style,
             "style_hash": _hash(style),
             "data": _inert(data),
@@ -69,9 +69,12 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
     shown = collect(analysis, bys, sort=request.sort, top=request.top or _ROWS)
     (figures,) = as_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
+        rows = breakdown["rows"]
+        shown_names = names.shown([row["name"] for row in rows])
         breakdown["rows"] = [
             {name: value for name, value in row.items() if value is not None}
-            for row in breakdown["rows"]
+            | ({"short": short} if short != row["name"] else {})
+            for row, short in zip(rows, shown_names, strict=True)
         ]
     trees = page_data.trees(analysis)
     report = {"figures": figures, "trees": trees, **page_data.over_time(analysis, blocks)}

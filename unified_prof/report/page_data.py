@@ -12,6 +12,7 @@ from unified_prof.analysis.timeline import Lane, Timeline
 from unified_prof.analysis.trees import MEASURES, Tree
 from unified_prof.analysis.trees import trees as analysis_trees
 from unified_prof.report.encoding import encode
+from unified_prof.report.names import middle, shown
 
 BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
@@ -64,7 +65,7 @@ def _tree(tree: Tree) -> dict[str, Any]:
     return {
         "kind": tree.kind,
         "measures": list(tree.measures),
-        "names": names,
+        "names": list(shown(names)) if tree.kind == "operation" else names,
         "parent": parents,
         "values": {
             measure: [value[MEASURES.index(measure)] for value in values]
@@ -133,17 +134,14 @@ def _labels(found: Timeline, lanes: list[Lane]) -> tuple[list[str], Any]:
         weight += np.bincount(lane.label, weights=lane.busy_ns + 1, minlength=len(weight))
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
-    texts = [_shortened(found.labels[number]) for number in order.tolist()]
+    whole = [found.labels[number] for number in order.tolist()]
+    texts = [middle(text, _LABEL_LENGTH) for text in shown(whole)]
     room = np.cumsum([len(text.encode()) for text in texts]) if texts else np.zeros(0)
     fitting = int(np.searchsorted(room, _LABEL_BYTES))
     # A number beyond the names that are there says that the name was left out.
     renumber = np.full(len(weight), fitting, np.int64)
     renumber[order[:fitting]] = np.arange(fitting)
     return texts[:fitting], renumber
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LABEL_LENGTH else f"{text[: _LABEL_LENGTH - 1]}…"
 
 
 def series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:

@@ -53,6 +53,15 @@ class Column:
         return self.is_name and not self.is_prose
 
 
+def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:
+    """Return rows of words, the first of them the headings, as a table that is never cut."""
+    heading, *rest = rows
+    return [
+        Column(title, tuple(words.neutral(row[index]) for row in rest), is_name=True, is_prose=True)
+        for index, title in enumerate(heading)
+    ]
+
+
 def readable(columns: Sequence[Column]) -> list[Column]:
     """Return columns with names as people read them, C++ symbols by what tells them apart."""
     return [

@@ -57,7 +57,11 @@ function sortableTable(label, columns, rows, state, announce) {
   function cellOf(column, row, wanted) {
     const value = row[column.key];
     if (column.kind === "text") {
-      const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value }, ...highlighted(String(value ?? ""), wanted));
+      const whole = String(value ?? "");
+      const short = column.key === "name" ? row.short : undefined;
+      // A long symbol is shown by what tells it apart, unless the search found another part of it.
+      const text = short !== undefined && (!wanted || short.toLowerCase().includes(wanted)) ? short : whole;
+      const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
       if (column.extra) cell.append(...column.extra(row));
       return cell;
     }
@@ -90,7 +94,7 @@ function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
   const sizes = ["weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes"].filter((key) => keys.has(key));
   const order = ["count", "total_ns", "percent", "average_ns", "forward_ns", "backward_ns", ...(sizes.length > 1 ? ["size_bytes"] : []), ...sizes];
-  const known = new Set([...order, "size_bytes", "name", "kind", "detail"]);
+  const known = new Set([...order, "size_bytes", "name", "short", "kind", "detail"]);
   const extras = [...keys].filter((key) => !known.has(key));
   const source = (row) => (by === "line" && report.source?.[row.name] ? [make("pre", { text: report.source[row.name] })] : []);
   const kind = (row) => (row.kind && row.kind !== by ? [make("span", { class: "kind", text: row.kind })] : []);
