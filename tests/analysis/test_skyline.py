@@ -127,7 +127,7 @@ def test_reports_of_several_ranks_stay_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("by", ["module", "kernel", "stream", "step"])
 def test_what_is_not_there_is_refused_with_a_reason(tmp_path: Path, by: str) -> None:
     path = run_time_report(tmp_path / "r.sqlite")
-    with pytest.raises(UsageError, match=f"cannot be broken down by {by}: "):
+    with pytest.raises(UsageError, match=f"has no breakdown by {by}: "):
         breakdown_of(path, by)
 
 
@@ -135,7 +135,7 @@ def test_an_empty_report_says_so(tmp_path: Path) -> None:
     found = summary_of(run_time_report(tmp_path / "r.sqlite", []))
     assert found.totals.total_ns is None
     assert found.available == ()
-    assert "the report has no operation" in [missing.why for missing in found.not_measured]
+    assert "the report lists no operation" in [missing.why for missing in found.not_measured]
 
 
 def test_impossible_values_are_counted_not_added(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_memory_report_alone_counts_the_operations_that_keep_memory(tmp_path: 
     assert (totals.weight_bytes, totals.gradient_bytes) == (4040, 4000)
     assert (totals.activation_bytes, totals.peak_bytes) == (800, 100_000)
     assert summary.clock == "none"
-    assert ("times", "this is a memory report; `uprof run` writes both") in [
+    assert ("times", "the run time report is missing; `uprof run` writes both") in [
         (one.what, one.why) for one in summary.not_measured
     ]
 

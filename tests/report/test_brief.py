@@ -28,7 +28,7 @@ def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_mi
         f"op_{number}" for number in range(11, 1, -1)
     ]
     assert "and 5 more" in shown
-    assert "unmatched iterations: 2: number 3" in shown
+    assert "iterations with other operations, left out of the medians: number 3 (2 times)" in shown
     assert "not measured" not in shown, "that is the same at the end of every run"
     assert shown.splitlines()[-2:] == [
         f"run-time report  {run_time}",

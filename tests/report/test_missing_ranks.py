@@ -60,8 +60,8 @@ def not_written(file: Path) -> None:
 DAMAGES: dict[Callable[[Path], None], str] = {
     cut_off: "is cut off",
     emptied: "is empty",
-    zeroed: "is not a SQLite database",
-    overwritten: "is not a SQLite database",
+    zeroed: "is not a report (a SQLite database) but a file of zeros",
+    overwritten: "is not a report (a SQLite database) but text",
     page_damaged: "is damaged",
     not_written: "is not a report",
 }
@@ -171,7 +171,7 @@ def test_files_of_other_programs_are_passed_over(folder: Path) -> None:
 def test_where_no_rank_can_be_read_there_is_no_report(folder: Path) -> None:
     for rank in range(RANKS):
         cut_off(folder / f"run_time_rank{rank}.sqlite")
-    refused(uprof("report", folder), 7, "holds no report that can be read", "is cut off")
+    refused(uprof("report", folder), 7, "holds no readable report", "is cut off")
 
 
 def test_where_every_rank_turns_out_damaged_that_is_the_error(tmp_path: Path) -> None:

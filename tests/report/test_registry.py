@@ -37,7 +37,13 @@ def test_every_format_is_listed_above() -> None:
 @pytest.mark.parametrize("ending", ["pdf", "xlsx", "db", "sqlite", "jsn"])
 def test_an_ending_that_is_no_format_is_refused(report: Path, ending: str) -> None:
     output = report.with_name(f"o.{ending}")
-    refused(uprof("report", report, "-o", output), 2, f"ends in .{ending}", ".html", "--format")
+    refused(
+        uprof("report", report, "-o", output),
+        2,
+        f"no format has the extension .{ending}",
+        ".html",
+        "--format",
+    )
     assert not output.exists()
 
 

@@ -188,8 +188,8 @@ def test_a_relative_path_is_read(report: Path, monkeypatch: pytest.MonkeyPatch) 
     ("content", "message"),
     [
         (b"", "is empty, expected a SQLite database"),
-        (b"S", "is not a SQLite database: it starts with b'S'"),
-        (b"{}" * 5000, "is not a SQLite database: it starts with b'{}{}"),
+        (b"S", "is not a report (a SQLite database) but text"),
+        (b"{}" * 5000, "is not a report (a SQLite database) but JSON"),
         (b"SQLite format 3\0", "is cut off: 16 bytes, expected 100"),
         (b"SQLite format 3\0" + b"\0" * 5000, "bad.db"),
         (b"SQLite format 3\0" + b"\xff" * 5000, "bad.db"),

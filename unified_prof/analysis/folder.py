@@ -96,7 +96,7 @@ def missing(
         known = {rank_of(folder, file) for file in beside}
         expected = _expected_ranks(document)
         lost += [
-            Missing(f"rank {rank}", f"it left no report ({document} expects {len(expected)} ranks)")
+            Missing(f"rank {rank}", f"it left no report ({document} lists {len(expected)} ranks)")
             for rank in expected
             if rank not in known
         ]

@@ -81,7 +81,7 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
         if not reports:
             why = f": {missing[0].why}" if missing else ""
             raise StoreError(
-                f"{path} holds no report that can be read{why}",
+                f"{path} holds no readable report{why}",
                 hint=f"reports end in {', '.join(folder.SUFFIXES)}; make one with `uprof run`",
             )
         yield Opened(path, _runs(reports), missing)

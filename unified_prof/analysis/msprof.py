@@ -101,8 +101,8 @@ class MsprofAnalysis(Analysis):
         """Divide the report by `by`."""
         if by not in self._available:
             raise UsageError(
-                f"{self._source.path}: cannot be broken down by {by}: {_WHY_NOT[by]}",
-                hint=f"it can be broken down by {', '.join(self._available) or 'nothing'}",
+                f"{self._source.path} has no breakdown by {by}: {_WHY_NOT[by]}",
+                hint=f"it has: {', '.join(self._available) or 'none'}",
             )
         if by == "kernel":
             return breakdowns.finish(by, self.work.kernel_rows())
@@ -270,19 +270,19 @@ class MsprofAnalysis(Analysis):
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         missing = []
         if self._clock == "none":
-            missing.append(NotMeasured("device time", "the file has no device task (table TASK)"))
+            missing.append(NotMeasured("device time", "no device task was recorded (table TASK)"))
         elif self._clock == "host":
             missing.append(
                 NotMeasured(
                     "device time",
-                    "the file has no device task; the times are those of host ranges",
+                    "no device task was recorded; the times are those of the host",
                 )
             )
         if self._clock == "device" and self._framework is None:
             missing.append(
                 NotMeasured(
                     "forward and backward times, modules, source lines",
-                    "the file has no framework ranges (table PYTORCH_API)",
+                    "no framework operation was recorded (table PYTORCH_API)",
                 )
             )
         elif self._clock == "device" and totals.backward_ns is None:
@@ -294,17 +294,17 @@ class MsprofAnalysis(Analysis):
             if by not in self._available
         ]
         if totals.peak_bytes is None:
-            missing.append(NotMeasured("peak memory", "the file has no memory records"))
+            missing.append(NotMeasured("peak memory", "no memory use was recorded"))
         return missing
 
 
 _WHY_NOT: dict[str, str] = {
-    "operation": "it has no device work and no framework range",
-    "module": "no nn.Module range was recorded (`with_modules` or `with_stack` of the profiler)",
-    "line": "no call stack of the user's files was recorded (`with_stack` of the profiler)",
-    "kernel": "it has no device work",
-    "stream": "it has no device task",
-    "step": "no step was recorded (`profiler.step()`)",
+    "operation": "neither device work nor framework operations were recorded",
+    "module": "no nn.Module was recorded (torch.profiler needs with_modules or with_stack)",
+    "line": "no call stack of the user's files was recorded (torch.profiler needs with_stack)",
+    "kernel": "no device work was recorded",
+    "stream": "no device task was recorded",
+    "step": "no step was recorded (call profiler.step() after each iteration)",
 }
 
 

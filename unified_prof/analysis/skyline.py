@@ -105,8 +105,8 @@ class SkylineAnalysis(Analysis):
             return breakdowns.finish("step", map(_step_row, self.steps()))
         if by not in self.summary.available:
             raise UsageError(
-                f"{self.summary.path}: cannot be broken down by {by}: {_WHY_NOT[by]}",
-                hint=f"it can be broken down by {', '.join(self.summary.available)}",
+                f"{self.summary.path} has no breakdown by {by}: {_WHY_NOT[by]}",
+                hint=f"it has: {', '.join(self.summary.available) or 'none'}",
             )
         return breakdowns.by_label(self.calls, by)
 
@@ -159,19 +159,27 @@ class SkylineAnalysis(Analysis):
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         missing = []
         if self._run_time is None:
-            missing.append(NotMeasured("times", "this is a memory report; `uprof run` writes both"))
+            missing.append(
+                NotMeasured(
+                    "times",
+                    "the run time report is missing; `uprof run` writes both",
+                )
+            )
         elif totals.total_ns is None:
-            missing.append(NotMeasured("times", "the report has no operation"))
+            missing.append(NotMeasured("times", "the report lists no operation"))
         elif totals.backward_ns is None:
             missing.append(
                 NotMeasured("backward times", "no operation took part in a backward pass")
             )
         if self._memory is None:
             missing.append(
-                NotMeasured("memory", "this is a run time report; `uprof run` writes both")
+                NotMeasured(
+                    "memory",
+                    "the memory report is missing; `uprof run` writes both",
+                )
             )
         elif totals.peak_bytes is None:
-            missing.append(NotMeasured("peak memory", "the report does not state it"))
+            missing.append(NotMeasured("peak memory", "the report does not contain it"))
         for by in ("module", "line", "kernel", "step"):
             if by == "step" and self._steps:
                 continue
@@ -181,12 +189,12 @@ class SkylineAnalysis(Analysis):
 
 
 _WHY_NOT: dict[str, str] = {
-    "operation": "it has no operation",
-    "module": "it does not say which module an operation belongs to (table UPROF_MODULES)",
-    "line": "it has no stack frames",
+    "operation": "it lists no operation",
+    "module": "the report does not name the modules of operations (table UPROF_MODULES)",
+    "line": "the report has no stack frames",
     "kernel": "Skyline reports time operations, not the kernels under them",
     "stream": "Skyline reports time operations, not the streams they ran on",
-    "step": "it does not hold the single iterations (table UPROF_ITERATIONS)",
+    "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }
 
 

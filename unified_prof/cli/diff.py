@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from unified_prof.cli import printing
+from unified_prof.cli import hints, printing
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import UsageError
 
@@ -77,8 +77,9 @@ def diff(
     from unified_prof.report import comparison, difference
 
     shape = FormatOption.JSON if json_ else format_
-    before = runs.load([base, *(more_base or [])])
-    after = runs.load([new, *(more_new or [])])
+    sides = [base, *(more_base or [])], [new, *(more_new or [])]
+    with hints.for_reports(*sides[0], *sides[1]):
+        before, after = map(runs.load, sides)
     for run in (before, after):
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: it has nothing to compare")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import printing, thresholds
+from unified_prof.cli import hints, printing, thresholds
 from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
 
@@ -149,12 +149,14 @@ def _sides(
                 f"the gate takes two reports, BASE and NEW, not {len(files)}",
                 hint="or one, and --baseline NAME",
             )
-        return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])
+        with hints.for_reports(*files, *more_base, *more_new):
+            return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])
     if more_base:
         raise UsageError("--base is not used with --baseline: the baseline is the base")
     from unified_prof.baselines import keep
 
-    new = runs.load([*files, *more_new])
+    with hints.for_reports(*files, *more_new):
+        new = runs.load([*files, *more_new])
     return keep.load(baseline, store), new
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import printing
+from unified_prof.cli import hints, printing
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
@@ -109,9 +109,11 @@ def report(
     to_file = output is not None and str(output) != "-"
     to_terminal = not to_file and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
-        raise UsageError("--embed-source is for --format html only")
+        raise UsageError("--embed-source applies to --format html only")
     if to_terminal and not shape.for_terminal:
-        raise UsageError(f"--format {shape.name} is not for a terminal", hint="name a file with -o")
+        raise UsageError(
+            f"{shape.name} cannot be shown on a terminal", hint="write it to a file with -o"
+        )
     if output is not None and to_file:
         refuse_existing(output, overwrite=force)
     width, color = printing.terminal() if to_terminal else (None, False)
@@ -124,7 +126,7 @@ def report(
         width=width,
         color=color,
     )
-    with open_reports(path) as opened:
+    with hints.for_reports(path), open_reports(path) as opened:
         text = shape.produce(opened, request)
         coverage = opened.coverage
     if output is None or not to_file:
@@ -147,7 +149,7 @@ def _format(
     typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
     if as_json and typed_json:
         if chosen is not None and typed_format and chosen.name != "json":
-            raise UsageError("--json and --format say different things")
+            raise UsageError("--json contradicts --format")
         chosen, typed_format = formats.named("json"), True
     elif as_json and not typed_format:
         chosen = formats.named("json")
@@ -156,9 +158,9 @@ def _format(
     if chosen is not None and typed_format:
         if formats.contradicts(output, chosen):
             raise UsageError(
-                f"{output} is named like {formats.of_file(output).name}, "
-                f"but the format asked for is {chosen.name}",
-                hint="leave --format out, or give the file another ending",
+                f"{output}: the extension selects {formats.of_file(output).name}, "
+                f"but {chosen.name} is asked for",
+                hint="leave the format out, or change the extension",
             )
         return chosen
     return formats.of_file(output) if output.suffix or chosen is None else chosen

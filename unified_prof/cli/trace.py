@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import printing
+from unified_prof.cli import hints, printing
 from unified_prof.cli.options import AsJson, Force, Quiet
 from unified_prof.errors import StoreError, UsageError
 
@@ -55,11 +55,11 @@ def trace(
 
     if not output.name.endswith(_PERFETTO + _CHROME):
         raise UsageError(
-            f"{output}: the ending does not say which kind of trace",
+            f"{output}: the extension does not select a trace format",
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
         )
     refuse_existing(output, overwrite=force)
-    with open_reports(path) as opened:
+    with hints.for_reports(path), open_reports(path) as opened:
         named = _with_times(opened)
         if output.name.endswith(_CHROME):
             from unified_prof.report.chrome_trace import write
@@ -97,13 +97,13 @@ def _with_times(opened: Opened) -> list[tuple[str, Analysis]]:
     if not found:
         family = has_times[0][0].family
         why = (
-            "it has no device task and no host range"
+            "neither device tasks nor host calls were recorded"
             if family == "msprof"
-            else "a Skyline report says how long operations took, not when they ran"
+            else "Skyline reports say how long operations took, not when they ran"
         )
         raise UsageError(
-            f"{opened.path}: there is no timeline to write: {why}",
-            hint="`uprof report` shows what the report has",
+            f"{opened.path} has no timeline: {why}",
+            hint="record one with `uprof run --report timeline`",
         )
     if len(found) == 1:
         return [("", found[0])]

@@ -64,7 +64,7 @@ def _report(page: Page, figures: Figures) -> None:
             page.table(tables.columns(selection))
         if selection.left_out:
             page.note(f"and {words.number(selection.left_out)} more: uprof report shows them")
-    remarks = tables.oddities(figures)
+    remarks = tables.warnings(figures)
     if remarks:
         page.gap()
     for what, why in remarks:

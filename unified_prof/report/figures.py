@@ -61,8 +61,8 @@ def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = N
         keys = [_sort_key(row, sort) for row in rows]
         if rows and all(key is None for key in keys):
             raise UsageError(
-                f"cannot sort by {sort}: no {breakdown.by} has a figure for it",
-                hint="not everything is in every report; sort by time, size, count or name",
+                f"cannot sort by {sort}: it was not measured for any {breakdown.by}",
+                hint="not every report has every figure; try time, size, count or name",
             )
         if sort == "name":
             rows.sort(key=lambda row: row.name)

@@ -88,7 +88,7 @@ def named(name: str) -> Format:
     for one in FORMATS:
         if one.name == name:
             return one
-    raise UsageError(f"no format is called {name!r}", hint=f"known: {', '.join(NAMES)}")
+    raise UsageError(f"unknown format {name!r}", hint=f"known: {', '.join(NAMES)}")
 
 
 def of_file(path: Path) -> Format:
@@ -105,8 +105,8 @@ def of_file(path: Path) -> Format:
         return TEXT
     known = ", ".join(one.suffixes[0] for one in FORMATS)
     raise UsageError(
-        f"{path}: no format of a report ends in {suffix}",
-        hint=f"use one of {known}, or say which with --format",
+        f"{path}: no format has the extension {suffix}",
+        hint=f"use one of {known}, or choose one with --format",
     )
 
 

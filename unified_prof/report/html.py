@@ -18,7 +18,7 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
-from unified_prof.report import names, page_data
+from unified_prof.report import names, oddities, page_data
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
@@ -76,6 +76,8 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
             | ({"short": short} if short != row["name"] else {})
             for row, short in zip(rows, shown_names, strict=True)
         ]
+    for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
+        anomaly["words"] = oddities.name(found.name)
     trees = page_data.trees(analysis)
     report = {"figures": figures, "trees": trees, **page_data.over_time(analysis, blocks)}
     if request.source_root is not None:

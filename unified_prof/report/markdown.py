@@ -53,12 +53,12 @@ def _report(figures: Figures, full_names: bool) -> str:
         if selection.rows:
             lines += table(tables.columns(selection), full_names=full_names)
         else:
-            lines.append("Nothing was recorded.")
+            lines.append(f"No {selection.breakdown.by} was recorded.")
         if selection.left_out:
             lines += ["", f"and {words.number(selection.left_out)} more"]
     remarks = tables.remarks(figures)
     if remarks:
-        lines += ["", "### Not measured, and odd", ""]
+        lines += ["", "### Warnings", ""]
         lines += [f"- {escape(what)}: {escape(why)}" for what, why in remarks]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
-from unified_prof.report import names, words
+from unified_prof.report import names, oddities, words
 from unified_prof.report.figures import Figures, Selection
 
 _FAMILIES = {
@@ -243,14 +243,9 @@ def remarks(figures: Figures) -> list[tuple[str, str]]:
         (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
         for one in figures.summary.not_measured
     ]
-    return oddities(figures) + missing
+    return warnings(figures) + missing
 
 
-def oddities(figures: Figures) -> list[tuple[str, str]]:
-    """Return what was odd about the report, as (what, how often and the first case)."""
-    lines = []
-    for anomaly in figures.summary.anomalies:
-        detail = f": {anomaly.detail}" if anomaly.detail else ""
-        text = f"{words.number(anomaly.count)}{detail}"
-        lines.append((words.neutral(anomaly.name.replace("_", " ")), words.neutral(text)))
-    return lines
+def warnings(figures: Figures) -> list[tuple[str, str]]:
+    """Return what was odd about the report, as (what, the first case and how often)."""
+    return [(oddities.name(one.name), oddities.case(one)) for one in figures.summary.anomalies]

@@ -62,7 +62,7 @@ def _report(page: Page, figures: Figures) -> None:
     for selection in figures.selections:
         page.gap()
         if not selection.rows:
-            page.plain(f"nothing to break down by {selection.breakdown.by}")
+            page.plain(f"no {selection.breakdown.by} was recorded")
             continue
         page.table(tables.columns(selection))
         if selection.left_out:

@@ -117,12 +117,12 @@ class Detection:
         """
         if self.family is None:
             raise StoreError(
-                f"{self.path} is not a report that uprof knows: it is {self.description}",
+                f"{self.path} is not a report but {self.description}",
                 hint=f"expected one of: {', '.join(catalogue.FAMILIES)}",
             )
         if self.revision is None:
             raise SchemaVersionError(
-                f"{self.path} is at no schema revision that uprof knows: {self.description}",
+                f"{self.path} is at no known schema revision: {self.description}",
                 hint=f"known: {', '.join(catalogue.REVISIONS[self.family])}",
             )
         return self.family, self.revision

@@ -25,6 +25,12 @@ from unified_prof.store.sql import READ_ERRORS, is_locked, read_error, reading
 from unified_prof.store.watching import raise_kept, watch
 
 _MAGIC = b"SQLite format 3\0"
+_OTHER_FORMATS = (
+    (b"\x1f\x8b", "a gzip-compressed file"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard-compressed file"),
+    (b"\xfd7zXZ", "an xz-compressed file"),
+    (b"PK\x03\x04", "a zip archive"),
+)
 _HEADER_BYTES = 100
 _WAL_MODE = 2  # header byte 19: the version of the file format that reading needs
 _BUSY_TIMEOUT_S = 5.0
@@ -109,12 +115,23 @@ def _header(path: Path) -> bytes:
     if not header:
         raise StoreError(f"{path} is empty, expected a SQLite database")
     if not header.startswith(_MAGIC):
-        raise StoreError(
-            f"{path} is not a SQLite database: it starts with {header[:16]!r}, expected {_MAGIC!r}"
-        )
+        raise StoreError(f"{path} is not a report (a SQLite database) but {_what_begins(header)}")
     if len(header) < _HEADER_BYTES:
         raise _truncated(path, len(header), _HEADER_BYTES)
     return header
+
+
+def _what_begins(header: bytes) -> str:
+    """Say in words what a file that begins like this is."""
+    for magic, words in _OTHER_FORMATS:
+        if header.startswith(magic):
+            return words
+    if not header.strip(b"\0"):
+        return "a file of zeros"
+    text = header.decode("utf-8", "ignore")
+    if header.lstrip()[:1] in (b"{", b"["):
+        return "JSON"
+    return "text" if text.isprintable() or text.replace("\n", "").isprintable() else "binary data"
 
 
 def _refuse_truncated(path: Path, header: bytes) -> None:

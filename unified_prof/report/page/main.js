@@ -36,7 +36,7 @@ function figures(report) {
   add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
-  add("Neither pass", "other_ns", `optimizer and such, ${part(totals.other_ns)}`);
+  add("Optimizer and other", "other_ns", part(totals.other_ns));
   if (totals.iteration_ns !== null) add("Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median of ${words.count(totals.iterations)}`);
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
@@ -95,11 +95,11 @@ function splitSection(report) {
 function remarksSection(report) {
   const { anomalies, not_measured: missing } = report.figures;
   if (!anomalies.length && !missing.length) return null;
-  const section = card("remarks", "What was not measured, and what was odd");
+  const section = card("remarks", "Warnings");
   section.append(make("ul", { class: "remarks" },
     ...anomalies.map((one) => make("li", {},
-      make("span", { class: "odd", text: one.count === 1 ? "odd, once" : `odd, ${words.count(one.count)} times` }),
-      `${one.name.replaceAll("_", " ")}${one.detail ? `: ${one.detail}` : ""}`)),
+      make("span", { class: "odd", text: one.count === 1 ? "warning" : `warning, ${words.count(one.count)} times` }),
+      `${one.words}${one.detail ? `: ${one.detail}` : ""}`)),
     ...missing.map((one) => make("li", {}, make("span", { class: "missing", text: "not measured" }), `${one.what}: ${one.why}`))));
   return section;
 }

@@ -77,12 +77,12 @@ function timelineSection(report, announce) {
     const lines = [];
     if (data.merged_below_ns) {
       const part = data.whole_ns;
-      const every = part ? ` Every task is drawn from ${words.duration(part[0])} to ${words.duration(part[1])}, the busiest part. ` : " ";
+      const every = part ? ` In the busiest part, from ${words.duration(part[0])} to ${words.duration(part[1])}, every task is drawn. ` : " ";
       lines.push(make("p", { class: "small soft", id: "merged" },
-        `${words.count(data.tasks)} tasks are too many to draw each: ${part ? "elsewhere " : ""}neighbours shorter than ${words.duration(data.merged_below_ns)} are drawn as one block.`,
+        `${words.count(data.tasks)} tasks are too many to draw one by one: neighbours shorter than ${words.duration(data.merged_below_ns)} are merged into blocks.`,
         every,
         part ? make("button", { type: "button", text: "Show the busiest part", on: { click: () => look(...part) } }) : null,
-        " All of them at every zoom: ", make("code", { text: `uprof trace ${report.figures.path} -o out.perfetto-trace` }), ", to be opened at ui.perfetto.dev."));
+        " For all of them, at any zoom: ", make("code", { text: `uprof trace ${report.figures.path} -o out.perfetto-trace` }), ", then open it at ui.perfetto.dev."));
     }
     if (data.lanes_left_out) lines.push(make("p", { class: "small soft", text: `${words.count(data.lanes_left_out)} lanes with the least work are left out.` }));
     return lines;

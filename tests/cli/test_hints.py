@@ -1,0 +1,77 @@
+"""Who gives a command something else than a report is told which command takes it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import run_time_report
+from tests.cli.test_report import refused, uprof
+
+COMMANDS = [
+    ("report", "{}"),
+    ("trace", "{}", "-o", "o.json"),
+    ("diff", "{}", "{}"),
+    ("gate", "{}", "{}"),
+]
+
+
+@pytest.fixture(params=COMMANDS, ids=[command[0] for command in COMMANDS])
+def command(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    chosen: tuple[str, ...] = request.param
+    return chosen
+
+
+def given(command: tuple[str, ...], path: Path) -> list[str]:
+    return [part.format(path) for part in command]
+
+
+def test_a_trace_is_to_be_imported(command: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
+    done = uprof(*given(command, path))
+    refused(done, 7, "is not a report (a SQLite database) but a gzip-compressed file")
+    assert f"run `uprof import {path}` first" in done.stderr
+    assert "\\x1f" not in done.stderr
+
+
+def test_a_raw_recording_is_to_be_built(command: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tmp_path / "PROF_000001_20260101000000000_ABCDEFGH"
+    (folder / "host" / "data").mkdir(parents=True)
+    (folder / "host" / "info.json").write_text("{}")
+    for path in (folder, tmp_path):
+        refused(
+            uprof(*given(command, path)),
+            7,
+            "no readable report",
+            f"run `uprof build {folder if path == folder else tmp_path}` first",
+        )
+
+
+def test_nsight_recordings_are_named_as_what_they_are(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "export.sqlite"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
+    refused(uprof(*given(command, path)), 7, "is not a report but an Nsight Systems export")
+    raw = tmp_path / "run.nsys-rep"
+    raw.write_bytes(b"\x00\x01\x02 something")
+    for one in (path, raw):
+        assert "does not read recordings of Nsight Systems" in uprof(*given(command, one)).stderr
+
+
+def test_a_damaged_report_gets_no_hint_of_another_kind(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = run_time_report(tmp_path / "run_time.sqlite")
+    path.write_bytes(path.read_bytes()[:3000])
+    done = uprof(*given(command, path))
+    refused(done, 7, "is cut off")
+    assert "import" not in done.stderr
+    assert "build" not in done.stderr

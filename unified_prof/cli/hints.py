@@ -1,0 +1,41 @@
+"""Which command takes a file that is no report: people try the one that they know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unified_prof.errors import StoreError
+
+_NSIGHT = "Nsight Systems"
+
+
+@contextmanager
+def for_reports(*paths: Path) -> Iterator[None]:
+    """Where a path is no report, say in the error's hint which command makes one of it."""
+    try:
+        yield
+    except StoreError as err:
+        for path in paths:
+            if (hint := _hint(path, str(err))) is not None:
+                err.hint = hint
+                break
+        raise
+
+
+def _hint(path: Path, message: str) -> str | None:
+    from unified_prof.pipeline import sources
+
+    if _NSIGHT in message or path.suffix in (".nsys-rep", ".qdrep"):
+        return (
+            "uprof does not read recordings of Nsight Systems; record with torch.profiler and "
+            "run `uprof import TRACE`, or with `uprof run --report timeline`"
+        )
+    if (source := sources.source_of(path)) is not None and path.suffix not in (".db", ".sqlite"):
+        return f"it is {source.what}; run `uprof {source.command} {path}` first"
+    if path.is_dir() and "no readable report" in message:
+        inside = next((one for one in sorted(path.iterdir()) if sources.surely(one)), None)
+        if inside is not None and (source := sources.surely(inside)) is not None:
+            return f"{inside.name} is {source.what}; run `uprof {source.command} {path}` first"
+    return None
