@@ -50,7 +50,7 @@ def save(
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:
-        typer.echo(f"saved {entry.name}@{entry.version}: {_samples(entry)}", err=True)
+        printing.say(f"saved {entry.name}@{entry.version}: {_samples(entry)}")
 
 
 def list_(store: StoreOption = None, json_: AsJson = False) -> None:
@@ -83,7 +83,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
     width, color = printing.terminal()
     page = Page(width=width, color=color)
     if not entries:
-        typer.echo("no baseline; `uprof baseline save NAME FILE` saves one", err=True)
+        printing.say("no baseline; `uprof baseline save NAME FILE` saves one")
         return
     page.table(
         [

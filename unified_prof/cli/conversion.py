@@ -85,11 +85,10 @@ def convert(
 ) -> None:
     """Convert what is named; both commands."""
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
-    from unified_prof.signals import ended_by_signals
 
     outcomes: list[Outcome] = []
     enabled = sys.stderr.isatty() and not quiet
-    with ended_by_signals(), printing.progress_line(enabled=enabled) as progress:
+    with printing.progress_line(enabled=enabled) as progress:
         for outcome in convert_all(
             recordings,
             output,
