@@ -74,6 +74,11 @@ def column(
     )
 
 
+def written(when: str) -> dict[str, Any]:
+    """Return the table arguments that say when exporters write a table."""
+    return {"info": {"written": when}}
+
+
 def string_id(name: str, doc: str, type_: type[TypeEngine[Any]] = INTEGER) -> MappedColumn[Any]:
     """Declare a column that holds an id of STRING_IDS."""
     return column(name, doc, type_, refers=STRINGS)

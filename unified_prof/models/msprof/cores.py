@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy.orm import Mapped
 
 from unified_prof.models.msprof.base import (
@@ -16,20 +14,17 @@ from unified_prof.models.msprof.base import (
     column,
     string_id,
     time_ns,
+    written,
 )
 
 _SAMPLED = "--ai-core with --aic-mode=sample-based; --aic-metrics says which counters"
-
-
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
 
 
 class SamplePmuTimeline(RowIdentity, MsprofBase):
     """Activity of one core in one sampling interval."""
 
     __tablename__ = "SAMPLE_PMU_TIMELINE"
-    __table_args__ = _written(_SAMPLED)
+    __table_args__ = written(_SAMPLED)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     total_cycle: Mapped[int | None] = column("totalCycle", "cycles in the interval")
@@ -50,7 +45,7 @@ class SamplePmuSummary(RowIdentity, MsprofBase):
     """One hardware counter of one core over the whole recording."""
 
     __tablename__ = "SAMPLE_PMU_SUMMARY"
-    __table_args__ = _written(_SAMPLED)
+    __table_args__ = written(_SAMPLED)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     metric_id: Mapped[int | None] = string_id("metric", "the counter")
     value: Mapped[float | None] = column("value", "its value, in the counter's own unit", NUMERIC)
@@ -65,7 +60,7 @@ class AicoreFrequency(RowIdentity, MsprofBase):
     """One change of the cores' frequency; the first row is the start of the recording."""
 
     __tablename__ = "AICORE_FREQ"
-    __table_args__ = _written("wherever a device was recorded")
+    __table_args__ = written("wherever a device was recorded")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the change", NUMERIC)
     freq: Mapped[int | None] = column("freq", "frequency from then on", unit=MHZ)

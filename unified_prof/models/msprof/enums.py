@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from sqlalchemy import TEXT
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import Mapped, declared_attr
 
 from unified_prof.models import catalogue
-from unified_prof.models.msprof.base import MsprofBase, column
-
-_ALWAYS: dict[str, Any] = {"info": {"written": "always; the rows are constants"}}
+from unified_prof.models.msprof.base import MsprofBase, column, written
 
 
 def contents(table: str, revision: str = "latest") -> dict[int, str]:
@@ -19,85 +17,89 @@ def contents(table: str, revision: str = "latest") -> dict[int, str]:
     return {int(str(number)): str(name) for number, name in rows}
 
 
-class ApiType(MsprofBase):
+class Constants:
+    """Mixin for tables of constants: a number and the name that stands for it."""
+
+    __table_args__ = written("always; the rows are constants")
+    _what: ClassVar[str]
+    """What one row is."""
+    _given_by: ClassVar[str] = ""
+
+    @declared_attr
+    @classmethod
+    def id(cls) -> Mapped[int]:
+        """The number."""
+        return column("id", f"number of the {cls._what}{cls._given_by}", key=True)
+
+    @declared_attr
+    @classmethod
+    def name(cls) -> Mapped[str | None]:
+        """The name."""
+        return column("name", f"the {cls._what}", TEXT)
+
+
+class ApiType(Constants, MsprofBase):
     """Levels of the host's software stack that API calls belong to.
 
     torch_npu adds 50001 op, 50002 queue, 50003 trace and 50004 mstx.
     """
 
     __tablename__ = "ENUM_API_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the level", key=True)
-    name: Mapped[str | None] = column("name", "the level", TEXT)
+    _what = "level"
 
 
-class Module(MsprofBase):
+class Module(Constants, MsprofBase):
     """Components of the driver and of CANN that allocate device memory."""
 
     __tablename__ = "ENUM_MODULE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the component, given by the driver", key=True)
-    name: Mapped[str | None] = column("name", "the component", TEXT)
+    _what = "component"
+    _given_by = ", given by the driver"
 
 
-class HcclDataType(MsprofBase):
+class HcclDataType(Constants, MsprofBase):
     """Types of the elements that collectives move."""
 
     __tablename__ = "ENUM_HCCL_DATA_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the type", key=True)
-    name: Mapped[str | None] = column("name", "the type", TEXT)
+    _what = "type"
 
 
-class HcclLinkType(MsprofBase):
+class HcclLinkType(Constants, MsprofBase):
     """Physical links between devices."""
 
     __tablename__ = "ENUM_HCCL_LINK_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the link type", key=True)
-    name: Mapped[str | None] = column("name", "the link type", TEXT)
+    _what = "link type"
 
 
-class HcclTransportType(MsprofBase):
+class HcclTransportType(Constants, MsprofBase):
     """Engines that move the data of collectives."""
 
     __tablename__ = "ENUM_HCCL_TRANSPORT_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the transport", key=True)
-    name: Mapped[str | None] = column("name", "the transport", TEXT)
+    _what = "transport"
 
 
-class HcclRdmaType(MsprofBase):
+class HcclRdmaType(Constants, MsprofBase):
     """What an RDMA transfer of a collective is for."""
 
     __tablename__ = "ENUM_HCCL_RDMA_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the purpose", key=True)
-    name: Mapped[str | None] = column("name", "the purpose", TEXT)
+    _what = "purpose"
 
 
-class MstxEventType(MsprofBase):
+class MstxEventType(Constants, MsprofBase):
     """Kinds of marks that an application sets with mstx."""
 
     __tablename__ = "ENUM_MSTX_EVENT_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the kind", key=True)
-    name: Mapped[str | None] = column("name", "the kind", TEXT)
+    _what = "kind"
 
 
-class MemcpyOperation(MsprofBase):
+class MemcpyOperation(Constants, MsprofBase):
     """Directions of memory copies."""
 
     __tablename__ = "ENUM_MEMCPY_OPERATION"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the direction", key=True)
-    name: Mapped[str | None] = column("name", "the direction", TEXT)
+    _what = "direction"
 
 
-class OverlapType(MsprofBase):
+class OverlapType(Constants, MsprofBase):
     """What the intervals of OVERLAP_ANALYSIS are filled with."""
 
     __tablename__ = "ENUM_OVERLAP_ANALYSIS_TYPE"
-    __table_args__ = _ALWAYS
-    id: Mapped[int] = column("id", "number of the kind", key=True)
-    name: Mapped[str | None] = column("name", "the kind", TEXT)
+    _what = "kind"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy.orm import Mapped, relationship
 
 from unified_prof.models.msprof.base import (
@@ -18,21 +16,18 @@ from unified_prof.models.msprof.base import (
     enum_id,
     string_id,
     time_ns,
+    written,
 )
 from unified_prof.models.msprof.tasks import Task
 
 _GLOBAL_TID = "process number in the upper 32 bits, thread number in the lower 32"
 
 
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
-
-
 class CannApi(Interval, MsprofBase):
     """One call of an interface of CANN, at any level of its stack."""
 
     __tablename__ = "CANN_API"
-    __table_args__ = _written("--ascendcl")
+    __table_args__ = written("--ascendcl")
     start_ns: Mapped[int | None] = time_ns("startNs", "when it was called")
     end_ns: Mapped[int | None] = time_ns("endNs", "when it returned")
     type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "level of the stack")
@@ -57,7 +52,7 @@ class MstxEvent(Interval, RowIdentity, MsprofBase):
     """One mark or range that the application set with mstx."""
 
     __tablename__ = "MSTX_EVENTS"
-    __table_args__ = _written("--msproftx, where the application sets marks")
+    __table_args__ = written("--msproftx, where the application sets marks")
     start_ns: Mapped[int | None] = time_ns("startNs", "the mark, or the start of the range")
     end_ns: Mapped[int | None] = time_ns("endNs", "the mark, or the end of the range")
     event_type_id: Mapped[int | None] = enum_id(
@@ -84,7 +79,7 @@ class OsrtApi(Interval, RowIdentity, MsprofBase):
     """One system call or call of the thread library."""
 
     __tablename__ = "OSRT_API"
-    __table_args__ = _written("--host-sys=osrt")
+    __table_args__ = written("--host-sys=osrt")
     name_id: Mapped[int | None] = string_id("name", "name of the call", NUMERIC)
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}", NUMERIC)
     start_ns: Mapped[int | None] = time_ns("startNs", "when it was called", NUMERIC)
@@ -97,7 +92,7 @@ class CpuUsage(RowIdentity, MsprofBase):
     """Use of one CPU by the recorded process in one sampling interval."""
 
     __tablename__ = "CPU_USAGE"
-    __table_args__ = _written("--host-sys=cpu")
+    __table_args__ = written("--host-sys=cpu")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     cpu_id: Mapped[int | None] = column("cpuId", "the CPU", NUMERIC)
     usage: Mapped[float | None] = column("usage", "share of its time", NUMERIC, unit=PERCENT)
@@ -107,7 +102,7 @@ class HostMemoryUsage(RowIdentity, MsprofBase):
     """Use of the host's memory by the recorded process."""
 
     __tablename__ = "HOST_MEM_USAGE"
-    __table_args__ = _written("--host-sys=mem")
+    __table_args__ = written("--host-sys=mem")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     usage: Mapped[float | None] = column("usage", "share of all memory", NUMERIC, unit=PERCENT)
 
@@ -116,7 +111,7 @@ class HostDiskUsage(RowIdentity, MsprofBase):
     """Use of the host's disks by the recorded process."""
 
     __tablename__ = "HOST_DISK_USAGE"
-    __table_args__ = _written("--host-sys=disk")
+    __table_args__ = written("--host-sys=disk")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     read_rate: Mapped[float | None] = column("readRate", "read", NUMERIC, unit=BYTES_PER_S)
     write_rate: Mapped[float | None] = column("writeRate", "written", NUMERIC, unit=BYTES_PER_S)
@@ -129,7 +124,7 @@ class HostNetworkUsage(RowIdentity, MsprofBase):
     """Use of the host's network cards by everything that runs there."""
 
     __tablename__ = "HOST_NETWORK_USAGE"
-    __table_args__ = _written("--host-sys=network")
+    __table_args__ = written("--host-sys=network")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
     usage: Mapped[float | None] = column(
         "usage", "share of what the cards can carry", NUMERIC, unit=PERCENT

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy.orm import Mapped
 
 from unified_prof.models.msprof.base import (
@@ -16,16 +14,13 @@ from unified_prof.models.msprof.base import (
     column,
     string_id,
     time_ns,
+    written,
 )
 
 NS = "ns"
 PACKETS_PER_S = "packets/s"
 _INPUT_OUTPUT = "--sys-io-profiling and --sys-io-sampling-freq"
 _INTERCONNECTION = "--sys-interconnection-profiling and --sys-interconnection-freq"
-
-
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
 
 
 class _NetworkPort(RowIdentity):
@@ -57,21 +52,21 @@ class Nic(_NetworkPort, MsprofBase):
     """Traffic of one port of the device's network card."""
 
     __tablename__ = "NIC"
-    __table_args__ = _written(_INPUT_OUTPUT)
+    __table_args__ = written(_INPUT_OUTPUT)
 
 
 class Roce(_NetworkPort, MsprofBase):
     """Traffic of one RoCE port."""
 
     __tablename__ = "ROCE"
-    __table_args__ = _written(_INPUT_OUTPUT)
+    __table_args__ = written(_INPUT_OUTPUT)
 
 
 class NetdevStats(RowIdentity, MsprofBase):
     """What the network hardware counted in one sampling interval: a first look for congestion."""
 
     __tablename__ = "NETDEV_STATS"
-    __table_args__ = _written(_INPUT_OUTPUT)
+    __table_args__ = written(_INPUT_OUTPUT)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "end of the interval")
     mac_tx_pfc_pkt: Mapped[int | None] = column("macTxPfcPkt", "pause frames sent by the MAC")
@@ -117,7 +112,7 @@ class Pcie(RowIdentity, MsprofBase):
     """Traffic between host and device over PCIe, in one sampling interval."""
 
     __tablename__ = "PCIE"
-    __table_args__ = _written(_INTERCONNECTION)
+    __table_args__ = written(_INTERCONNECTION)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     tx_post_min: Mapped[float | None] = column(
@@ -198,7 +193,7 @@ class Hccs(RowIdentity, MsprofBase):
     """Traffic between devices over HCCS."""
 
     __tablename__ = "HCCS"
-    __table_args__ = _written(_INTERCONNECTION)
+    __table_args__ = written(_INTERCONNECTION)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "end of the interval")
     tx_throughput: Mapped[float | None] = column("txThroughput", "sent", NUMERIC, unit=BYTES_PER_S)
@@ -211,7 +206,7 @@ class Ub(RowIdentity, MsprofBase):
     """Traffic of one port of the unified bus."""
 
     __tablename__ = "UB"
-    __table_args__ = _written(f"{_INTERCONNECTION} (Ascend 950)")
+    __table_args__ = written(f"{_INTERCONNECTION} (Ascend 950)")
     device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
     port_id: Mapped[int | None] = column("portId", "the port", NUMERIC)
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
@@ -223,7 +218,7 @@ class Sio(RowIdentity, MsprofBase):
     """Traffic between the dies of one chip, by kind of message."""
 
     __tablename__ = "SIO"
-    __table_args__ = _written(_INTERCONNECTION)
+    __table_args__ = written(_INTERCONNECTION)
     device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
     name_id: Mapped[int | None] = string_id("name", "the die", NUMERIC)
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "end of the interval", NUMERIC)

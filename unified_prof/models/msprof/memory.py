@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import REAL
 from sqlalchemy.orm import Mapped
 
@@ -19,20 +17,17 @@ from unified_prof.models.msprof.base import (
     enum_id,
     string_id,
     time_ns,
+    written,
 )
 
 _HARDWARE = "--sys-hardware-mem and --sys-hardware-mem-freq"
-
-
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
 
 
 class NpuMemory(RowIdentity, MsprofBase):
     """Device memory in use, by the recorded process or by everything."""
 
     __tablename__ = "NPU_MEM"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     type_id: Mapped[int | None] = string_id("type", "app: the process; device: everything")
     ddr: Mapped[float | None] = column("ddr", "in use of DDR", NUMERIC, unit=BYTES)
     hbm: Mapped[float | None] = column("hbm", "in use of on-chip memory", NUMERIC, unit=BYTES)
@@ -46,7 +41,7 @@ class NpuModuleMemory(RowIdentity, MsprofBase):
     """Device memory reserved by one component of the software stack."""
 
     __tablename__ = "NPU_MODULE_MEM"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     module_id: Mapped[int | None] = enum_id(
         "moduleId", "ENUM_MODULE", "the component, as the driver numbers it"
     )
@@ -63,7 +58,7 @@ class NpuOpMemory(RowIdentity, MsprofBase):
     """One allocation or release of device memory for an operator of the graph engine."""
 
     __tablename__ = "NPU_OP_MEM"
-    __table_args__ = _written("--task-memory (operators of the graph engine only)")
+    __table_args__ = written("--task-memory (operators of the graph engine only)")
     operator_name_id: Mapped[int | None] = string_id("operatorName", "the operator")
     addr: Mapped[int | None] = column("addr", "address of the memory")
     type_id: Mapped[int | None] = string_id("type", "allocate or release")
@@ -91,7 +86,7 @@ class Hbm(RowIdentity, MsprofBase):
     """Traffic of one on-chip memory controller, in one direction."""
 
     __tablename__ = "HBM"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     bandwidth: Mapped[float | None] = column("bandwidth", "traffic", NUMERIC, unit=BYTES_PER_S)
@@ -105,7 +100,7 @@ class Ddr(RowIdentity, MsprofBase):
     """Traffic of the device's DDR memory."""
 
     __tablename__ = "DDR"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
     read: Mapped[float | None] = column("read", "read", NUMERIC, unit=BYTES_PER_S)
@@ -116,7 +111,7 @@ class Llc(RowIdentity, MsprofBase):
     """Hits and traffic of one last-level cache, reading or writing."""
 
     __tablename__ = "LLC"
-    __table_args__ = _written(f"{_HARDWARE}; --llc-profiling says which direction")
+    __table_args__ = written(f"{_HARDWARE}; --llc-profiling says which direction")
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     llc_id: Mapped[int | None] = column("llcId", "number of the cache")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample")
@@ -133,7 +128,7 @@ class Qos(RowIdentity, MsprofBase):
     """Memory traffic of one quality-of-service class."""
 
     __tablename__ = "QOS"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     event_name_id: Mapped[int | None] = string_id("eventName", "the class", NUMERIC)
     bandwidth: Mapped[float | None] = column(
@@ -149,7 +144,7 @@ class AccPmu(RowIdentity, MsprofBase):
     """Load levels of one DVPP or DSA accelerator."""
 
     __tablename__ = "ACC_PMU"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     acc_id: Mapped[int | None] = column("accId", "number of the accelerator")
     read_bw_level: Mapped[int | None] = column("readBwLevel", "level of its reading traffic")
     write_bw_level: Mapped[int | None] = column("writeBwLevel", "level of its writing traffic")
@@ -163,7 +158,7 @@ class SocBandwidthLevel(RowIdentity, MsprofBase):
     """Load levels of the chip's inner networks."""
 
     __tablename__ = "SOC_BANDWIDTH_LEVEL"
-    __table_args__ = _written(_HARDWARE)
+    __table_args__ = written(_HARDWARE)
     l2_buffer_bw_level: Mapped[int | None] = column("l2BufferBwLevel", "level of the L2 buffer")
     mata_bw_level: Mapped[int | None] = column("mataBwLevel", "level of the mata")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)

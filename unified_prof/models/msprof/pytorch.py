@@ -6,8 +6,6 @@ and hold NULL where something is not known.
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import TEXT
 from sqlalchemy.orm import Mapped, relationship
 
@@ -21,21 +19,18 @@ from unified_prof.models.msprof.base import (
     enum_id,
     string_id,
     time_ns,
+    written,
 )
 
 _THREAD = "process number in the upper 32 bits, thread number in the lower 32"
 _BY = "torch_npu's profiler"
 
 
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": f"{_BY}, {when}"}}
-
-
 class PytorchApi(RowIdentity, MsprofBase):
     """One operation, queue step or mark on PyTorch's side of the host."""
 
     __tablename__ = "PYTORCH_API"
-    __table_args__ = _written("for host activities")
+    __table_args__ = written("torch_npu's profiler, for host activities")
     start_ns_text: Mapped[str | None] = time_ns("startNs", "when it began, as text", TEXT)
     end_ns_text: Mapped[str | None] = time_ns("endNs", "when it ended, as text", TEXT)
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")
@@ -87,7 +82,7 @@ class PytorchConnection(RowIdentity, MsprofBase):
     """One connection of an operation: to another operation, or to what the device executed."""
 
     __tablename__ = "CONNECTION_IDS"
-    __table_args__ = _written("for host activities")
+    __table_args__ = written("torch_npu's profiler, for host activities")
     id: Mapped[int | None] = column("id", "number that PYTORCH_API.connectionId refers to")
     connection_id: Mapped[int | None] = column(
         "connectionId", "shared by what is connected; also CANN_API.connectionId, TASK's"
@@ -98,7 +93,7 @@ class PytorchCallchain(RowIdentity, MsprofBase):
     """One frame of one call stack."""
 
     __tablename__ = "PYTORCH_CALLCHAINS"
-    __table_args__ = _written("with_stack=True")
+    __table_args__ = written("torch_npu's profiler, with_stack=True")
     id: Mapped[int | None] = column("id", "number that PYTORCH_API.callchainId refers to")
     stack_id: Mapped[int | None] = string_id("stack", "the frame: file(line): function")
     stack_depth: Mapped[int | None] = column("stackDepth", "0 is the innermost frame")
@@ -110,7 +105,7 @@ class StepTime(Interval, RowIdentity, MsprofBase):
     """One step of the training loop."""
 
     __tablename__ = "STEP_TIME"
-    __table_args__ = _written("where step() is called")
+    __table_args__ = written("torch_npu's profiler, where step() is called")
     id: Mapped[int | None] = column("id", "number of the step")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start")
     end_ns: Mapped[int | None] = time_ns("endNs", "its end")
@@ -120,7 +115,7 @@ class MemoryRecord(RowIdentity, MsprofBase):
     """The state of one allocator after it changed."""
 
     __tablename__ = "MEMORY_RECORD"
-    __table_args__ = _written("profile_memory=True")
+    __table_args__ = written("torch_npu's profiler, profile_memory=True")
     component_id: Mapped[int | None] = string_id("component", "the allocator, such as PTA or GE")
     timestamp: Mapped[int | None] = time_ns("timestamp", "when it changed")
     total_allocated: Mapped[int | None] = column("totalAllocated", "in use by tensors", unit=BYTES)
@@ -138,7 +133,7 @@ class OpMemory(RowIdentity, MsprofBase):
     """One piece of device memory that an operation allocated, from then to its release."""
 
     __tablename__ = "OP_MEMORY"
-    __table_args__ = _written("profile_memory=True")
+    __table_args__ = written("torch_npu's profiler, profile_memory=True")
     name_id: Mapped[int | None] = string_id("name", "the operation that allocated it")
     size: Mapped[int | None] = column("size", "its size", unit=BYTES)
     allocation_time: Mapped[int | None] = time_ns("allocationTime", "when it was allocated")
@@ -178,7 +173,7 @@ class GcRecord(Interval, RowIdentity, MsprofBase):
     """One run of Python's garbage collector."""
 
     __tablename__ = "GC_RECORD"
-    __table_args__ = _written("where garbage collection is recorded")
+    __table_args__ = written("torch_npu's profiler, where garbage collection is recorded")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start")
     end_ns: Mapped[int | None] = time_ns("endNs", "its end")
     global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import TEXT
 from sqlalchemy.orm import Mapped
 
-from unified_prof.models.msprof.base import MsprofBase, RowIdentity, column, time_ns
+from unified_prof.models.msprof.base import MsprofBase, RowIdentity, column, time_ns, written
 
 _ALWAYS = "always"
-
-
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
 
 
 class StringId(MsprofBase):
@@ -25,7 +19,7 @@ class StringId(MsprofBase):
     """
 
     __tablename__ = "STRING_IDS"
-    __table_args__ = _written(_ALWAYS)
+    __table_args__ = written(_ALWAYS)
     id: Mapped[int] = column("id", "number of the text", key=True)
     value: Mapped[str | None] = column("value", "the text; N/A is an ordinary one", TEXT)
 
@@ -38,7 +32,7 @@ class SessionTime(RowIdentity, MsprofBase):
     """
 
     __tablename__ = "SESSION_TIME_INFO"
-    __table_args__ = _written(_ALWAYS)
+    __table_args__ = written(_ALWAYS)
     start_time_ns: Mapped[int | None] = time_ns("startTimeNs", "start of the recording")
     end_time_ns: Mapped[int | None] = time_ns("endTimeNs", "end of the recording")
 
@@ -47,7 +41,7 @@ class Npu(RowIdentity, MsprofBase):
     """The devices that were recorded, one row each; (-1, UNKNOWN) where none was."""
 
     __tablename__ = "NPU_INFO"
-    __table_args__ = _written(_ALWAYS)
+    __table_args__ = written(_ALWAYS)
     id: Mapped[int | None] = column("id", "number of the device in its host; -1: not recorded")
     name: Mapped[str | None] = column("name", "model of the chip, such as Ascend910B", TEXT)
 
@@ -56,7 +50,7 @@ class RankDevice(RowIdentity, MsprofBase):
     """Which rank of a distributed job ran on which device."""
 
     __tablename__ = "RANK_DEVICE_MAP"
-    __table_args__ = _written(f"{_ALWAYS}; msprof writes rank -1, torch_npu the real one")
+    __table_args__ = written(f"{_ALWAYS}; msprof writes rank -1, torch_npu the real one")
     rank_id: Mapped[int | None] = column("rankId", "rank in the job; -1: not known")
     device_id: Mapped[int | None] = column(
         "deviceId", "device in this host; -1: not recorded", refers="NPU_INFO.id"
@@ -67,7 +61,7 @@ class Host(RowIdentity, MsprofBase):
     """The machine the devices sit in; one row."""
 
     __tablename__ = "HOST_INFO"
-    __table_args__ = _written(_ALWAYS)
+    __table_args__ = written(_ALWAYS)
     host_uid: Mapped[str | None] = column(
         "hostUid", "unique number of the machine, as text; 0: not known", TEXT
     )
@@ -82,6 +76,6 @@ class MetaData(RowIdentity, MsprofBase):
     """
 
     __tablename__ = "META_DATA"
-    __table_args__ = _written(_ALWAYS)
+    __table_args__ = written(_ALWAYS)
     name: Mapped[str | None] = column("name", "what the value is", TEXT)
     value: Mapped[str | None] = column("value", "the value; mappings and lists are JSON", TEXT)

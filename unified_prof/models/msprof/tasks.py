@@ -19,6 +19,7 @@ from unified_prof.models.msprof.base import (
     enum_id,
     string_id,
     time_ns,
+    written,
 )
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ _CONNECTION = (
     "number that a host call and the tasks it launched share; -1: none (4294967295 in files"
     " before 2025-02-18)"
 )
-
-
-def _written(when: str) -> dict[str, Any]:
-    return {"info": {"written": when}}
 
 
 class Task(Interval, RowIdentity, MsprofBase):
@@ -95,7 +92,7 @@ class Task(Interval, RowIdentity, MsprofBase):
 
     __table_args__ = (
         Index("TaskIndex", "startNs", "globalTaskId"),
-        _written("--task-time; --msproftx adds the device's mstx marks"),
+        written("--task-time; --msproftx adds the device's mstx marks"),
     )
 
     @property
@@ -109,7 +106,7 @@ class ComputeTask(MsprofBase):
     """One execution of one compute operator."""
 
     __tablename__ = "COMPUTE_TASK_INFO"
-    __table_args__ = _written("--task-time")
+    __table_args__ = written("--task-time")
     name_id: Mapped[int | None] = string_id("name", "name of the operator")
     global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
     block_num: Mapped[int | None] = column(
@@ -172,7 +169,7 @@ class CommunicationScheduleTask(MsprofBase):
     """One task by which AI CPUs schedule collectives."""
 
     __tablename__ = "COMMUNICATION_SCHEDULE_TASK_INFO"
-    __table_args__ = _written("--task-time, where collectives are scheduled by AI CPUs")
+    __table_args__ = written("--task-time, where collectives are scheduled by AI CPUs")
     name_id: Mapped[int | None] = string_id("name", "name of the operator")
     global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
     task_type_id: Mapped[int | None] = string_id("taskType", "kind of core, as the host sees it")
@@ -250,7 +247,7 @@ class CommunicationTask(RowIdentity, MsprofBase):
 
     __table_args__ = (
         Index("CommunicationTaskIndex", "globalTaskId"),
-        _written("--task-time other than l0, --hccl and --ascendcl, where there are collectives"),
+        written("--task-time other than l0, --hccl and --ascendcl, where there are collectives"),
     )
 
 
@@ -258,7 +255,7 @@ class CommunicationOp(Interval, MsprofBase):
     """One collective, from the start of its first step to the end of its last."""
 
     __tablename__ = "COMMUNICATION_OP"
-    __table_args__ = _written("--task-time and --hccl, where there are collectives")
+    __table_args__ = written("--task-time and --hccl, where there are collectives")
     op_name_id: Mapped[int | None] = string_id(
         "opName", "name of the collective, such as hcom_allReduce__428_0_1"
     )
@@ -309,7 +306,7 @@ class TaskPmu(RowIdentity, MsprofBase):
     """One hardware counter's value during one task."""
 
     __tablename__ = "TASK_PMU_INFO"
-    __table_args__ = _written("--ai-core with --aic-mode=task-based; --aic-metrics says which")
+    __table_args__ = written("--ai-core with --aic-mode=task-based; --aic-metrics says which")
     global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
     name_id: Mapped[int | None] = string_id("name", "the counter, such as mac_ratio")
     value: Mapped[float | None] = column("value", "its value, in the counter's own unit", NUMERIC)
@@ -321,7 +318,7 @@ class MemcpyInfo(RowIdentity, MsprofBase):
     """One memory copy between or within host and device."""
 
     __tablename__ = "MEMCPY_INFO"
-    __table_args__ = _written("--runtime-api")
+    __table_args__ = written("--runtime-api")
     global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
     size: Mapped[int | None] = column("size", "amount of data", NUMERIC, unit=BYTES)
     memcpy_operation_id: Mapped[int | None] = enum_id(
@@ -338,7 +335,7 @@ class OverlapInterval(Interval, MsprofBase):
     """
 
     __tablename__ = "OVERLAP_ANALYSIS"
-    __table_args__ = _written("derived, where there are compute operators or collectives")
+    __table_args__ = written("derived, where there are compute operators or collectives")
     id: Mapped[int] = column("id", "number of the stretch, from 0", key=True)
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
@@ -352,7 +349,7 @@ class DpuTask(Interval, RowIdentity, MsprofBase):
     """One task executed by a DPU."""
 
     __tablename__ = "DPU_TASK"
-    __table_args__ = _written("where a DPU was recorded")
+    __table_args__ = written("where a DPU was recorded")
     dpu_device_id: Mapped[int | None] = column("dpuDeviceId", "the DPU")
     global_tid: Mapped[int | None] = column("globalTid", "bare number of the thread", NUMERIC)
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
@@ -372,7 +369,7 @@ class CcuTask(Interval, RowIdentity, MsprofBase):
     """One mission of a collective communication unit (Ascend 950)."""
 
     __tablename__ = "CCU"
-    __table_args__ = _written("where collective communication units were recorded (Ascend 950)")
+    __table_args__ = written("where collective communication units were recorded (Ascend 950)")
     device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
     global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
     name_id: Mapped[int | None] = string_id("name", "name of the mission", NUMERIC)
