@@ -1,0 +1,115 @@
+"""What the package index shows, and what is installed with uprof."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
+    "project"
+]
+REPOSITORY = PROJECT["urls"]["Repository"]
+# Part of Ascend's toolkit, on no package index.
+WITH_THE_TOOLKIT = {"mstx", "acl"}
+
+
+def distribution(requirement: str) -> str:
+    """Return the name in a requirement."""
+    match = re.match(r"[A-Za-z0-9_.-]+", requirement)
+    assert match is not None
+    return match[0].lower()
+
+
+def imported() -> set[str]:
+    """Return the top-level names of everything that the package imports, at any depth."""
+    names: set[str] = set()
+    for folder in ("unified_prof", "migrations"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                if isinstance(node, ast.Import):
+                    names.update(alias.name.partition(".")[0] for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"tomllib", "unified_prof"}
+
+
+REQUIRED = {distribution(one) for one in PROJECT["dependencies"]}
+EXTRAS = {
+    distribution(one)
+    for extra, requirements in PROJECT["optional-dependencies"].items()
+    if extra != "dev"
+    for one in requirements
+}
+
+
+def test_what_is_required_is_imported() -> None:
+    assert REQUIRED - imported() == set()
+
+
+def test_what_is_imported_is_required_or_an_extra() -> None:
+    assert imported() - REQUIRED - EXTRAS - WITH_THE_TOOLKIT == set()
+
+
+def test_links_of_the_readme_work_on_the_package_index() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+    assert targets
+    for target in targets:
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+            continue
+        assert target.startswith("https://"), target
+        own = re.match(
+            rf"(?:{REPOSITORY}/blob|{REPOSITORY.replace('github', 'raw.githubusercontent')})"
+            r"/main/([^#]+)",
+            target,
+        )
+        assert own is None or (ROOT / own[1]).is_file(), target
+
+
+def test_there_is_a_license_and_it_is_the_one_declared() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in text.split("\n", 3)[1]
+    assert "Version 2.0, January 2004" in text
+    assert PROJECT["license-files"] == ["LICENSE"]
+
+
+@pytest.mark.parametrize("name", ["Homepage", "Repository", "Issues", "Changelog", "Documentation"])
+def test_project_addresses(name: str) -> None:
+    assert PROJECT["urls"][name].startswith(REPOSITORY)
+
+
+def test_classifiers_name_the_supported_pythons() -> None:
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if ":: Python :: 3." in one]
+    assert named[0] == oldest
+    assert len(set(PROJECT["classifiers"])) == len(PROJECT["classifiers"])
+
+
+def test_exit_codes_are_documented() -> None:
+    from unified_prof import errors
+
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    classes = [one for one in vars(errors).values() if isinstance(one, type)]
+    codes = {one.exit_code for one in classes if issubclass(one, errors.UprofError)}
+    assert codes | {0, errors.BUG_EXIT_CODE} == documented
+
+
+def test_the_readme_is_found_beside_the_project_file() -> None:
+    assert Path(ROOT / PROJECT["readme"]).is_file()
