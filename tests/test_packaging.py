@@ -17,9 +17,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
-    "project"
-]
+DOCUMENT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, TOOLS = DOCUMENT["project"], DOCUMENT["tool"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 # Part of Ascend's toolkit, on no package index.
 WITH_THE_TOOLKIT = {"mstx", "acl"}
@@ -109,6 +108,29 @@ def test_exit_codes_are_documented() -> None:
     classes = [one for one in vars(errors).values() if isinstance(one, type)]
     codes = {one.exit_code for one in classes if issubclass(one, errors.UprofError)}
     assert codes | {0, errors.BUG_EXIT_CODE} == documented
+
+
+ALLOWED = {
+    "only backends and tracking import torch": {"backends", "tracking"},
+    "only models, store, migrate and baselines import SQLAlchemy and Alembic": {
+        *("models", "store", "migrate", "baselines"),
+    },
+    "only the command line imports Typer": {"cli"},
+    "only the command line and report import Rich": {"cli", "report"},
+}
+
+
+def test_import_contracts_say_what_they_check() -> None:
+    """Every module that a contract's name does not except is among those it looks at."""
+    names = {path.stem for path in (ROOT / "unified_prof").glob("*.py")}
+    names |= {path.parent.name for path in (ROOT / "unified_prof").glob("*/__init__.py")}
+    names = {name for name in names if not name.startswith("__")} - {"version"}
+    contracts = {
+        contract["name"]: {one.removeprefix("unified_prof.") for one in contract["source_modules"]}
+        for contract in TOOLS["importlinter"]["contracts"]
+        if contract["name"].startswith("only ")
+    }
+    assert contracts == {name: names - allowed for name, allowed in ALLOWED.items()}
 
 
 def test_the_readme_is_found_beside_the_project_file() -> None:
