@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -178,6 +180,24 @@ def test_a_report_is_named_as_one(tmp_path: Path) -> None:
 def test_nsight_systems_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.nsys-rep").write_bytes(b"x")
     assert "Nsight Systems" in str(refused(tmp_path / "a.nsys-rep"))
+    export = tmp_path / "a.sqlite"
+    database(export, "META_DATA_EXPORT (name TEXT, value TEXT)", "StringIds (id, value)")
+    assert "Nsight Systems export" in str(refused(export))
+
+
+def test_other_databases_are_told_from_reports(tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    database(other, "customers (name TEXT)")
+    assert "customers" in str(refused(other))
+    with other.open("r+b") as file:
+        file.truncate(4096)
+    assert "cut off" in str(refused(other))
+
+
+def database(path: Path, *tables: str) -> None:
+    with closing(sqlite3.connect(path)) as db, db:
+        for table in tables:
+            db.execute(f"CREATE TABLE {table}")
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,9 @@ def refusal(path: Path) -> UprofError:
 
 def _refused_file(path: Path, takes: str) -> UprofError:
     if path.name.endswith(_NSYS_NAMES):
-        return UsageError(
-            f"{path} is a recording of Nsight Systems, which uprof cannot read",
-            hint=f"it reads {takes}",
+        return RawFormatError(
+            f"{path} is a recording of Nsight Systems, which uprof cannot convert",
+            hint=f"expected {takes}",
         )
     try:
         with path.open("rb") as file:
@@ -134,14 +134,16 @@ def _refused_database(path: Path, takes: str) -> UprofError:
     from unified_prof.store.detect import detect
 
     try:
-        detect(path)
-    except UprofError:
-        return RawFormatError(
-            f"{path} is an SQLite database that uprof cannot convert", hint=f"expected {takes}"
+        found = detect(path)
+    except UprofError as err:
+        return err
+    if found.family is not None:
+        return UsageError(
+            f"{path} is a finished report, there is nothing to convert",
+            hint=f"`uprof report {path}` shows what is in it",
         )
-    return UsageError(
-        f"{path} is a finished report, there is nothing to convert",
-        hint=f"`uprof report {path}` shows what is in it",
+    return RawFormatError(
+        f"{path} is {found.description}, which uprof cannot convert", hint=f"expected {takes}"
     )
 
 

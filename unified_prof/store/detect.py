@@ -62,6 +62,7 @@ _STRANGERS = {
     "StepTraceTime": "a communication analysis (analysis.db) made by torch_npu",
     "ClusterStepTraceTime": "a cluster analysis made by msprof-analyze",
     "CUPTI_ACTIVITY_KIND_KERNEL": "an Nsight Systems export",
+    "META_DATA_EXPORT": "an Nsight Systems export",  # one without kernels
     "uprof_baselines_version": "uprof's store of baselines",
     "alembic_version": "a database with Alembic's version table",
 }
