@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
+from tests.records import tracked_run
 from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.model import Breakdown, Row, Summary
 from unified_prof.errors import UsageError
+from unified_prof.store import skyline
 
 
 def summary_of(path: Path) -> Summary:
@@ -162,6 +164,15 @@ def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
     assert [(one.name, one.count, one.source) for one in found.anomalies] == [
         ("unmatched_iterations", 2, "recorded")
     ]
+
+
+def test_what_both_reports_of_a_run_hold_is_told_once(tmp_path: Path) -> None:
+    run = tracked_run(anomalies={"scope_widened": (1, "nothing was there"), "odd": (2, "")})
+    skyline.write_run_time(tmp_path / "run_time.sqlite", run, {})
+    skyline.write_memory(tmp_path / "memory.sqlite", run, {})
+    with open_analyses(tmp_path) as (analysis,):
+        found = [(one.name, one.count) for one in analysis.summary.anomalies]
+    assert sorted(found) == [("odd", 2), ("scope_widened", 1)]
 
 
 def test_a_memory_report_alone_counts_the_operations_that_keep_memory(tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ class SkylineAnalysis(Analysis):
     def summary(self) -> Summary:
         """Headline figures of the run."""
         totals = self._totals()
-        anomalies = [one for source in self._sources for one in recorded_anomalies(source)]
+        # Both files of a run hold what was odd about the run: it is told once.
+        anomalies = dict.fromkeys(
+            one for source in self._sources for one in recorded_anomalies(source)
+        )
         facts = dict(fact for source in self._sources for fact in recorded_facts(source))
         steps = bool(self.steps())
         return Summary(
