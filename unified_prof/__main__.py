@@ -5,8 +5,17 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line."""
-    from unified_prof.cli.app import main as run
+    try:
+        from unified_prof.cli.app import main as run
+    except ImportError as err:
+        # A broken installation; 1 would be the code of a gate that says no.
+        import sys
 
+        from unified_prof.errors import BUG_EXIT_CODE
+
+        if sys.stderr is not None:
+            print(f"uprof: error: the installation is broken: {err}", file=sys.stderr)
+        sys.exit(BUG_EXIT_CODE)
     run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,37 @@ def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
     assert "broken" in text
     assert "abc" not in text
     assert details.stat().st_mode & 0o077 == 0
+
+
+# A command that a scheduler ends in the middle, with an output half written.
+ENDED = (
+    "import signal, sys; from unified_prof.store import atomic\n"
+    "import unified_prof.migrate.create as create\n"
+    "def ended(*_, **__): signal.raise_signal(int(sys.argv[1]))\n"
+    "atomic.os.replace = atomic.os.link = atomic.os.rename = ended\n"
+    "from unified_prof.cli.app import main\nmain(sys.argv[2:])\n"
+)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_end_a_command_as_sys_exit_does(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    arguments = [str(int(number)), "db", "create", "new.db"]
+    found = subprocess.run(
+        [sys.executable, "-c", ENDED, *arguments], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (code, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installation_that_is_broken_is_no_regression() -> None:
+    code = (
+        "import sys; sys.modules['typer'] = None\nfrom unified_prof.__main__ import main\nmain()\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code, "gate"], capture_output=True, text=True)
+    assert found.returncode == BUG_EXIT_CODE
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
