@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis import bulk
 from unified_prof.analysis.source import Findings, Source
-from unified_prof.analysis.tasks import Lookup, Tasks, possible
+from unified_prof.analysis.tasks import Tasks, possible
+from unified_prof.arrays.lookup import Lookup
 
 Ints = NDArray[np.int64]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis import intervals
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS
 from unified_prof.analysis.collectives import Collectives
 from unified_prof.analysis.groups import by_key
-from unified_prof.analysis.intervals import IntervalSet
 from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.tasks import WAIT, Tasks
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]
 

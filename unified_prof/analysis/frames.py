@@ -13,9 +13,9 @@ import sys
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis import nesting
 from unified_prof.analysis.source import Source
 from unified_prof.analysis.tasks import Strings
+from unified_prof.arrays import nesting
 
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
 # Installed packages and the standard library; profilers shorten the paths of those to what they are

@@ -20,10 +20,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis import bulk, nesting
+from unified_prof.analysis import bulk
 from unified_prof.analysis.frames import Frames
 from unified_prof.analysis.source import Findings, Source
-from unified_prof.analysis.tasks import Lookup, Strings, possible
+from unified_prof.analysis.tasks import Strings, possible
+from unified_prof.arrays import nesting
+from unified_prof.arrays.lookup import Lookup
 
 Ints = NDArray[np.int64]
 

@@ -35,10 +35,11 @@ from unified_prof.analysis.source import (
     recorded_facts,
     without_secrets,
 )
-from unified_prof.analysis.tasks import NOT_AVAILABLE, Lookup, Strings, Tasks, possible
+from unified_prof.analysis.tasks import NOT_AVAILABLE, Strings, Tasks, possible
 from unified_prof.analysis.timeline import Timeline
 from unified_prof.analysis.tracks import Track
 from unified_prof.analysis.work import Work, host_calls, step_of
+from unified_prof.arrays.lookup import Lookup
 from unified_prof.errors import UsageError
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Gaps, Samples
 from unified_prof.analysis.source import Source
-from unified_prof.lookup import NOWHERE, find
+from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.units import NS_PER_MS
 
 Floats = NDArray[np.float64]

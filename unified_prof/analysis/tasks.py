@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis import bulk
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.analysis.source import Findings, Source
-from unified_prof.lookup import NOWHERE, find
+from unified_prof.arrays.lookup import Lookup
 
 Ints = NDArray[np.int64]
 
@@ -76,30 +76,6 @@ class Strings:
     def texts(self, numbers: Iterable[int]) -> list[str | None]:
         """Return the texts of many ids."""
         return [self.get(number) for number in numbers]
-
-
-class Lookup:
-    """Row numbers by key, for keys that are mostly dense from 0, as globalTaskId is."""
-
-    def __init__(self, keys: Ints) -> None:
-        self._dense: NDArray[np.int32] | None = None
-        if len(keys) and keys.min() >= 0 and keys.max() < 4 * len(keys) + 1024:
-            # One place before the first key and one behind the last stand for all other keys.
-            self._dense = np.full(int(keys.max()) + 3, -1, np.int32)
-            self._dense[1:][keys[::-1]] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
-        else:
-            self._order = np.argsort(keys, kind="stable").astype(np.int32)
-            self._sorted = keys[self._order]
-
-    def rows(self, keys: Ints) -> NDArray[np.int32]:
-        """Return the first row that has each key, -1 where there is none."""
-        if self._dense is not None:
-            # `take` clips keys outside the table to its ends, which are no rows by construction.
-            return self._dense.take(keys.astype(np.int64) + 1, mode="clip")
-        if not len(self._sorted):
-            return np.full(len(keys), -1, np.int32)
-        slot = find(self._sorted, keys)
-        return np.where(slot != NOWHERE, self._order[slot], np.int32(-1))
 
 
 class Tasks:

@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis import bulk, nesting
+from unified_prof.analysis import bulk
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.analysis.collectives import Collectives
 from unified_prof.analysis.framework import NO_CONNECTION
@@ -17,6 +17,7 @@ from unified_prof.analysis.groups import by_key
 from unified_prof.analysis.source import Source
 from unified_prof.analysis.tasks import WAIT, Strings, Tasks, codes, possible
 from unified_prof.analysis.work import collective_labels
+from unified_prof.arrays import nesting
 
 Ints = NDArray[np.int64]
 

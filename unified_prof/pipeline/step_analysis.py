@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.intervals import merge
+from unified_prof.arrays.intervals import merge
 from unified_prof.store.atomic import replacing
 from unified_prof.store.reader import Report
 from unified_prof.store.sql import open_unfinished

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from unified_prof.arrays.nesting import NONE
 from unified_prof.columns import Sink
-from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import Int64s
 
 # Built-in methods are named with the address of the object they are bound to, which says

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from unified_prof.arrays.lookup import NOWHERE, find
+from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.fields import Bools
-from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
-from unified_prof.lookup import NOWHERE, find
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.decoders.kineto.nesting import NONE
+from unified_prof.arrays.lookup import NOWHERE, find
+from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.kineto.numbers import Int64s
-from unified_prof.lookup import NOWHERE, find
 
 REMEMBERED = 1 << 18
 """Forward operations kept: more than any iteration has, whatever the trace's length."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.nesting import NONE
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known, null_where
 from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
 from unified_prof.decoders.kineto.spool import Rows

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
 from unified_prof.decoders.kineto import rows as r
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.forwards import Forwards
 from unified_prof.decoders.kineto.host_tables import HostTables
 from unified_prof.decoders.kineto.memory import Allocations
-from unified_prof.decoders.kineto.nesting import NONE, inherit, parents, preorder
 from unified_prof.decoders.kineto.numbers import MISSING, Int64s
 from unified_prof.decoders.kineto.spool import Rows, Spool, windows
 
@@ -78,11 +78,11 @@ class _Walker:
                 _points(allocated, _POINT_RANK),
             )
         )
-        order = preorder(every["thread"], every["start"], every["end"], every["rank"])
+        order = call_order(every["thread"], every["start"], every["end"], every["rank"])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         every = every[order]
-        parent = parents(every["thread"], every["end"])
+        parent = containing(every["thread"], every["end"])
         if len(self._parts.chains):
             self._inherit_chains(every, parent, host, place[self._host_slice(new_frames, host)])
         source = np.where(every["operation"] != NONE, np.arange(len(every)), NONE)
@@ -117,10 +117,10 @@ class _Walker:
         new["frame"] = frames["frame"]
         around = self._open[self._open["frame"] != NONE]
         both = np.concatenate((around, new))
-        order = preorder(both["thread"], both["start"], both["end"], both["rank"])
+        order = call_order(both["thread"], both["start"], both["end"], both["rank"])
         ordered = both[order]
         chains = self._parts.chains.extend_all(
-            parents(ordered["thread"], ordered["end"]).tolist(),
+            containing(ordered["thread"], ordered["end"]).tolist(),
             ordered["chain"].tolist(),
             ordered["frame"].tolist(),
         )

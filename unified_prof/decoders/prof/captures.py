@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
@@ -39,8 +40,8 @@ class Captures:
         if not len(self.key):
             return np.full(len(stream_id), NO_MODEL, np.uint32)
         key = _pack(np.uint64(device_id), stream_id, batch_id)
-        row = np.minimum(np.searchsorted(self.key, key), len(self.key) - 1)
-        captured = (self.key[row] == key) & (launched >= self.start[row])
+        row = find(self.key, key)
+        captured = (row != NOWHERE) & (launched >= self.start[row])
         return np.where(captured, self.model_id[row], np.uint32(NO_MODEL))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import find
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.calls import COMMUNICATION
@@ -17,7 +18,7 @@ from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.launches import MISSING, Launches
 from unified_prof.decoders.prof.pools import Timeline
-from unified_prof.decoders.prof.runs import Runs, find
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
 from unified_prof.decoders.prof.transfers import FINE_PARTS, bandwidth, closing_tasks
 

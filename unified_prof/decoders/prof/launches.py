@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import find
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.host_tasks import HostTasks, TaskTypes
 from unified_prof.decoders.prof.operators import Contexts
-from unified_prof.decoders.prof.runs import Runs, find
+from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT, pack_keys, streams_of
 
 MISSING = -1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import find
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE, Intervals
 from unified_prof.decoders.prof.directory import HostDirectory
@@ -52,10 +53,8 @@ class Contexts:
 
     def expand(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Return a pair (position in `rows`, context id) for every context of every row."""
-        place = np.minimum(np.searchsorted(self.row, rows), max(len(self.row) - 1, 0))
-        if not len(self.row):
-            return np.zeros(0, np.int64), np.zeros(0, np.uint32)
-        have = np.flatnonzero(self.row[place] == rows)
+        place = find(self.row, rows)
+        have = np.flatnonzero(place != NOWHERE)
         start = self.start[place[have]]
         count = self.stop[place[have]] - start
         return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]

@@ -5,39 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.intervals import IntervalSet, merge, subtract
 from unified_prof.columns import Sink
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Starts and ends."""
-
-
-def merged(start: NDArray[np.int64], end: NDArray[np.int64]) -> Spans:
-    """Return the union of intervals as sorted, disjoint intervals; touching ones are joined."""
-    if not len(start):
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    begins = np.r_[True, start[1:] > reach[:-1]]
-    return start[begins], reach[np.r_[begins[1:], True]]
-
-
-def without(spans: Spans, removed: Spans) -> Spans:
-    """Return what of disjoint sorted intervals lies outside others, disjoint and sorted too."""
-    edges = np.concatenate([*spans, *removed])
-    change = np.concatenate(
-        [
-            np.full(len(spans[0]), 1),
-            np.full(len(spans[1]), -1),
-            np.full(len(removed[0]), -2),
-            np.full(len(removed[1]), 2),
-        ]
-    )
-    order = np.argsort(edges, kind="stable")
-    edges, level = edges[order], np.cumsum(change[order])
-    wanted = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
-    return merged(edges[wanted], edges[wanted + 1])
 
 
 class OverlapWriter:
@@ -56,31 +30,34 @@ class OverlapWriter:
             compute: tasks that compute.
             communication: collective operators.
         """
-        computing, talking = merged(*compute), merged(*communication)
-        if not len(computing[0]) and not len(talking[0]):
+        computing = merge(*compute, keep_empty=True)
+        talking = merge(*communication, keep_empty=True)
+        if not len(computing) and not len(talking):
             return
-        busy = merged(
-            np.concatenate([computing[0], talking[0]]), np.concatenate([computing[1], talking[1]])
+        busy = merge(
+            np.concatenate([computing.start_ns, talking.start_ns]),
+            np.concatenate([computing.end_ns, talking.end_ns]),
+            keep_empty=True,
         )
-        bounds = (
-            np.minimum(busy[0][:1], tasks[0].min(initial=busy[0][0])),
-            np.maximum(busy[1][-1:], tasks[1].max(initial=busy[1][-1])),
+        bounds = IntervalSet(
+            np.minimum(busy.start_ns[:1], tasks[0].min(initial=busy.start_ns[0])),
+            np.maximum(busy.end_ns[-1:], tasks[1].max(initial=busy.end_ns[-1])),
         )
         for kind, spans in (
             (_COMPUTE, computing),
             (_COMMUNICATION, talking),
-            (_NOT_OVERLAPPED, without(talking, computing)),
-            (_FREE, without(bounds, busy)),
+            (_NOT_OVERLAPPED, subtract(talking, computing)),
+            (_FREE, subtract(bounds, busy)),
         ):
-            count = len(spans[0])
+            count = len(spans)
             if count:
                 self._sink.write(
                     "OVERLAP_ANALYSIS",
                     {
                         "id": np.arange(self._next_id, self._next_id + count),
                         "deviceId": device_id,
-                        "startNs": spans[0],
-                        "endNs": spans[1],
+                        "startNs": spans.start_ns,
+                        "endNs": spans.end_ns,
                         "type": kind,
                     },
                 )

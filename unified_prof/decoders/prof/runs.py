@@ -48,12 +48,3 @@ class Runs:
 def positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return 0, 1, ... size - 1 for every size, one after another."""
     return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-
-def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the first row of every wanted value in ascending keys, -1 where it is not there."""
-    row = np.searchsorted(keys, wanted).astype(np.int64)
-    known = row < len(keys)
-    known[known] = keys[row[known]] == wanted[known]
-    row[~known] = -1
-    return row

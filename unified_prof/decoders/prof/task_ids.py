@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.decoders.prof.runs import find
+from unified_prof.arrays.lookup import find
 
 NO_CONTEXT = 0xFFFFFFFF
 """contextId of everything that is not one context of an FFTS+ task."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import find
 from unified_prof.decoders.prof.batches import Flips
-from unified_prof.decoders.prof.runs import find
 from unified_prof.decoders.prof.task_ids import TaskIds, pack_keys, streams_of
 
 

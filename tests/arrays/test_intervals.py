@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis import intervals
-from unified_prof.analysis.intervals import IntervalSet
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
 
 RAW = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis import nesting
+from unified_prof.arrays import nesting
 
 Ranges = list[tuple[int, int, int]]
 

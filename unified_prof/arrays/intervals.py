@@ -34,9 +34,12 @@ class IntervalSet:
 EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def merge(start_ns: Times, end_ns: Times) -> IntervalSet:
-    """Return the union of any intervals; empty and inverted ones (end <= start) cover nothing."""
-    keep = end_ns > start_ns
+def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> IntervalSet:
+    """Return the union of any intervals; empty and inverted ones (end <= start) cover nothing.
+
+    With `keep_empty`, an empty interval that touches no other one stays: a moment of its own.
+    """
+    keep = end_ns >= start_ns if keep_empty else end_ns > start_ns
     if not keep.all():
         start_ns, end_ns = start_ns[keep], end_ns[keep]
     if len(start_ns) == 0:
@@ -79,6 +82,17 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
         np.maximum(a.start_ns[left], b.start_ns[right]),
         np.minimum(a.end_ns[left], b.end_ns[right]),
     )
+
+
+def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
+    """Return the time of the one set that the other does not cover."""
+    edges = np.concatenate([one.start_ns, one.end_ns, removed.start_ns, removed.end_ns])
+    # How many of the one and, twice as heavy and negative, of the other cover what follows.
+    steps = np.repeat([1, -1, -2, 2], [len(one), len(one), len(removed), len(removed)])
+    order = np.argsort(edges, kind="stable")
+    edges, level = edges[order], np.cumsum(steps[order])
+    wanted = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
+    return merge(edges[wanted], edges[wanted + 1])
 
 
 def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:

@@ -1,11 +1,14 @@
 """Who contains whom among nested ranges: the call tree of host ranges, one thread at a time.
 
 Ranges that a profiler records on one thread nest: two of them are disjoint or one contains the
-other. Where a recording breaks that rule by a few nanoseconds (clocks are rounded), a range belongs
-to the innermost earlier one that is still open when it starts.
+other. Where a recording breaks that rule by a few nanoseconds (clocks are rounded), there are two
+answers: the innermost earlier range that is still open when a range starts (`parents`), and the
+innermost one that contains it wholly (`containing`). Where all nest, they are the same.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,71 +19,62 @@ Indexes = NDArray[np.int64]
 NONE = -1
 
 
-def call_order(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
-    """Return the order thread, then start, then the longer range first: parents before children."""
-    return np.lexsort((-end_ns, start_ns, thread))
+def call_order(
+    thread: NDArray[np.int64],
+    start_ns: Times,
+    end_ns: Times,
+    rank: NDArray[np.int64] | None = None,
+) -> Indexes:
+    """Return the order thread, then start, then the longer range first: parents before children.
+
+    Of two equal ranges the one of smaller `rank` is outside; without ranks, the first.
+    """
+    keys = (-end_ns, start_ns, thread)
+    return np.lexsort(keys if rank is None else (rank, *keys))
 
 
 def parents(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
-    """Return for every range the index of the innermost range around it, or -1.
+    """Return for every range the innermost earlier one that is open when it starts, or NONE.
 
     Args:
         thread: any number that tells threads apart.
         start_ns: start of each range.
-        end_ns: end of each range, not before its start.
+        end_ns: end of each range, not before its start; a range that ends at a moment is not open
+            then.
 
     All three must be in `call_order`.
     """
-    result = _parents_of_nested(thread, start_ns, end_ns)
-    inner = np.flatnonzero(result != NONE)
-    outer = result[inner]
-    if np.all(end_ns[inner] <= end_ns[outer]) and np.all(start_ns[inner] < end_ns[outer]):
-        return result
-    return _parents_one_by_one(thread, start_ns, end_ns)
+    return _nearest_reaching(thread, end_ns, start_ns + 1)
 
 
-def _parents_of_nested(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
-    """Find parents level by level; right where all ranges nest properly."""
-    _, owner = np.unique(thread, return_inverse=True)
-    first = np.searchsorted(owner, np.arange(int(owner.max(initial=-1)) + 2))
-    depth = np.zeros(len(start_ns), np.int64)
-    for low, high in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
-        # Open at a start: all that began before it, less those that have ended by then. An empty
-        # range ends a moment late, so that it does not count as ended when it begins.
-        ends = np.sort(np.maximum(end_ns[low:high], start_ns[low:high] + 1))
-        ended = np.searchsorted(ends, start_ns[low:high], side="right")
-        depth[low:high] = np.arange(high - low) - ended
-    result = np.full(len(start_ns), NONE, np.int64)
-    by_depth = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[by_depth], np.arange(int(depth.max(initial=-1)) + 2))
-    for level in range(1, len(bounds) - 1):
-        outer = by_depth[bounds[level - 1] : bounds[level]]
-        inner = by_depth[bounds[level] : bounds[level + 1]]
-        before = np.searchsorted(outer, inner) - 1
-        result[inner] = np.where(before >= 0, outer[np.maximum(before, 0)], NONE)
-    return result
+def containing(thread: NDArray[np.int64], end_ns: Times) -> Indexes:
+    """Return for every range the innermost one that contains it wholly, or NONE.
+
+    Args:
+        thread: of ranges in `call_order`.
+        end_ns: of the same.
+    """
+    return _nearest_reaching(thread, end_ns, end_ns)
 
 
-def _parents_one_by_one(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
-    """Sweep over the ranges with a stack of open ones; right for any ranges."""
-    found = [NONE] * len(start_ns)
-    open_index: list[int] = []
-    open_end: list[int] = []
-    current: int | None = None
-    rows = zip(thread.tolist(), start_ns.tolist(), end_ns.tolist(), strict=True)
-    for index, (owner, start, end) in enumerate(rows):
-        if owner != current:
-            current = owner
-            open_index.clear()
-            open_end.clear()
-        while open_end and open_end[-1] <= start:
-            open_end.pop()
-            open_index.pop()
-        if open_index:
-            found[index] = open_index[-1]
-        open_index.append(index)
-        open_end.append(end)
-    return np.array(found, np.int64)
+def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times) -> Indexes:
+    """Return the nearest range before each one, on its thread, that ends at its bound or later.
+
+    Candidates jump from one to the candidate's own candidate, all at once, so that the distance
+    doubles in each round. Nothing is missed: what lies between two candidates ends before the
+    bound of the nearer one, which is not above the bound of whoever passes over it (bounds are
+    starts, which rise, or ends of ranges that were passed because they end earlier).
+    """
+    count = len(end_ns)
+    candidate = np.arange(-1, count - 1, dtype=np.int64)
+    if count:
+        candidate[np.append(True, thread[1:] != thread[:-1])] = NONE
+    active = np.flatnonzero(candidate != NONE)
+    while len(active):
+        active = active[end_ns[candidate[active]] < bound_ns[active]]
+        candidate[active] = candidate[candidate[active]]
+        active = active[candidate[active] != NONE]
+    return candidate
 
 
 def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
@@ -110,6 +104,16 @@ def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
         looking, at = looking[~found], parent[at[~found]]
         inside = at != NONE
         looking, at = looking[inside], at[inside]
+    return result
+
+
+def inherit(values: NDArray[Any], parent: Indexes) -> NDArray[Any]:
+    """Give each range without a value (NONE) that of the nearest range around it."""
+    if not len(values):
+        return values.copy()
+    at = nearest_marked(parent, values != NONE)
+    result: NDArray[Any] = values[at]
+    result[at == NONE] = NONE
     return result
 
 

@@ -1,0 +1,1 @@
+"""Columns of numbers: intervals, nesting, lookups; NumPy alone, for decoding and analysis alike."""
