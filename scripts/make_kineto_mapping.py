@@ -398,7 +398,9 @@ def as_markdown() -> str:
         "All times are exact: `ts` and `dur` are decimal microseconds, `baseTimeNanoseconds` is"
         " added, digits beyond the nanosecond are cut off. Texts are ids of STRING_IDS; what a"
         " trace does not say is N/A there, and NULL where it is a number of uprof's own tables."
-        " UPROF_RUN says that the device is a GPU (`device_kind`, `device_vendor`).",
+        " UPROF_RUN says that the device is a GPU (`device_kind`, `device_vendor`), and keeps the"
+        " keys of the trace that are the profiler's own (`trace_metadata`); of keys that a program"
+        " added there are only the names (`trace_metadata_left_out`). What looks secret is masked.",
         "",
         "## Categories",
         "",

@@ -56,7 +56,7 @@ class Recording:
     """Something raw that a backend left on disk for a decoder."""
 
     kind: str
-    """Name of the decoder: `prof` or `kineto`."""
+    """`kind` of its source, of those in `pipeline.sources`: `prof` or `kineto`."""
     path: Path
     native: Path | None = None
     """The vendor's own database of it, where the vendor's exporter made one."""

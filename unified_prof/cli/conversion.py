@@ -33,8 +33,9 @@ _HELP = {
     ),
 }
 _EPILOG = (
-    "Exit code: 0 all converted; 2 wrong use; 6 a recording is unreadable (the others are"
-    " converted); 9 a database exists or cannot be written. Of several recordings, those that"
+    "Exit code: 0 all converted; 1 the process that converted one was killed; 2 wrong use; 6 a"
+    " recording is unreadable (the others are converted); 9 a database exists or cannot be"
+    " written. Of several recordings, those that"
     " an earlier run has converted are passed over."
 )
 

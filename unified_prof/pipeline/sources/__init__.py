@@ -4,8 +4,9 @@ To add a source: a module here with a `Source`, and its instance in `SOURCES`. N
 sources by name: discovery, naming, the command line's help, `uprof run` and the hints of other
 commands ask the registry. CONTRIBUTING.md, "A source of your own", has a worked example.
 
-If you change this, also change: the table in README.md ("what it takes"), and the tests that go
-through every source (`tests/pipeline/test_sources.py` has a tiny recording of each kind).
+If you change this, also change: the rows of `uprof build` and `uprof import` in the first table of
+README.md, and `MAKERS` of `tests/pipeline/test_sources.py`, a tiny recording of each kind for the
+tests that go through every source.
 """
 
 from __future__ import annotations
