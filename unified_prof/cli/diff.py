@@ -101,4 +101,4 @@ def diff(
         printing.write(output, text, force=force)
     if shape is not FormatOption.TEXT and not quiet:
         for warning in found.warnings:
-            typer.echo(f"uprof: warning: {warning}", err=True)
+            printing.say(f"uprof: warning: {warning}")

@@ -38,7 +38,7 @@ def doctor(
             },
             "versions": versions,
         }
-        typer.echo(json.dumps(findings, indent=2))
+        printing.put(json.dumps(findings, indent=2) + "\n", for_people=False)
         return
     rows = [("backend", "can run", "why")]
     for answer in backends:
