@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unified_prof
-from unified_prof.analysis.comparable import TOTAL, Operations, Run
-from unified_prof.analysis.gate import Limits, gate
+from unified_prof.analysis.compare.comparable import TOTAL, Operations, Run
+from unified_prof.analysis.compare.gate import Limits, gate
 
 Floats = NDArray[np.float64]
 SLOWER = 1.2

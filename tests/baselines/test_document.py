@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.test_diff import STEP, run_of
-from unified_prof.analysis.comparable import Operations, Place, Run, Sized
+from tests.analysis.compare.test_diff import STEP, run_of
+from unified_prof.analysis.compare.comparable import Operations, Place, Run, Sized
 from unified_prof.baselines import document
 from unified_prof.errors import StoreError, UsageError
 

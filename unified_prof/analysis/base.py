@@ -18,8 +18,8 @@ from unified_prof.analysis.model import (
     Step,
     Summary,
 )
-from unified_prof.analysis.timeline import Timeline
-from unified_prof.analysis.tracks import Track
+from unified_prof.analysis.views.timeline import Timeline
+from unified_prof.analysis.views.tracks import Track
 
 
 class Analysis(ABC):

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from unified_prof.analysis import folder
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.coverage import Coverage, Missing
 from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.analysis.read import folder
+from unified_prof.analysis.read.coverage import Coverage, Missing
+from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.skyline import MEMORY, RUN_TIME, SkylineAnalysis
-from unified_prof.analysis.source import recorded_facts
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.store.reader import Report, open_report
 

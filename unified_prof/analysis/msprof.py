@@ -8,12 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns, bulk, collectives, counters, timeline, tracks
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
-from unified_prof.analysis.collectives import Collectives
-from unified_prof.analysis.device import DeviceWork, step_rows, stream_rows
-from unified_prof.analysis.framework import NO_CONNECTION, Framework
 from unified_prof.analysis.model import (
     Breakdown,
     By,
@@ -27,7 +23,10 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.source import (
+from unified_prof.analysis.read import bulk, collectives, counters
+from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.framework import NO_CONNECTION, Framework
+from unified_prof.analysis.read.source import (
     Findings,
     Source,
     oddities_of_file,
@@ -35,10 +34,12 @@ from unified_prof.analysis.source import (
     recorded_facts,
     without_secrets,
 )
-from unified_prof.analysis.tasks import NOT_AVAILABLE, Strings, Tasks, possible
-from unified_prof.analysis.timeline import Timeline
-from unified_prof.analysis.tracks import Track
-from unified_prof.analysis.work import Work, host_calls, step_of
+from unified_prof.analysis.read.tasks import NOT_AVAILABLE, Strings, Tasks, possible
+from unified_prof.analysis.views import breakdowns, timeline, tracks
+from unified_prof.analysis.views.device import DeviceWork, step_rows, stream_rows
+from unified_prof.analysis.views.timeline import Timeline
+from unified_prof.analysis.views.tracks import Track
+from unified_prof.analysis.views.work import Work, host_calls, step_of
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.errors import UsageError
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.analysis import breakdowns, skyline_samples
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, concatenate
 from unified_prof.analysis.model import (
@@ -27,7 +26,9 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.source import Findings, Source, recorded_anomalies, recorded_facts
+from unified_prof.analysis.read import skyline_samples
+from unified_prof.analysis.read.source import Findings, Source, recorded_anomalies, recorded_facts
+from unified_prof.analysis.views import breakdowns
 from unified_prof.errors import UsageError
 from unified_prof.units import NS_PER_MS, ms_to_ns
 

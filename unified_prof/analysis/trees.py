@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
 from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
+from unified_prof.analysis.views.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
 
 Kind = Literal["module", "line", "operation"]
 

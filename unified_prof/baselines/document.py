@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from unified_prof.analysis.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
+from unified_prof.analysis.compare.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
 
 _VERSION = 2

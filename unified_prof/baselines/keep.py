@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from unified_prof.analysis import runs
-from unified_prof.analysis.comparable import TOTAL, Run
+from unified_prof.analysis.compare import runs
+from unified_prof.analysis.compare.comparable import TOTAL, Run
 from unified_prof.baselines import document
 from unified_prof.baselines.migrate import open_store
 from unified_prof.baselines.store import BaselineStore, Entry, NewBaseline

@@ -72,8 +72,8 @@ def diff(
     Operations are paired by module path, source line, name and order, so that inserted and
     removed ones do not shift the rest.
     """
-    from unified_prof.analysis import diff as analysis
-    from unified_prof.analysis import runs
+    from unified_prof.analysis.compare import diff as analysis
+    from unified_prof.analysis.compare import runs
     from unified_prof.report import comparison, difference
 
     shape = FormatOption.JSON if json_ else format_

@@ -14,7 +14,7 @@ from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.comparable import Run
+    from unified_prof.analysis.compare.comparable import Run
 
 
 class FormatOption(str, Enum):
@@ -91,7 +91,7 @@ def gate(
     Both the share and the amount must be passed, and the samples must leave no doubt. Where
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
-    from unified_prof.analysis import gate as analysis
+    from unified_prof.analysis.compare import gate as analysis
 
     shape = FormatOption.JSON if json_ else format_
     time_ns, size_bytes = thresholds.absolute(min_abs or [])
@@ -141,7 +141,7 @@ def _sides(
     baseline: str | None,
     store: str | None,
 ) -> tuple[Run, Run]:
-    from unified_prof.analysis import runs
+    from unified_prof.analysis.compare import runs
 
     if baseline is None:
         if len(files) != 2:

@@ -10,7 +10,7 @@ from typing import IO
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
-from unified_prof.analysis.tracks import Track
+from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
 from unified_prof.report import slices
 from unified_prof.report.perfetto import Lose, Written, each

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from unified_prof.analysis.comparable import PEAK
-from unified_prof.analysis.diff import Difference, Status
-from unified_prof.analysis.gate import Check, Verdict
-from unified_prof.analysis.statistics import MIN_SAMPLES, SAME_WITHIN
+from unified_prof.analysis.compare.comparable import PEAK
+from unified_prof.analysis.compare.diff import Difference, Status
+from unified_prof.analysis.compare.gate import Check, Verdict
+from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words
 from unified_prof.report.tables import Column

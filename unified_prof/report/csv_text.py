@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable
 from io import StringIO
 
-from unified_prof.analysis.coverage import Missing
 from unified_prof.analysis.load import Opened
+from unified_prof.analysis.read.coverage import Missing
 from unified_prof.report import words
 from unified_prof.report.figures import Figures, gather, row_fields
 from unified_prof.report.formats import Request

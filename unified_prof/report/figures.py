@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
+from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report.formats import Request
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
+from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.report import names, oddities, page_data
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request

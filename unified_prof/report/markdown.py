@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
+from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.report import names, tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request

@@ -8,9 +8,9 @@ import numpy as np
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
-from unified_prof.analysis.timeline import Lane, Timeline
 from unified_prof.analysis.trees import MEASURES, Tree
 from unified_prof.analysis.trees import trees as analysis_trees
+from unified_prof.analysis.views.timeline import Lane, Timeline
 from unified_prof.report.encoding import encode
 from unified_prof.report.names import middle, shown
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
-from unified_prof.analysis.tracks import Track
+from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import slices
 

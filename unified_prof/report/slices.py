@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unified_prof.analysis.tracks import Track
+from unified_prof.analysis.views.tracks import Track
 
 
 def events(track: Track) -> Iterator[tuple[int, int, bool]]:

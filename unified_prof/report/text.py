@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unified_prof.analysis.coverage import Coverage
 from unified_prof.analysis.load import Opened
+from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.report import tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request

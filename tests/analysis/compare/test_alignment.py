@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unified_prof.analysis.compare import alignment
+from unified_prof.analysis.compare.alignment import align, common_subsequence
+from unified_prof.analysis.compare.comparable import Place, pair
+
+words = st.lists(st.sampled_from("abcdef"), max_size=30)
+
+
+def longest(a: list[str], b: list[str]) -> int:
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = (
+                table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+            )
+    return table[-1][-1]
+
+
+@given(words, words)
+def test_a_common_subsequence_is_common_and_rising(a: list[str], b: list[str]) -> None:
+    pairs = common_subsequence(a, b)
+    assert all(a[i] == b[j] for i, j in pairs)
+    assert all(p[0] < q[0] and p[1] < q[1] for p, q in itertools.pairwise(pairs))
+
+
+@given(words, st.data())
+def test_what_was_only_inserted_or_removed_leaves_the_rest_paired(
+    a: list[str], data: st.DataObject
+) -> None:
+    kept = [x for x in a if data.draw(st.booleans())]
+    assert len(common_subsequence(a, kept)) == len(kept) == longest(a, kept)
+
+
+@given(words)
+def test_a_sequence_pairs_with_itself_one_to_one(a: list[str]) -> None:
+    assert common_subsequence(a, a) == [(i, i) for i in range(len(a))]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=20),
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=20),
+)
+def test_no_element_is_paired_twice_and_all_pairs_share_a_key(
+    a: list[tuple[str, str]], b: list[tuple[str, str]]
+) -> None:
+    pairs = align(a, b)
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
+    assert all(a[i][0] == b[j][0] or a[i][1] == b[j][1] for i, j in pairs)
+
+
+def test_an_inserted_operation_shifts_no_pair() -> None:
+    base = [("l1", "linear"), ("l2", "relu"), ("l3", "linear")]
+    new = [("l1", "linear"), ("new", "dropout"), ("l2", "relu"), ("l3", "linear")]
+    assert align(base, new) == [(0, 0), (1, 2), (2, 3)]
+
+
+def test_a_shifted_source_line_is_found_by_the_weaker_key() -> None:
+    assert align(
+        [("m:10", "linear"), ("m:11", "relu")], [("m:12", "linear"), ("m:13", "relu")]
+    ) == [
+        (0, 0),
+        (1, 1),
+    ]
+
+
+def test_a_weak_key_does_not_pair_across_a_strong_one() -> None:
+    base = [("a", "linear"), ("b", "relu")]
+    new = [("b", "relu"), ("c", "linear")]
+    assert align(base, new, moved_levels=1) == [(1, 0)]
+
+
+def test_a_moved_operation_is_still_paired() -> None:
+    assert align([("a", "x"), ("b", "y"), ("c", "z")], [("b", "y"), ("c", "z"), ("a", "x")]) == [
+        (0, 2),
+        (1, 0),
+        (2, 1),
+    ]
+
+
+def test_a_missing_key_pairs_with_nothing() -> None:
+    assert align([(None, "x")], [(None, "y")]) == []
+
+
+def test_ten_thousand_operations_of_one_repeated_line_align_quickly() -> None:
+    base = [("line", "mul")] * 10_000
+    new = [("line", "mul")] * 9_000 + [("other", "add")] * 2_000
+    start = time.process_time()
+    assert len(align(base, new)) == 9_000
+    assert time.process_time() - start < 2
+
+
+maybe = st.none() | st.integers(0, 8)
+elements = st.lists(st.tuples(maybe, st.integers(0, 4)), max_size=40)
+
+
+@given(elements, elements, st.integers(0, 12))
+def test_long_stretches_are_paired_as_short_ones_are(
+    a: list[tuple[int | None, int]], b: list[tuple[int | None, int]], few: int
+) -> None:
+    """Columns are quicker for many elements, lists for few: the answer is the same."""
+    expected = align(a, b)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(alignment, "_FEW", few)
+        assert align(a, b) == expected
+
+
+text = st.sampled_from(["", "a", "b", "model.py:1", "model.py:2", "x.py:1"])
+kinds = st.sampled_from(["operation", "weight", "activation", "between", "kernel"])
+some_places = st.lists(
+    st.builds(Place, text, st.none() | text, st.none() | text, kinds), max_size=9
+)
+
+
+@given(some_places, some_places)
+def test_places_are_paired_by_their_keys(a: list[Place], b: list[Place]) -> None:
+    first, second = pair(a, b)
+    found = list(zip(first.tolist(), second.tolist(), strict=True))
+    assert found == align([place.keys for place in a], [place.keys for place in b])
+
+
+def test_many_distinct_names_are_compared_in_time_about_linear() -> None:
+    base = [Place(f"operation {i}", None, None) for i in range(100_000)]
+    new = [Place(f"operation {i + i % 50 // 49}", None, None) for i in range(100_000)]
+    start = time.process_time()
+    first, _ = pair(base, new)
+    assert time.process_time() - start < 5
+    assert len(first) == 98_000

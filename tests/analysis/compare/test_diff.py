@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unified_prof.analysis.compare.comparable import Operations, Place, Run, Sized, pool
+from unified_prof.analysis.compare.diff import Difference, diff
+from unified_prof.errors import UsageError
+
+Spec = tuple[str, str, int, float]
+"""Name, module, line, milliseconds."""
+
+STEP: tuple[Spec, ...] = (
+    ("linear", "net.fc1", 10, 2.0),
+    ("relu", "net", 11, 0.5),
+    ("linear", "net.fc2", 12, 3.0),
+)
+
+
+def run_of(
+    specs: Sequence[Spec], *, samples: int = 12, seed: int = 0, label: str = "run.sqlite"
+) -> Run:
+    """Make a run with one percent of noise."""
+    generator = np.random.default_rng(seed)
+    forward = np.array([ms * 1e6 for *_, ms in specs]).reshape(-1, 1)
+    noisy = forward * (1 + generator.uniform(0, 0.01, (len(specs), samples)))
+    return Run(
+        label=label,
+        families=frozenset({"skyline-run-time"}),
+        clock="operation",
+        facts={"device": "cpu"},
+        operations=Operations(
+            tuple(Place(name, module, f"model.py:{line}") for name, module, line, _ in specs),
+            noisy,
+            np.full((len(specs), samples), np.nan),
+        ),
+        sizes=(),
+        totals={"total": noisy.sum(axis=0)},
+    )
+
+
+def statuses(found: Difference) -> list[tuple[str, str | None]]:
+    return [(change.status, change.place.module) for change in found.changes]
+
+
+def test_the_slower_operation_stands_first_and_explains_the_change() -> None:
+    slower = (STEP[0], ("relu", "net", 11, 1.5), STEP[2])
+    found = diff(run_of(STEP), run_of(slower, seed=1))
+    assert found.changes[0].status == "slower"
+    assert found.changes[0].place.line == "model.py:11"
+    assert found.changes[0].explained_ns == pytest.approx(1e6, rel=0.1)
+    assert [status for status, _ in statuses(found)[1:]] == ["same", "same"]
+
+
+def test_an_unchanged_run_has_no_slower_or_faster_operation() -> None:
+    found = diff(run_of(STEP, seed=2), run_of(STEP, seed=3))
+    assert {change.status for change in found.changes} == {"same"}
+
+
+def test_inserted_and_removed_operations_are_new_and_gone_and_the_rest_stays_paired() -> None:
+    other = (STEP[0], ("dropout", "net.drop", 11, 0.2), STEP[2])
+    found = diff(run_of(STEP), run_of(other, seed=1))
+    assert sorted(statuses(found)) == [
+        ("gone", "net"),
+        ("new", "net.drop"),
+        ("same", "net.fc1"),
+        ("same", "net.fc2"),
+    ]
+
+
+def test_shifted_lines_change_nothing() -> None:
+    shifted = [(name, module, line + 7, ms) for name, module, line, ms in STEP]
+    found = diff(run_of(STEP), run_of(shifted, seed=1))
+    assert {change.status for change in found.changes} == {"same"}
+    assert found.changes[0].base_place is not None
+    assert found.changes[0].base_place.line != found.changes[0].place.line
+
+
+def test_lines_and_modules_sum_up_their_operations() -> None:
+    looped = [("mul", f"net.layers.{i}", 5, 1.0) for i in range(4)]
+    heavier = [("mul", f"net.layers.{i}", 5, 1.3) for i in range(4)]
+    found = diff(run_of(looped), run_of(heavier, seed=1), by="line")
+    (change,) = found.changes
+    assert change.place.line == "model.py:5"
+    assert change.count == 4
+    assert change.status == "slower"
+    assert change.delta_ns == pytest.approx(1.2e6, rel=0.05)
+    assert len(diff(run_of(looped), run_of(heavier), by="module").changes) == 4
+
+
+def test_without_enough_samples_it_is_inconclusive_never_faster() -> None:
+    halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]
+    found = diff(run_of(STEP, samples=4), run_of(halved, samples=4))
+    assert {change.status for change in found.changes} == {"inconclusive"}
+
+
+def test_several_files_a_side_give_the_samples_that_one_lacks() -> None:
+    base = pool([run_of(STEP, samples=1, seed=seed) for seed in range(6)])
+    halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]
+    new = pool([run_of(halved, samples=1, seed=seed + 9) for seed in range(6)])
+    assert {change.status for change in diff(base, new).changes} == {"faster"}
+
+
+def test_differences_of_device_and_versions_are_warned_of() -> None:
+    base, new = run_of(STEP), run_of(STEP)
+    new = replace(new, clock="device", facts={"device": "npu"})
+    warnings = " ".join(diff(base, new).warnings)
+    assert "cpu and npu" in warnings
+    assert "operation time and device time" in warnings
+
+
+def test_sizes_that_changed_are_listed_by_how_much() -> None:
+    def sized(*sizes: tuple[str, int]) -> Run:
+        run = replace(run_of(()), families=frozenset({"skyline-memory"}))
+        places = tuple(Sized(Place("weight", name, None, "weight"), size) for name, size in sizes)
+        return replace(run, sizes=places, totals={})
+
+    found = diff(sized(("a", 8), ("b", 16), ("d", 1)), sized(("a", 4), ("c", 100), ("d", 1)))
+    assert [(c.status, c.place.module, c.delta_bytes) for c in found.size_changes] == [
+        ("new", "c", 100),
+        ("gone", "b", -16),
+        ("smaller", "a", -4),
+    ]
+
+
+spec = st.tuples(
+    st.sampled_from(["linear", "relu"]),
+    st.sampled_from(["a", "b"]),
+    st.integers(1, 3),
+    st.floats(0.1, 10),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(spec, max_size=6), st.lists(spec, max_size=6))
+def test_explained_parts_sum_to_the_net_change_and_none_is_more_than_it(
+    base: list[Spec], new: list[Spec]
+) -> None:
+    found = diff(run_of(base, samples=1), run_of(new, samples=1, seed=1))
+    net = found.new_ns - found.base_ns
+    assert net == pytest.approx(found.slower_ns - found.faster_ns, abs=1)
+    assert sum(c.explained_ns for c in found.changes) == pytest.approx(net, abs=1)
+    assert all(abs(c.explained_ns) <= abs(net) + 1 for c in found.changes)
+
+
+def test_ten_thousand_operations_are_compared_quickly() -> None:
+    specs = [("linear", f"net.{i // 3}", i % 50, 0.1) for i in range(10_000)]
+    base, new = run_of(specs, samples=20), run_of(specs[:4000] + specs[4100:], samples=20, seed=1)
+    start = time.process_time()
+    found = diff(base, new)
+    assert time.process_time() - start < 4
+    assert sum(change.status == "gone" for change in found.changes) == 100
+
+
+def test_reports_of_different_families_are_refused() -> None:
+    memory = replace(run_of(STEP), families=frozenset({"skyline-memory"}))
+    with pytest.raises(UsageError, match="different families"):
+        diff(run_of(STEP), memory)
+
+
+def test_what_only_one_side_measured_is_left_out() -> None:
+    sized = (Sized(Place("w", "net", None, "weight"), 4),)
+    both = replace(
+        run_of(STEP), sizes=sized, families=frozenset({"skyline-run-time", "skyline-memory"})
+    )
+    found = diff(both, run_of(STEP, seed=1))
+    assert found.size_changes == ()
+    assert {change.status for change in found.changes} == {"same"}
+
+
+def test_kernels_stand_under_their_operation_the_most_changed_first() -> None:
+    base = replace(run_of(STEP), kernels={"linear": {"gemm": 5.0}, "relu": {"max": 1.0}})
+    new = replace(run_of(STEP), kernels={"linear": {"MatMulV2": 9.0}, "relu": {"max": 2.0}})
+    assert [(k.operation, k.name, k.delta_ns) for k in diff(base, new).kernel_changes] == [
+        ("linear", "MatMulV2", 9.0),
+        ("linear", "gemm", -5.0),
+        ("relu", "max", 1.0),
+    ]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.analysis.compare.test_diff import STEP, run_of
+from unified_prof.analysis.compare.comparable import Run
+from unified_prof.analysis.compare.gate import Limits, gate
+from unified_prof.errors import UsageError
+
+
+def scaled(factor: float, *, samples: int = 20, seed: int = 1) -> Run:
+    return run_of(
+        [(n, m, line, ms * factor) for n, m, line, ms in STEP], samples=samples, seed=seed
+    )
+
+
+def memory(*peaks: float) -> Run:
+    return replace(run_of(STEP), totals={"peak-memory": np.array(peaks)})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_unchanged_run_passes(seed: int) -> None:
+    assert gate(scaled(1, seed=seed), scaled(1, seed=seed + 50), ["total"], Limits()).exit_code == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_fifth_slower_is_a_regression(seed: int) -> None:
+    assert (
+        gate(scaled(1, seed=seed), scaled(1.2, seed=seed + 50), ["total"], Limits()).exit_code == 1
+    )
+
+
+def test_both_limits_must_be_passed() -> None:
+    limits = Limits(max_regress=0.05, min_abs_ns=10e6)
+    assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
+    limits = Limits(max_regress=0.5, min_abs_ns=1)
+    assert gate(scaled(1), scaled(1.2), ["total"], limits).outcome == "pass"
+
+
+def test_faster_passes() -> None:
+    assert gate(scaled(1), scaled(0.5), ["total"], Limits()).outcome == "pass"
+
+
+def test_few_samples_are_inconclusive() -> None:
+    verdict = gate(scaled(1, samples=3), scaled(2, samples=3), ["total"], Limits())
+    assert verdict.exit_code == 3
+    assert "3 and 3 samples" in verdict.checks[0].reason
+
+
+def test_what_was_not_measured_is_inconclusive() -> None:
+    (check,) = gate(scaled(1), scaled(1), ["backward"], Limits()).checks
+    assert check.outcome == "inconclusive"
+    assert "not measured" in check.reason
+
+
+def test_one_operation_can_be_gated_by_name_module_or_line() -> None:
+    slower = run_of([STEP[0], ("relu", "net", 11, 1.0), STEP[2]], samples=20, seed=1)
+    base = scaled(1)
+    for pattern in ("relu", "net", "model.py:11"):
+        assert gate(base, slower, [f"operation:{pattern}"], Limits()).outcome == "regression"
+    assert gate(base, slower, ["operation:net.fc*"], Limits()).outcome == "pass"
+    assert gate(base, slower, ["operation:nothing"], Limits()).outcome == "inconclusive"
+
+
+def test_one_peak_a_side_is_enough_for_memory() -> None:
+    assert gate(memory(100e6), memory(120e6), ["peak-memory"], Limits()).outcome == "regression"
+    assert gate(memory(100e6), memory(100e6), ["peak-memory"], Limits()).outcome == "pass"
+    assert gate(memory(1e6), memory(1.5e6), ["peak-memory"], Limits()).outcome == "pass"
+
+
+def test_the_worst_check_decides() -> None:
+    verdict = gate(scaled(1), scaled(1.2), ["total", "backward"], Limits())
+    assert [check.outcome for check in verdict.checks] == ["regression", "inconclusive"]
+    assert verdict.exit_code == 1
+
+
+@pytest.mark.parametrize("metrics", [[], ["speed"]])
+def test_unknown_metrics_are_wrong_use(metrics: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        gate(scaled(1), scaled(1), metrics, Limits())
+    assert "peak-memory" in str(caught.value.hint)
+
+
+def busy(factor: float, seed: int) -> Run:
+    """A run on a machine that other programs interrupt, at random, in most iterations."""
+    generator = np.random.default_rng(seed)
+    waits = generator.exponential(5e6, 40) * (generator.random(40) < 0.6)
+    samples = factor * 1.5e6 * generator.uniform(1, 1.03, 40) + waits
+    return replace(run_of(STEP), totals={"total": samples})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fastest_iterations_judge_where_others_take_the_machine_in_turns(seed: int) -> None:
+    same = gate(busy(1, seed), busy(1, seed + 100), ["total"], Limits())
+    slower = gate(busy(1, seed), busy(1.2, seed + 200), ["total"], Limits())
+    assert same.outcome != "regression"
+    assert slower.outcome == "regression"
+    shift = slower.checks[0].shift
+    assert shift is not None
+    assert shift.statistic == "fastest"
+    assert shift.ratio == pytest.approx(1.2, rel=0.03)
+
+
+def test_where_only_some_iterations_are_slower_nothing_is_decided() -> None:
+    base = run_of(STEP, samples=20)
+    samples = base.totals["total"].copy()
+    samples[np.arange(20) % 3 > 0] *= 1.5
+    found = gate(base, replace(base, totals={"total": samples}), ["total"], Limits())
+    assert found.outcome == "inconclusive"
+    assert "median" in found.checks[0].reason
+    assert "fastest" in found.checks[0].reason
+
+
+def test_a_step_is_not_judged_against_a_whole_recording() -> None:
+    with pytest.raises(UsageError, match="no steps"):
+        gate(replace(scaled(1), steps=3), scaled(1), ["total"], Limits())

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unified_prof.analysis.compare import statistics
+from unified_prof.analysis.compare.statistics import (
+    compare,
+    correct_for_many,
+    mann_whitney,
+    mann_whitney_rows,
+    medians,
+    shifts,
+)
+
+distinct = st.lists(st.integers(0, 10_000), min_size=4, max_size=9, unique=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(distinct, st.data())
+def test_the_exact_p_value_counts_the_orders_at_least_as_extreme(
+    values: list[int], data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(1, len(values) - 1))
+    a, b = np.array(values[:cut], float), np.array(values[cut:], float)
+
+    def u_of(side: tuple[int, ...]) -> int:
+        rest = [v for v in values if v not in side]
+        return sum(x > y for x in side for y in rest)
+
+    seen = u_of(tuple(values[:cut]))
+    extreme = min(seen, len(a) * len(b) - seen)
+    orders = [u_of(side) for side in combinations(values, cut)]
+    expected = min(1.0, 2 * sum(u <= extreme for u in orders) / len(orders))
+    assert mann_whitney(a, b) == pytest.approx(expected)
+
+
+def test_the_approximation_agrees_with_the_exact_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(1)
+    a, b = generator.normal(10, 1, 18), generator.normal(10.7, 1, 19)
+    exact = mann_whitney(a, b)
+    monkeypatch.setattr(statistics, "_EXACT_LIMIT", 0)
+    assert mann_whitney(a, b) == pytest.approx(exact, rel=0.1)
+
+
+def test_where_both_directions_are_possible_it_is_unclear_and_not_the_same() -> None:
+    base = np.array([100, 20, 110, 25, 95, 22, 105, 21, 100, 24.0])
+    new = np.array([39, 100, 20, 110, 22, 105, 21, 25, 98, 24.0])
+    found = compare(base, new)
+    assert found.ratio is not None
+    assert found.ratio_low is not None
+    assert found.ratio_high is not None
+    assert found.ratio_low < 0.9
+    assert found.ratio_high > 1.1
+    assert found.verdict() == "unclear"
+
+
+def test_what_is_surely_within_five_percent_is_the_same() -> None:
+    generator = np.random.default_rng(3)
+    found = compare(generator.uniform(100, 101, 20), generator.uniform(100, 101, 20))
+    assert found.verdict() == "same"
+
+
+def test_from_no_time_at_all_it_can_only_get_slower() -> None:
+    nothing = np.zeros(6)
+    assert compare(nothing, nothing).verdict() == "same"
+    assert compare(nothing, nothing + 5).verdict() == "slower"
+    assert compare(nothing, [0, 0, 0, 5, 5, 5]).verdict() == "unclear"
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=5, max_size=30))
+def test_a_sample_against_itself_is_neither_slower_nor_faster(values: list[float]) -> None:
+    found = compare(values, values)
+    assert found.ratio == 1
+    assert found.verdict() in ("same", "unclear")
+
+
+@given(
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+)
+def test_swapping_the_sides_swaps_the_verdict(a: list[float], b: list[float]) -> None:
+    there, back = compare(a, b), compare(b, a)
+    assert there.p_value == pytest.approx(back.p_value)
+    assert {there.verdict(), back.verdict()} != {"slower"}
+    assert {there.verdict(), back.verdict()} != {"faster"}
+
+
+def test_a_fifth_slower_is_slower_and_its_interval_holds_the_truth() -> None:
+    generator = np.random.default_rng(2)
+    base = 5 + generator.gamma(2, 0.05, 30)
+    found = compare(base, base[::-1] * 1.2)
+    assert found.verdict() == "slower"
+    assert found.ratio_low is not None
+    assert found.ratio_high is not None
+    assert found.ratio_low <= 1.2 <= found.ratio_high
+    assert found.ratio_low > 1.1
+
+
+def test_too_few_samples_say_inconclusive_never_faster() -> None:
+    found = compare([10.0] * 4, [1.0] * 4)
+    assert not found.conclusive
+    assert found.verdict() == "inconclusive"
+
+
+@pytest.mark.parametrize("bad", [[], [float("nan")] * 6, [1.0, float("inf")]])
+def test_what_is_no_sample_is_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="sample"):
+        compare([1.0] * 6, bad)
+
+
+def test_many_comparisons_of_noise_name_hardly_any() -> None:
+    noise = np.random.default_rng(3).normal(1, 0.1, (2, 500, 10))
+    p_values = mann_whitney_rows(noise[0], noise[1])
+    assert (p_values < 0.05).sum() > 10
+    assert (correct_for_many(p_values) < 0.05).sum() <= 1
+
+
+def test_rows_are_tested_one_by_one() -> None:
+    generator = np.random.default_rng(4)
+    a, b = generator.integers(0, 6, (50, 8)).astype(float), generator.normal(3, 2, (50, 9))
+    b[::2] = b[::2].round()
+    assert mann_whitney_rows(a, b).tolist() == [
+        mann_whitney(x, y) for x, y in zip(a, b, strict=True)
+    ]
+
+
+def test_correction_never_lowers_a_p_value_and_keeps_unknown_ones() -> None:
+    raw = np.array([0.01, np.nan, 0.02, 0.9])
+    corrected = correct_for_many(raw)
+    assert np.isnan(corrected[1])
+    assert corrected[0] == pytest.approx(0.03)
+    assert (corrected >= raw)[[0, 2, 3]].all()
+
+
+@given(
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+    st.lists(st.floats(1, 100), min_size=5, max_size=20),
+)
+def test_shifts_hold_their_ratio_and_the_steadier_one_comes_first(
+    a: list[float], b: list[float]
+) -> None:
+    first, second = shifts(np.array(a), np.array(b))
+    assert first.width <= second.width
+    assert {first.statistic, second.statistic} == {"median", "fastest"}
+    fastest = first if first.statistic == "fastest" else second
+    assert fastest.ratio == min(b) / min(a)
+    assert fastest.low <= fastest.high
+
+
+def test_medians_of_rows_pass_over_what_is_not_known() -> None:
+    matrix = np.array([[3, np.nan, 1, 2], [np.nan] * 4, [4, 1, np.nan, np.nan]])
+    assert medians(matrix).tolist() == pytest.approx([2, np.nan, 2.5], nan_ok=True)
+    assert medians(np.empty((2, 0))).tolist() == pytest.approx([np.nan] * 2, nan_ok=True)

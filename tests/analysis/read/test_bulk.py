@@ -1,0 +1,85 @@
+"""Columns through printed text are the same as columns through a cursor."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.builders import Device
+from unified_prof import open_report
+from unified_prof.analysis.read import bulk
+from unified_prof.analysis.read.bulk import MISSING
+
+INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
+VALUES = st.one_of(
+    INTEGERS, INTEGERS, st.none(), st.sampled_from(["", "x", "1,2", "-", "1-2", 1.5, 1e300, b"x"])
+)
+
+
+def database(path: Path, rows: list[tuple[int, Any]]) -> Path:
+    """Write a report whose TASK has these rows as (rowid, startNs)."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(
+            "CREATE TABLE TASK (startNs BLOB, endNs INTEGER, deviceId INTEGER,"
+            " connectionId INTEGER, globalTaskId INTEGER, globalPid INTEGER, taskType INTEGER,"
+            " contextId INTEGER, streamId INTEGER, taskId INTEGER, modelId INTEGER)"
+        )
+        db.executemany("INSERT INTO TASK (rowid, startNs, endNs) VALUES (?, ?, 5)", rows)
+    return path
+
+
+def expected(rows: list[tuple[int, Any]]) -> list[int]:
+    values = [value for _, value in sorted(rows, key=lambda row: row[0])]
+    return [value if isinstance(value, int) else MISSING for value in values]
+
+
+@given(st.lists(st.tuples(st.integers(-(2**62), 2**62), VALUES), unique_by=lambda row: row[0]))
+@settings(max_examples=25, deadline=None)
+def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[int, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = database(Path(folder) / "report.db", rows)
+        with open_report(path, any_revision=True) as report:
+            found = bulk.fetch(report, "TASK", {"start": "startNs", "end": "endNs"})
+    assert found["start"].tolist() == expected(rows)
+    assert found["end"].tolist() == [5] * len(rows)
+
+
+@pytest.mark.parametrize("narrow", [(), ("start",)])
+def test_two_readers_keep_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(bulk, "_CHUNK_ROWS", 10)
+    monkeypatch.setattr(bulk, "_TWO_READERS_FROM_ROWS", 20)
+    rows = [(number, None if number == 44 else number**5) for number in range(1, 100)]
+    path = database(tmp_path / "report.db", rows)
+    with open_report(path, any_revision=True) as report:
+        found = bulk.fetch(report, "TASK", {"start": "startNs"}, narrow=narrow)
+    assert found["start"].tolist() == expected(rows)
+
+
+def test_small_columns_may_be_narrow(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.db", [(1, 2**31 - 1), (2, -5)])
+    with open_report(path, any_revision=True) as report:
+        wide = bulk.fetch(report, "TASK", {"start": "startNs"})
+        narrow = bulk.fetch(report, "TASK", {"start": "startNs"}, narrow=("start",))
+    assert [str(column["start"].dtype) for column in (wide, narrow)] == ["int64", "int32"]
+
+
+def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    with Device(path, "1.1.1_20250820") as device:
+        device.collective(0, 10, "a", "b", device=3)
+    with open_report(path) as report:
+        columns = {"start": "startNs", "device": "deviceId"}
+        found = bulk.fetch(report, "COMMUNICATION_OP", columns)
+        absent = bulk.fetch(report, "NPU_MEM", {"hbm": "hbm"})
+    assert found["start"].tolist() == [Device.T0]
+    assert found["device"].tolist() == [MISSING], "that revision has no such column"
+    assert absent["hbm"].tolist() == []

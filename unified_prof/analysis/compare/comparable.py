@@ -1,0 +1,237 @@
+"""One side of a comparison: what was measured of a workload, whatever it was read from.
+
+A report file, several report files of the same workload, and a stored baseline all become a `Run`;
+comparing and gating know nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from unified_prof.analysis.compare.alignment import NO_KEY, Ints, Pairs, align_numbered, number
+
+Floats = NDArray[np.float64]
+
+# Bounds of what is believed where a run is read from bytes, far above any real one.
+_MANY, _MOST = Meta(max_length=100_000), Meta(max_length=4_000_000)
+
+Kernels = Annotated[Mapping[str, Annotated[Mapping[str, float], _MANY]], _MANY]
+"""Operation -> kernel -> time in nanoseconds."""
+
+Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
+"""Metric -> a value for each measured iteration."""
+
+TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
+TIMES = (TOTAL, FORWARD, BACKWARD)
+
+
+_NOT_OPERATIONS = ("weight", "activation", "between")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What identifies an operation, a weight or an activation from one run to the next."""
+
+    name: str
+    module: str | None
+    """Qualified module path; None: not known."""
+    line: str | None
+    """Innermost project frame, `file:line`; None: not known."""
+    kind: str = "operation"
+
+    @property
+    def keys(self) -> tuple[tuple[str, ...] | None, ...]:
+        """Keys to align by, most specific first; None where this place has no such key.
+
+        A line number shifts with every edit above it, so below the exact line stands the file.
+        The name alone says enough of an operation between two pairs, but nothing of a weight
+        (most are called `weight`) or of the time between operations.
+        """
+        kind, name, module, line = self.kind, self.name, self.module, self.line
+        file = line.rpartition(":")[0] if line is not None else None
+        operation = kind not in _NOT_OPERATIONS
+        return (
+            (kind, name, module or "", line or "")
+            if operation or module is not None or line is not None
+            else None,
+            (kind, name, module) if module is not None else None,
+            (kind, name, file) if file is not None and (operation or module is None) else None,
+            (kind, name) if operation else None,
+        )
+
+
+def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
+    """Return which places of the two are the same, by their keys."""
+    keys = _numbered_keys([*base, *new])
+    return align_numbered(
+        [level[: len(base)] for level in keys], [level[len(base) :] for level in keys]
+    )
+
+
+def _numbered_keys(places: Sequence[Place]) -> list[Ints]:
+    """Return `Place.keys` as numbers, level by level: as tuples they would take a gibibyte."""
+    kind = _numbers([place.kind for place in places])
+    name = _numbers([place.name for place in places])
+    module = _numbers([place.module for place in places])
+    line = _numbers([place.line for place in places])
+    said_module = _numbers([place.module or "" for place in places])
+    said_line = _numbers([place.line or "" for place in places])
+    file = _numbers(
+        [None if place.line is None else place.line.rpartition(":")[0] for place in places]
+    )
+    is_operation = np.array([place.kind not in _NOT_OPERATIONS for place in places], bool)
+    has_module = module != NO_KEY
+    named = _joint(kind, name)
+    return [
+        np.where(
+            is_operation | has_module | (line != NO_KEY),
+            _joint(_joint(named, said_module), said_line),
+            NO_KEY,
+        ),
+        np.where(has_module, _joint(named, module), NO_KEY),
+        np.where((file != NO_KEY) & (is_operation | ~has_module), _joint(named, file), NO_KEY),
+        np.where(is_operation, named, NO_KEY),
+    ]
+
+
+def _numbers(texts: Sequence[str | None]) -> Ints:
+    return number(texts, ())[0]
+
+
+def _joint(a: Ints, b: Ints) -> Ints:
+    """Return numbers of pairs, equal where both are."""
+    width = int(b.max(initial=0)) + 2
+    joint: Ints = np.unique(a * width + b + 1, return_inverse=True)[1]
+    return joint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operations:
+    """Operations in program order, with a time for each sample.
+
+    The matrices have the shape (operations, samples), in nanoseconds; NaN is "not measured", which
+    for the backward time means that the operation took no part in the backward pass.
+    """
+
+    places: Annotated[tuple[Place, ...], _MOST]
+    forward_ns: Floats
+    backward_ns: Floats
+
+    def __post_init__(self) -> None:
+        if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
+            raise ValueError("an operation has no row of times, or a row no operation")
+
+    @classmethod
+    def none(cls) -> Operations:
+        """Return no operations, of a run that measured no times."""
+        return cls((), np.empty((0, 1)), np.empty((0, 1)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def total_ns(self) -> Floats:
+        """Forward and backward together; NaN only where neither was measured."""
+        neither = np.isnan(self.forward_ns) & np.isnan(self.backward_ns)
+        total: Floats = np.nan_to_num(self.forward_ns) + np.nan_to_num(self.backward_ns)
+        total[neither] = np.nan
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Something of the model that takes memory."""
+
+    place: Place
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Everything of one workload that can be compared."""
+
+    label: str
+    """What to call it: the file, the files, the baseline."""
+    families: Annotated[frozenset[str], Meta(max_length=10)]
+    """Families of the report files it was read from."""
+    clock: str
+    """Whose time the operations have: operation, device or host."""
+    facts: Annotated[Mapping[str, str], _MANY]
+    """Provenance."""
+    operations: Operations
+    sizes: Annotated[tuple[Sized, ...], _MOST]
+    totals: Samples
+    """Whole iterations: TOTAL, FORWARD, BACKWARD as the clock measured, in nanoseconds; PEAK in
+    bytes."""
+    waited: Samples = field(default_factory=dict)
+    """Part of each of those times in which the program's thread waited for a processor, in
+    nanoseconds; NaN is "not known", and so is a metric that is not here."""
+    kernels: Kernels = field(default_factory=dict)
+    """The kernels under the operations of each name, where the recording shows them; of one step
+    on average, where there are steps."""
+    steps: int | None = None
+    """Steps of a device recording that the samples are of; None: the samples are something else,
+    iterations of a tracked workload or whole recordings."""
+    outside_steps_ns: float = 0.0
+    """Work of a recording with steps that belongs to none of them: it is not compared."""
+
+    def named(self, label: str) -> Run:
+        """Return the same run under another label."""
+        return replace(self, label=label)
+
+
+def pool(runs: Sequence[Run]) -> Run:
+    """Join several runs of the same workload into one with all their samples.
+
+    Operations are those of the first run; an operation that another run lacks has no sample of it.
+    What does not vary from run to run (facts, sizes, kernels) is the first run's.
+
+    Raises:
+        ValueError: there is no run, or they differ in whose time they measured.
+    """
+    if not runs:
+        raise ValueError("nothing to pool")
+    first = runs[0]
+    if len(runs) == 1:
+        return first
+    if len({run.clock for run in runs}) > 1:
+        raise ValueError("runs of different kinds cannot be pooled")
+    return replace(
+        first,
+        label=", ".join(run.label for run in runs),
+        families=frozenset().union(*(run.families for run in runs)),
+        operations=_pooled_operations([run.operations for run in runs]),
+        totals=_joined([run.totals for run in runs]),
+        waited=_joined([run.waited for run in runs]),
+        steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
+        outside_steps_ns=sum(run.outside_steps_ns for run in runs),
+    )
+
+
+def _pooled_operations(sides: Sequence[Operations]) -> Operations:
+    """Return the first side's operations with the samples of all."""
+    first = sides[0]
+    forward, backward = [first.forward_ns], [first.backward_ns]
+    for side in sides[1:]:
+        mine, theirs = pair(first.places, side.places)
+        for matrices, values in ((forward, side.forward_ns), (backward, side.backward_ns)):
+            rows = np.full((len(first), values.shape[1]), np.nan)
+            rows[mine] = values[theirs]
+            matrices.append(rows)
+    return Operations(
+        first.places, np.concatenate(forward, axis=1), np.concatenate(backward, axis=1)
+    )
+
+
+def _joined(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+    """Return each metric's samples of all runs, one run after the other."""
+    return {
+        metric: np.concatenate([one[metric] for one in samples if metric in one])
+        for metric in dict.fromkeys(metric for one in samples for metric in one)
+    }

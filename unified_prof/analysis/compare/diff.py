@@ -1,0 +1,418 @@
+"""What changed from one run to another, operation by operation, and how much it explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.compare.alignment import Ints, Pairs
+from unified_prof.analysis.compare.comparable import PEAK, Operations, Place, Run, Sized, pair
+from unified_prof.analysis.compare.doubts import doubts, left_out, step_doubt
+from unified_prof.analysis.compare.kernels import KernelChange, kernel_changes
+from unified_prof.analysis.compare.statistics import (
+    ALPHA,
+    MIN_SAMPLES,
+    SAME_WITHIN,
+    Comparison,
+    compare,
+    correct_for_many,
+    mann_whitney_rows,
+    medians,
+)
+from unified_prof.analysis.compare.waiting import Waiting, alike
+from unified_prof.errors import UsageError
+
+Floats = NDArray[np.float64]
+Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
+SizeStatus = Literal["new", "gone", "bigger", "smaller"]
+By = Literal["operation", "line", "module"]
+
+# Intervals are drawn for so many of the largest changes; the smaller ones are judged by their
+# corrected p-value alone. Two thousand resamples of each of ten thousand rows take a minute.
+_INTERVALS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one operation (or of all operations of one line or module)."""
+
+    place: Place
+    """As in the new run, or as in the base run where it is gone."""
+    base_place: Place | None
+    """As in the base run; None where it is new."""
+    status: Status
+    base_ns: float | None
+    """Median over the samples; None where it is new."""
+    new_ns: float | None
+    """Median over the samples; None where it is gone."""
+    forward_delta_ns: float | None
+    """Change of the forward time; None where one side did not measure any."""
+    backward_delta_ns: float | None
+    explained_ns: float
+    """Its part of the change of all operations together; never more than that change."""
+    comparison: Comparison | None
+    """Statistics; None for a new or gone one, and for small changes among very many."""
+    moved: bool = False
+    """Whether it stands in another order than in the base run."""
+    count: int = 1
+    """Operations it sums up."""
+
+    @property
+    def delta_ns(self) -> float:
+        """New time less base time; a new operation counts whole, a gone one negative."""
+        return (self.new_ns or 0.0) - (self.base_ns or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """A weight or an activation whose size changed."""
+
+    place: Place
+    status: SizeStatus
+    base_bytes: int | None
+    new_bytes: int | None
+
+    @property
+    def delta_bytes(self) -> int:
+        """New size less base size."""
+        return (self.new_bytes or 0) - (self.base_bytes or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two runs compared."""
+
+    base: Run
+    new: Run
+    warnings: tuple[str, ...]
+    """Why the two may not be comparable."""
+    left_out: tuple[str, ...]
+    """What was recorded but is not compared."""
+    totals: dict[str, Comparison]
+    """Whole iterations by metric, where both sides have it."""
+    waiting: Waiting | None
+    """Whether their times are without waiting for a processor; None: no side knows its waiting.
+    The times of single operations always are as the clock measured."""
+    changes: tuple[Change, ...]
+    """All operations: those that surely changed first, then by the size of the change."""
+    size_changes: tuple[SizeChange, ...]
+    """By the size of the change."""
+    kernel_changes: tuple[KernelChange, ...] = ()
+    """Kernels under the operations that both runs have, where a recording shows them; together
+    by operation, those with the largest change first."""
+
+    @property
+    def base_ns(self) -> float:
+        """All operations of the base run together."""
+        return sum(change.base_ns or 0.0 for change in self.changes)
+
+    @property
+    def new_ns(self) -> float:
+        """All operations of the new run together."""
+        return sum(change.new_ns or 0.0 for change in self.changes)
+
+    @property
+    def slower_ns(self) -> float:
+        """Sum of all that became slower or is new."""
+        return sum(max(0.0, change.delta_ns) for change in self.changes)
+
+    @property
+    def faster_ns(self) -> float:
+        """Sum of all that became faster or is gone, as a positive number."""
+        return sum(max(0.0, -change.delta_ns) for change in self.changes)
+
+
+def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
+    """Compare two runs.
+
+    The operations are aligned one by one, whatever `by` is; `line` and `module` then sum them up.
+    What only one side has measured at all (a memory report beside a run time report) is left out.
+
+    Raises:
+        UsageError: the runs are of different families of reports, or have nothing in common.
+    """
+    common = base.families & new.families
+    if not common:
+        families = [" + ".join(sorted(run.families)) for run in (base, new)]
+        raise UsageError(
+            f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
+            "different families",
+            hint="compare two run time reports, two memory reports or two msprof databases",
+        )
+    base, new = _only(base, common), _only(new, common)
+    pairs = pair(base.operations.places, new.operations.places)
+    unmatched = []
+    paired = any(base.operations.places[i].kind != "between" for i in pairs[0].tolist())
+    if len(base.operations) and len(new.operations) and not paired:
+        unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
+    if step_doubt(base, new) is not None:
+        base, new = replace(base, totals={}), replace(new, totals={})
+    changes = _changes(base.operations, new.operations, pairs, by)
+    base, new, waiting = alike(base, new)
+    return Difference(
+        base=base,
+        new=new,
+        warnings=(*doubts(base, new), *unmatched),
+        left_out=tuple(left_out(base, new)),
+        totals={
+            metric: compare(samples, new.totals[metric])
+            for metric, samples in base.totals.items()
+            if len(samples) and len(new.totals.get(metric, ()))
+        },
+        waiting=waiting,
+        changes=tuple(changes),
+        size_changes=tuple(_size_changes(base.sizes, new.sizes)),
+        kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
+    )
+
+
+def _only(run: Run, families: frozenset[str]) -> Run:
+    """Return what a run has of these families."""
+    timed, sized = "skyline-run-time", "skyline-memory"
+    if "msprof" in families:
+        return run
+    return replace(
+        run,
+        operations=run.operations if timed in families else Operations.none(),
+        sizes=run.sizes if sized in families else (),
+        totals={
+            metric: samples
+            for metric, samples in run.totals.items()
+            if (sized if metric == PEAK else timed) in families
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Groups:
+    """What is compared as one: a pair of operations, one alone, or those of a line or module."""
+
+    places: Sequence[Place]
+    """As in the new run, or as in the base run where it is gone."""
+    base_places: Sequence[Place | None]
+    moved: Sequence[bool]
+    base: tuple[Ints, Ints]
+    """Rows of the base run's operations and the group of each."""
+    new: tuple[Ints, Ints]
+
+
+def _one_by_one(base: Operations, new: Operations, pairs: Pairs) -> _Groups:
+    """Return the pairs in program order of the base run, then what is new, then what is gone."""
+    first, second = pairs
+    only_new = np.delete(np.arange(len(new)), second)
+    only_base = np.delete(np.arange(len(base)), first)
+    paired, added, count = len(first), len(first) + len(only_new), len(base) + len(only_new)
+    gone = [base.places[i] for i in only_base.tolist()]
+    return _Groups(
+        places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + gone,
+        base_places=[
+            *(base.places[i] for i in first.tolist()),
+            *[None] * len(only_new),
+            *gone,
+        ],
+        moved=[*_out_of_order(second), *[False] * (count - paired)],
+        base=(
+            np.concatenate((first, only_base)),
+            np.concatenate((np.arange(paired), np.arange(added, count))),
+        ),
+        new=(np.concatenate((second, only_new)), np.arange(added)),
+    )
+
+
+def _out_of_order(second: Ints) -> list[bool]:
+    """Return which pairs stand before one that precedes them on the other side."""
+    before = np.maximum.accumulate(np.append(-1, second))[:-1]
+    late: list[bool] = (second < before).tolist()
+    return late
+
+
+def _summed_up(single: _Groups, by: By) -> _Groups:
+    """Return the groups of all operations of one line or one module, in order of the first."""
+    keys = [place.line if by == "line" else place.module for place in single.places]
+    numbers: dict[str | None, int] = {}
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    members: list[list[int]] = [[] for _ in numbers]
+    for index, own in enumerate(group.tolist()):
+        members[own].append(index)
+    sums = [_sum(key, single, rows, by) for key, rows in zip(numbers, members, strict=True)]
+
+    def regrouped(side: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+        return side[0], group[side[1]]
+
+    return _Groups(
+        places=[place for place, _ in sums],
+        base_places=[base_place for _, base_place in sums],
+        moved=[False] * len(sums),
+        base=regrouped(single.base),
+        new=regrouped(single.new),
+    )
+
+
+def _sum(
+    key: str | None, single: _Groups, members: Sequence[int], by: By
+) -> tuple[Place, Place | None]:
+    names = list(dict.fromkeys(single.places[index].name for index in members))
+    name = names[0] if len(names) == 1 else ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    module = key if by == "module" else single.places[members[0]].module
+    place = Place(name=name, module=module, line=key if by == "line" else None, kind=by)
+    before = next(
+        (one for index in members if (one := single.base_places[index]) is not None), None
+    )
+    if before is None:
+        return place, None
+    return place, replace(place, line=before.line if by == "line" else None)
+
+
+def _changes(base: Operations, new: Operations, pairs: Pairs, by: By) -> list[Change]:
+    groups = _one_by_one(base, new, pairs)
+    if by != "operation":
+        groups = _summed_up(groups, by)
+    count = len(groups.places)
+    before, after = (
+        _summed(base.total_ns, groups.base, count),
+        _summed(new.total_ns, groups.new, count),
+    )
+    base_ns, new_ns = medians(before), medians(after)
+    delta_ns = np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
+    status, comparisons = _judged(before, after, delta_ns, groups)
+    certain = np.array([_CERTAIN.get(one, 1) for one in status], np.int64)
+    order = np.lexsort((-np.abs(delta_ns), certain))
+    explained_ns = _explained(delta_ns[order].tolist())
+    counts = np.maximum(
+        np.bincount(groups.base[1], minlength=count), np.bincount(groups.new[1], minlength=count)
+    ).tolist()
+    columns = zip(
+        order.tolist(),
+        _known(base_ns[order]),
+        _known(new_ns[order]),
+        _known(_delta(base.forward_ns, new.forward_ns, groups)[order]),
+        _known(_delta(base.backward_ns, new.backward_ns, groups)[order]),
+        explained_ns,
+        strict=True,
+    )
+    return [
+        Change(
+            place=groups.places[index],
+            base_place=groups.base_places[index],
+            status=status[index],
+            base_ns=base_median,
+            new_ns=new_median,
+            forward_delta_ns=forward_delta,
+            backward_delta_ns=backward_delta,
+            explained_ns=explained,
+            comparison=comparisons.get(index),
+            moved=groups.moved[index],
+            count=counts[index],
+        )
+        for index, base_median, new_median, forward_delta, backward_delta, explained in columns
+    ]
+
+
+_CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
+
+
+def _judged(
+    before: Floats, after: Floats, delta_ns: Floats, groups: _Groups
+) -> tuple[list[Status], dict[int, Comparison]]:
+    """Return what became of each group, and the statistics of the largest changes."""
+    count = len(groups.places)
+    only_new, gone = np.ones(count, bool), np.ones(count, bool)
+    only_new[groups.base[1]] = False
+    gone[groups.new[1]] = False
+    p_values = correct_for_many(_p_values(before, after))
+    tested, sure = ~np.isnan(p_values), p_values < ALPHA
+    base_ns, size = medians(before), np.abs(delta_ns)
+    # Without an interval, the size of the change decides whether it is small enough.
+    small = size <= SAME_WITHIN * np.nan_to_num(base_ns)
+    status: list[Status] = np.select(
+        [only_new, gone, ~tested, sure & (delta_ns > 0), sure & (delta_ns < 0), small],
+        ["new", "gone", "inconclusive", "slower", "faster", "same"],
+        "unclear",
+    ).tolist()
+    comparisons = {}
+    for index in np.argsort(-size, kind="stable")[:_INTERVALS].tolist():
+        if tested[index] and not only_new[index] and not gone[index]:
+            row, other = before[index], after[index]
+            found = compare(row[~np.isnan(row)], other[~np.isnan(other)])
+            comparisons[index] = found
+            status[index] = found.verdict(float(p_values[index]))
+    return status, comparisons
+
+
+def _summed(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
+    """Return the samples of each group of rows together; NaN where none of them has one."""
+    row, group = rows
+    values = matrix[row]
+    known = ~np.isnan(values)
+    summed = np.zeros((count, matrix.shape[1]))
+    np.add.at(summed, group, np.where(known, values, 0.0))
+    measured = np.zeros(summed.shape, bool)
+    np.logical_or.at(measured, group, known)
+    summed[~measured] = np.nan
+    return summed
+
+
+def _delta(base: Floats, new: Floats, groups: _Groups) -> Floats:
+    """Return the change of the median; NaN where one side has none."""
+    count = len(groups.places)
+    delta: Floats = medians(_summed(new, groups.new, count)) - medians(
+        _summed(base, groups.base, count)
+    )
+    return delta
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _p_values(before: Floats, after: Floats) -> Floats:
+    """Test each row of the one against that of the other; NaN where there are too few samples."""
+    p_values = np.full(len(before), np.nan)
+    shapes = np.stack([(~np.isnan(side)).sum(axis=1) for side in (before, after)], axis=1)
+    for count_a, count_b in np.unique(shapes, axis=0).tolist():
+        if min(count_a, count_b) >= MIN_SAMPLES:
+            rows = np.flatnonzero((shapes == (count_a, count_b)).all(axis=1))
+            a, b = before[rows], after[rows]
+            p_values[rows] = mann_whitney_rows(
+                a[~np.isnan(a)].reshape(len(rows), count_a),
+                b[~np.isnan(b)].reshape(len(rows), count_b),
+            )
+    return p_values
+
+
+def _explained(delta_ns: Sequence[float]) -> list[float]:
+    """Divide the net change among those that went its way, in proportion to their size.
+
+    Where some became slower and some faster, single changes can be larger than the net change;
+    their share of it cannot.
+    """
+    net = sum(delta_ns)
+    same_way = sum(abs(delta) for delta in delta_ns if delta * net > 0)
+    return [net * abs(delta) / same_way if delta * net > 0 else 0.0 for delta in delta_ns]
+
+
+def _size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
+    first, second = pair([one.place for one in base], [one.place for one in new])
+    paired_base, paired_new = set(first.tolist()), set(second.tolist())
+    changes = []
+    for i, j in zip(first.tolist(), second.tolist(), strict=True):
+        before, after = base[i].size_bytes, new[j].size_bytes
+        if before != after:
+            status: SizeStatus = "bigger" if after > before else "smaller"
+            changes.append(SizeChange(new[j].place, status, before, after))
+    changes += [
+        SizeChange(one.place, "new", None, one.size_bytes)
+        for j, one in enumerate(new)
+        if j not in paired_new
+    ]
+    changes += [
+        SizeChange(one.place, "gone", one.size_bytes, None)
+        for i, one in enumerate(base)
+        if i not in paired_base
+    ]
+    return sorted(changes, key=lambda change: -abs(change.delta_bytes))

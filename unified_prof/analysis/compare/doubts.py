@@ -1,0 +1,66 @@
+"""Why two runs may not be comparable."""
+
+from __future__ import annotations
+
+from unified_prof.analysis.compare.comparable import Run
+from unified_prof.units import NS_PER_MS
+
+# Facts that make two runs incomparable, or at least explain a difference.
+_CONTEXT = (
+    "backend",
+    "device",
+    "driver",
+    "torch",
+    "torch_threads",
+    "cuda",
+    "cann",
+    "workload",
+    "arguments",
+    "mode",
+    "options",
+)
+
+
+def doubts(base: Run, new: Run) -> list[str]:
+    """Return what to warn of, in sentences; empty where the two ran alike."""
+    found = [
+        f"the runs differ in {name}: {base.facts[name]} and {new.facts[name]}"
+        for name in _CONTEXT
+        if name in base.facts and name in new.facts and base.facts[name] != new.facts[name]
+    ]
+    if base.clock != new.clock:
+        found.append(f"the runs measured different times: {base.clock} time and {new.clock} time")
+    if (doubt := step_doubt(base, new)) is not None:
+        found.append(doubt)
+    elif "msprof" in base.families & new.families and base.steps is None:
+        found.append(
+            "the recordings have no steps (`profiler.step()`): they are compared as a whole, "
+            "whatever number of iterations each is of"
+        )
+    found += [
+        f"{run.label} is of a run that ended early"
+        for run in (base, new)
+        if run.facts.get("complete") == "false"
+    ]
+    return found
+
+
+def left_out(base: Run, new: Run) -> list[str]:
+    """Return what of the two was recorded but is not compared, in sentences."""
+    return [
+        f"{run.label} has {run.outside_steps_ns / NS_PER_MS:,.6g} ms of work outside its steps, "
+        "which is not compared"
+        for run in (base, new)
+        if run.outside_steps_ns > 0
+    ]
+
+
+def step_doubt(base: Run, new: Run) -> str | None:
+    """Return what to say where one side's times are of a step and the other's of something else."""
+    if (base.steps is None) == (new.steps is None):
+        return None
+    stepped, whole = (base, new) if new.steps is None else (new, base)
+    return (
+        f"the times of {stepped.label} are of one step, those of {whole.label} of the whole "
+        "recording, which has no steps"
+    )

@@ -1,0 +1,190 @@
+"""Whether a change may pass: thresholds on differences, and no guess where samples are few.
+
+Of the median and the fastest iteration that one judges which scatters less (see
+`statistics.shifts`); where the other one surely says the opposite, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
+from unified_prof.analysis.compare.doubts import step_doubt
+from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
+from unified_prof.analysis.compare.waiting import Waiting, alike
+from unified_prof.errors import UsageError
+
+Floats = NDArray[np.float64]
+Outcome = Literal["pass", "regression", "inconclusive"]
+
+OPERATION = "operation:"
+METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
+
+EXIT_CODES: dict[Outcome, int] = {"pass": 0, "regression": 1, "inconclusive": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much worse is too much; both limits must be passed for a regression."""
+
+    max_regress: float = 0.05
+    """Relative: 0.05 is five percent."""
+    min_abs_ns: float = 50_000.0
+    """Absolute, for times, in nanoseconds."""
+    min_abs_bytes: float = 1 << 20
+    """Absolute, for memory, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One metric, judged."""
+
+    metric: str
+    outcome: Outcome
+    reason: str
+    """In a sentence for the reader."""
+    unit: Literal["ns", "B"]
+    comparison: Comparison | None
+    """None where a side has no value."""
+    shift: Shift | None = None
+    """What was judged; None where there were too few samples for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The gate's answer."""
+
+    checks: tuple[Check, ...]
+    limits: Limits
+    waiting: Waiting | None = None
+    """Whether total, forward and backward times are without waiting for a processor; None: no side
+    knows its waiting."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of the checks: a regression beats an inconclusive one."""
+        for outcome in ("regression", "inconclusive"):
+            if any(check.outcome == outcome for check in self.checks):
+                return outcome
+        return "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """What the shell sees."""
+        return EXIT_CODES[self.outcome]
+
+
+def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict:
+    """Judge `new` against `base` by each of `metrics`.
+
+    Raises:
+        UsageError: a metric that does not exist, or none at all; the times of the one are of a
+            step and those of the other of a whole recording.
+    """
+    check_metrics(metrics)
+    if (doubt := step_doubt(base, new)) is not None:
+        raise UsageError(doubt, hint="record both with steps, or both without")
+    base, new, waiting = alike(base, new)
+    checks = tuple(_check(base, new, metric, limits) for metric in metrics)
+    return Verdict(checks, limits, waiting)
+
+
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Refuse metrics that do not exist.
+
+    Raises:
+        UsageError: one of them, or that there is none.
+    """
+    known = (TOTAL, FORWARD, BACKWARD, PEAK)
+    unknown = [one for one in metrics if one not in known and not one.startswith(OPERATION)]
+    if unknown or not metrics:
+        said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
+        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
+
+
+def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
+    before, after = samples(base, metric), samples(new, metric)
+    unit: Literal["ns", "B"] = "B" if metric == PEAK else "ns"
+    if not len(before) or not len(after):
+        sides = [run.label for run, values in ((base, before), (new, after)) if not len(values)]
+        reason = f"not measured in {' and '.join(sides)}"
+        return Check(metric, "inconclusive", reason, unit, None)
+    found = compare(before, after)
+    if metric == PEAK:
+        # An allocator's peak does not scatter as times do: one value a side is enough.
+        outcome, reason = _judge_size(found, limits)
+        return Check(metric, outcome, reason, unit, found)
+    if not found.conclusive:
+        percent = _percent(found.new_median, found.base_median)
+        reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
+        return Check(metric, "inconclusive", reason, unit, found)
+    decisive, other = shifts(before, after)
+    outcome, reason = _judge(decisive, other, limits)
+    return Check(metric, outcome, reason, unit, found, decisive)
+
+
+def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
+    percent = _percent(found.new_median, found.base_median)
+    if found.new_median <= found.base_median * (1 + limits.max_regress):
+        return "pass", f"{percent}, within the limit"
+    if found.new_median - found.base_median <= limits.min_abs_bytes:
+        return "pass", f"{percent}, but less than the absolute limit"
+    return "regression", f"{percent}, above the limit"
+
+
+def _judge(decisive: Shift, other: Shift, limits: Limits) -> tuple[Outcome, str]:
+    bound = 1 + limits.max_regress
+    said = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
+    contrary = f"{said}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
+
+    def large(shift: Shift) -> bool:
+        return shift.new - shift.base > limits.min_abs_ns
+
+    if decisive.ratio <= bound:
+        if other.low > bound and large(other):
+            return "inconclusive", contrary
+        return "pass", f"{said}, within the limit"
+    if not large(decisive):
+        return "pass", f"{said}, but less than the absolute limit"
+    if decisive.low <= bound:
+        return "inconclusive", f"{said}, but the samples scatter too much to be sure"
+    if other.high <= bound:
+        return "inconclusive", contrary
+    return "regression", f"{said}, above the limit"
+
+
+def _percent(new: float, base: float) -> str:
+    if base <= 0:
+        return "from nothing" if new > 0 else "+0.0 %"
+    return f"{(new / base - 1) * 100:+.1f} %"
+
+
+def samples(run: Run, metric: str) -> Floats:
+    """Return a run's samples of a metric; empty where it was not measured."""
+    if metric.startswith(OPERATION):
+        return _operation_samples(run, metric.removeprefix(OPERATION))
+    found = run.totals.get(metric, np.empty(0))
+    return found[np.isfinite(found)]
+
+
+def _operation_samples(run: Run, pattern: str) -> Floats:
+    """Sum the operations whose name, module path or line matches, for each iteration."""
+    rows = [
+        index
+        for index, place in enumerate(run.operations.places)
+        if any(
+            text is not None and fnmatchcase(text, pattern)
+            for text in (place.name, place.module, place.line)
+        )
+    ]
+    if not rows:
+        return np.empty(0)
+    chosen = run.operations.total_ns[rows]
+    summed: Floats = np.nansum(chosen, axis=0)
+    return summed[~np.isnan(chosen).all(axis=0)]

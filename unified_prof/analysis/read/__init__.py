@@ -1,0 +1,1 @@
+"""Tables of a report as columns, by what they hold."""

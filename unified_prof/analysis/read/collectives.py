@@ -1,0 +1,86 @@
+"""Communication operators of an msprof database, with the device each ran on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read import bulk
+from unified_prof.analysis.read.source import Findings, Source
+from unified_prof.analysis.read.tasks import Tasks, possible
+from unified_prof.arrays.lookup import Lookup
+
+Ints = NDArray[np.int64]
+
+UNKNOWN_DEVICE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collectives:
+    """The rows of COMMUNICATION_OP as columns, without those whose times are impossible."""
+
+    start_ns: Ints
+    duration_ns: Ints
+    device: Ints
+    name: Ints
+    """String id of the operator's own name."""
+    op_type: Ints
+    """String id of what it does; MISSING before msprof recorded it."""
+    connection: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each operator."""
+        return self.start_ns + self.duration_ns
+
+
+def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
+    """Read the communication operators; older files name no device, their tasks do."""
+    columns = bulk.fetch(
+        source,
+        "COMMUNICATION_OP",
+        {
+            "start": "startNs",
+            "duration": "endNs - startNs",
+            "id": "opId",
+            "name": "opName",
+            "type": f"coalesce(opType, {bulk.MISSING + 1} - 1)",
+            "connection": "coalesce(connectionId, -1)",
+            "device": "coalesce(deviceId, -1)",
+        },
+    )
+    valid = possible(columns["start"], columns["duration"])
+    bad = int(len(valid) - valid.sum())
+    findings.add("impossible_communication_time", f"{bad} operators are left out", bad)
+    columns = {name: values[valid] for name, values in columns.items()}
+    device = columns["device"]
+    unknown = device < 0
+    if unknown.any():
+        device = device.copy()
+        device[unknown] = _device_of_tasks(source, tasks, columns["id"][unknown])
+    return Collectives(
+        start_ns=columns["start"],
+        duration_ns=columns["duration"],
+        device=device,
+        name=columns["name"],
+        op_type=columns["type"],
+        connection=columns["connection"],
+    )
+
+
+def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
+    """Return the device of each operator's tasks; without any, the only device of the file."""
+    devices = np.unique(tasks.device)
+    only = int(devices[0]) if len(devices) == 1 else UNKNOWN_DEVICE
+    parts = bulk.fetch(source, "COMMUNICATION_TASK_INFO", {"op": "opId", "task": "globalTaskId"})
+    row = Lookup(parts["op"]).rows(op_ids)
+    if not len(parts["op"]):
+        return np.full(len(op_ids), only, np.int64)
+    task = Lookup(tasks.identity).rows(parts["task"][row])
+    known = (row >= 0) & (task >= 0)
+    return np.where(known, tasks.device[task] if len(tasks) else only, only).astype(np.int64)

@@ -1,0 +1,120 @@
+"""Source frames of host ranges: from recorded call chains, or from the Python ranges around them.
+
+Only the user's own files count. A recording made elsewhere says no more about a file than its path,
+so a file is foreign when it lies where installed packages or the standard library do.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read.source import Source
+from unified_prof.analysis.read.tasks import Strings
+from unified_prof.arrays import nesting
+
+_FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
+# Installed packages and the standard library; profilers shorten the paths of those to what they are
+# imported as, so torch may also stand at the beginning.
+_FOREIGN = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
+)
+
+
+class Frames:
+    """Stacks of `file:line`, outermost first, of the ranges of `framework.Framework`.
+
+    Args:
+        source: the open report, for its call chains.
+        strings: texts of the report.
+        chain: id of each range's call chain, -1 where it has none.
+        parent: the range around each range, -1 where there is none.
+        python_frames: text of each range that is a Python frame.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        strings: Strings,
+        *,
+        chain: NDArray[np.int64],
+        parent: NDArray[np.int64],
+        python_frames: dict[int, str],
+    ) -> None:
+        self._chain, self._parent = chain, parent
+        self._chains = _callchains(source, strings)
+        texts = {text: _frame(text) for text in set(python_frames.values())}
+        own = {index: texts[text] for index, text in python_frames.items()}
+        self._own = {index: frame for index, frame in own.items() if frame is not None}
+        used = {frame for frames in self._chains.values() for frame in frames}
+        self._root = _common_folder(
+            {frame.rpartition(":")[0] for frame in used | set(self._own.values())}
+        )
+        is_frame = np.zeros(len(parent), bool)
+        is_frame[list(self._own)] = True
+        self._around = nesting.nearest_marked(parent, is_frame)
+
+    def stacks(self, ranges: NDArray[np.int64]) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct stacks (frames joined by newlines) and the number of each range's.
+
+        A range of -1, and one around which no frame is known, has None.
+        """
+        inside = ranges != nesting.NONE
+        chained = inside & np.isin(self._chain[ranges], list(self._chains))
+        python = np.where(inside, self._around[ranges], nesting.NONE)
+        # Chains and Python frames side by side, told apart by the lowest bit.
+        key = np.where(chained, self._chain[ranges] * 2, python * 2 + 1)
+        distinct, number = np.unique(key, return_inverse=True)
+        stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
+        return stacks, number
+
+    def _stack(self, number: int, *, in_chain: bool) -> str | None:
+        frames = list(self._chains[number]) if in_chain else self._python_stack(number)
+        return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
+
+    def _python_stack(self, index: int) -> list[str]:
+        """Return the frames from a Python frame outwards, turned round."""
+        frames = []
+        while index != nesting.NONE:
+            frames.append(self._own[index])
+            above = int(self._parent[index])
+            index = int(self._around[above]) if above != nesting.NONE else above
+        return frames[::-1]
+
+
+def _callchains(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:
+    """Return the user's frames of each recorded call chain, outermost first."""
+    chains: dict[int, list[str]] = {}
+    query = "SELECT id, stack FROM PYTORCH_CALLCHAINS ORDER BY id, stackDepth DESC"
+    for number, stack in source.rows(query):
+        text = strings.get(stack) if isinstance(stack, int) else stack
+        frame = None if text is None else _frame(str(text))
+        if frame is not None:
+            chains.setdefault(number, []).append(frame)
+    return {number: tuple(frames) for number, frames in chains.items()}
+
+
+def _frame(text: str) -> str | None:
+    """Return `file:line` of a frame such as `/home/me/train.py(12): step`, if it is the user's."""
+    found = _FRAME.match(text)
+    if found is None:
+        return None
+    file = found["file"].replace("\\", "/")
+    top = posixpath.splitext(file.partition("/")[0])[0]
+    if _FOREIGN.search(file) or (
+        not file.startswith(("/", ".")) and top in sys.stdlib_module_names
+    ):
+        return None
+    return f"{file}:{found['line']}"
+
+
+def _common_folder(files: set[str]) -> str:
+    absolute = [file for file in files if file.startswith("/")]
+    if not absolute:
+        return ""
+    folder = posixpath.commonpath([posixpath.dirname(file) for file in absolute])
+    return folder if folder.endswith("/") else f"{folder}/"

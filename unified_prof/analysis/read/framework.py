@@ -1,0 +1,332 @@
+"""The PyTorch tables of an msprof database: which framework call launched which device work.
+
+torch_npu appends PYTORCH_API (host ranges), CONNECTION_IDS and PYTORCH_CALLCHAINS to msprof's
+tables, and `uprof import` fills the same ones from a Kineto trace. From them come the framework's
+operation of a kernel, the pass it belongs to, its module and its source line.
+
+The pass: work below an `autograd::engine::evaluate_function` range, or below a range with a
+forward thread, is backward; its autograd node carries the sequence number of the forward operation
+that made it. An operation peeks at the number its node is about to get, so of all the ranges
+with one number the last to start is the one that made the node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read import bulk
+from unified_prof.analysis.read.frames import Frames
+from unified_prof.analysis.read.source import Findings, Source
+from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.arrays import nesting
+from unified_prof.arrays.lookup import Lookup
+
+Ints = NDArray[np.int64]
+
+NONE = nesting.NONE
+FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
+
+# ENUM_API_TYPE as torch_npu writes it.
+_QUEUE, _PYTHON = 50002, 50003
+# No connection: of TASK before and after 2025-02-18, and of a host-only marker.
+NO_CONNECTION = (-1, 4294967295, 4000000000)
+
+_MODULE_PREFIX = "nn.Module: "
+_BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
+_OPTIMIZER_PREFIX = "Optimizer."
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+# `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
+# `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a user's own `forward pass`.
+_OPERATION = re.compile(
+    r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
+)
+_CPP_NODE = "CppNode<"
+_INSTANCE = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """For pieces of device work: the call they belong to and its pass; -1 is none."""
+
+    call: Ints
+    """Index of the host range that stands for the operation."""
+    passes: NDArray[np.int8]
+    """FORWARD, BACKWARD or OTHER_PASS; -1 where the call is not known."""
+
+
+class Framework:
+    """The host ranges of a report, nested: parents come before their children."""
+
+    def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
+        self._source = source
+        self._strings = strings
+        ranges = _host_ranges(source, strings, findings)
+        order = nesting.call_order(ranges["thread"], ranges["start"], ranges["end"])
+        for name in list(ranges):
+            ranges[name] = ranges[name][order]
+        self.thread, self.start_ns, self.end_ns = ranges["thread"], ranges["start"], ranges["end"]
+        self.name_id = ranges["name"]
+        self._connection, self._chain = ranges["connection"], ranges["chain"]
+        self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
+        self._type = ranges["type"]
+        self.parent: Ints = nesting.parents(self.thread, self.start_ns, self.end_ns)
+
+        ids, codes = np.unique(self.name_id, return_inverse=True)
+        texts: list[str] = [strings.get(int(number)) or "" for number in ids]
+        self._names, self._name_code = texts, codes
+        python = self._type == _PYTHON
+        self._is_module = self._named(lambda text: text.startswith(_MODULE_PREFIX)) | (
+            self._type == _MODULE_RANGE
+        )
+        annotation = (self._type == _MODULE_RANGE) | (self._type == _ANNOTATION)
+        self._is_operation = self._named(_OPERATION.match) & ~python & ~annotation
+        self._is_engine = self._named(lambda text: text.startswith(_BACKWARD_PREFIX))
+        self._is_optimizer = self._named(lambda text: text.startswith(_OPTIMIZER_PREFIX))
+
+    def __len__(self) -> int:
+        return len(self.name_id)
+
+    def names(self, ranges: Ints) -> tuple[list[str], Ints]:
+        """Return the distinct names, and the number of each range's; -1 has the last one."""
+        return self._names, self._name_code[ranges]
+
+    def stacks(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct stacks of source frames, and the number of each range's."""
+        return self._frames.stacks(ranges)
+
+    def modules(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+        """Return the distinct module paths, and the number of each range's; None is no module."""
+        innermost = np.where(ranges != NONE, self._module[ranges], NONE)
+        distinct, number = np.unique(innermost, return_inverse=True)
+        return [self._module_path(one) for one in distinct.tolist()], number
+
+    @cached_property
+    def _module(self) -> Ints:
+        """The innermost module around each range."""
+        return nesting.nearest_marked(self.parent, self._is_module)
+
+    def _module_path(self, index: int) -> str | None:
+        names = []
+        while index != NONE:
+            text = self._names[int(self._name_code[index])]
+            names.append(text.removeprefix(_MODULE_PREFIX))
+            above = int(self.parent[index])
+            index = int(self._module[above]) if above != NONE else NONE
+        return ".".join(names[::-1]) or None
+
+    @cached_property
+    def _frames(self) -> Frames:
+        python = np.flatnonzero(self._type == _PYTHON)
+        texts = [self._names[code] for code in self._name_code[python].tolist()]
+        return Frames(
+            self._source,
+            self._strings,
+            chain=self._chain,
+            parent=self.parent,
+            python_frames=dict(zip(python.tolist(), texts, strict=True)),
+        )
+
+    def launches(self, connection: Ints) -> Launches:
+        """Say for pieces of device work, by their connection id, what they belong to."""
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = self._launcher(distinct)
+        found = launcher != NONE
+        call = np.full(len(distinct), NONE, np.int64)
+        passes = np.full(len(distinct), -1, np.int8)
+        at = launcher[found]
+        passes[found] = np.where(
+            self._in_backward[at],
+            BACKWARD,
+            np.where(self._in_optimizer[at], OTHER_PASS, FORWARD),
+        )
+        call[found] = self._owner(at)
+        return Launches(call[inverse], passes[inverse])
+
+    def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
+        """Return the operation within which a range of each name was open at each time, or -1."""
+        result = np.full(len(at_ns), NONE, np.int64)
+        wanted = np.array(names, object)
+        for code, text in enumerate(self._names):
+            points = np.flatnonzero(wanted == text)
+            if not len(points):
+                continue
+            ranges = np.flatnonzero(self._name_code == code)
+            ranges = ranges[np.argsort(self.start_ns[ranges], kind="stable")]
+            last = np.searchsorted(self.start_ns[ranges], at_ns[points], side="right") - 1
+            found = ranges[np.maximum(last, 0)]
+            inside = (last >= 0) & (at_ns[points] <= self.end_ns[found])
+            result[points[inside]] = self._owner(found[inside])
+        return result
+
+    def _owner(self, at: Ints) -> Ints:
+        """Return the operation that each range's work counts for: of a backward range, forward."""
+        forward = self._forward_of(self._node[at])
+        backward = self._in_backward[at] & (forward != NONE)
+        return np.where(backward, forward, self._call_of(at))
+
+    @cached_property
+    def calls(self) -> Ints:
+        """Ranges that stand for a whole operation: the outermost ones, in call order."""
+        own = self._top == np.arange(len(self))
+        return np.flatnonzero(own & ~self._in_backward)
+
+    def steps(self) -> list[tuple[str, int, int]]:
+        """Return the profiler's steps as (number, start_ns, end_ns)."""
+        steps = [
+            (found[1], int(self.start_ns[index]), int(self.end_ns[index]))
+            for code, text in enumerate(self._names)
+            if (found := _STEP.match(text))
+            for index in np.flatnonzero(self._name_code == code).tolist()
+        ]
+        return sorted(steps, key=lambda step: step[1])
+
+    def _named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        flags = np.array([bool(matches(text)) for text in self._names], bool)
+        return flags[self._name_code] if len(flags) else np.zeros(0, bool)
+
+    @cached_property
+    def _top(self) -> Ints:
+        """The outermost operation around each range, not looking beyond other annotations."""
+        return nesting.climb(self.parent, ~self._is_operation)
+
+    def _call_of(self, at: Ints) -> Ints:
+        """Return the operation of launching ranges; one within no operation stands for itself."""
+        operation = self._nearest_operation[at]
+        return np.where(operation != NONE, self._top[operation], at)
+
+    @cached_property
+    def _nearest_operation(self) -> Ints:
+        return nesting.nearest_marked(self.parent, self._is_operation)
+
+    @cached_property
+    def _node(self) -> Ints:
+        """The autograd node around each range, or -1."""
+        return nesting.nearest_marked(
+            self.parent, (self._sequence >= 0) & (self._forward_thread > 0)
+        )
+
+    @cached_property
+    def _in_backward(self) -> NDArray[np.bool_]:
+        engine: NDArray[np.bool_] = nesting.nearest_marked(self.parent, self._is_engine) != NONE
+        # On a thread of the autograd engine's own, everything is: gradient hooks run there too.
+        # Elsewhere operations are recorded that make nodes.
+        makes_nodes = (self._sequence >= 0) & (self._forward_thread <= 0) & ~engine
+        engine_threads = np.setdiff1d(self.thread[self._is_engine], self.thread[makes_nodes])
+        return engine | np.not_equal(self._node, NONE) | np.isin(self.thread, engine_threads)
+
+    @cached_property
+    def _in_optimizer(self) -> NDArray[np.bool_]:
+        optimizer = nesting.nearest_marked(self.parent, self._is_optimizer)
+        return np.not_equal(optimizer, NONE)
+
+    def _forward_of(self, node: Ints) -> Ints:
+        """Return the forward operation that made each autograd node, -1 where it is not known."""
+        makers = np.flatnonzero((self._sequence >= 0) & ~self._in_backward & self._is_operation)
+        if not len(makers):
+            return np.full(len(node), NONE, np.int64)
+        makers = makers[np.lexsort((self.start_ns[makers], self._sequence[makers]))]
+        wanted = np.where(node != NONE, self._sequence[node], NONE)
+        last = np.searchsorted(self._sequence[makers], wanted, side="right") - 1
+        maker = makers[np.maximum(last, 0)]
+        known = (last >= 0) & (wanted >= 0) & (self._sequence[maker] == wanted)
+        # A function written in C++ may run without a number of its own; whatever else peeked at
+        # the node's number before it, an ATen operation does not make such nodes.
+        in_cpp = self._named(lambda text: _CPP_NODE in text)[node]
+        known &= ~(in_cpp & self._named(lambda text: text.startswith("aten::"))[maker])
+        return np.where(known, self._top[maker], NONE)
+
+    def _launcher(self, connection: Ints) -> Ints:
+        """Return the range that launched each (distinct) connection, -1 where none is known."""
+        result = np.full(len(connection), NONE, np.int64)
+        if not len(self):
+            return result
+        # One host range has one id in CONNECTION_IDS, which may stand for several connections.
+        pairs = bulk.fetch(
+            self._source, "CONNECTION_IDS", {"id": "id", "connection": "connectionId"}
+        )
+        with_id = np.flatnonzero((self._connection != bulk.MISSING) & (self._type != _PYTHON))
+        # The last range wins where several have one id: children come after their parents.
+        holder = Lookup(self._connection[with_id][::-1]).rows(pairs["id"])
+        known = holder >= 0
+        ranges = with_id[::-1][holder[known]]
+        direct = Lookup(pairs["connection"][known]).rows(connection)
+        result = np.where(direct >= 0, ranges[direct] if len(ranges) else NONE, NONE)
+        result[np.isin(connection, NO_CONNECTION)] = NONE
+        # Otherwise by time: the range around the runtime's launching call, on its thread.
+        open_ones = np.flatnonzero((result == NONE) & ~np.isin(connection, NO_CONNECTION))
+        if len(open_ones):
+            api = bulk.fetch(
+                self._source,
+                "CANN_API",
+                {"connection": "connectionId", "thread": "globalTid", "start": "startNs"},
+            )
+            row = Lookup(api["connection"]).rows(connection[open_ones])
+            open_ones, row = open_ones[row >= 0], row[row >= 0]
+            result[open_ones] = self._around(api["thread"][row], api["start"][row])
+        return result
+
+    def _around(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return the innermost range, Python frames and modules aside, around points in time."""
+        found = nesting.innermost_at(
+            self.thread, self.start_ns, self.end_ns, self.parent, thread, at_ns
+        )
+        usable = nesting.nearest_marked(self.parent, self._is_operation)
+        return np.where(found != NONE, usable[found], NONE)
+
+
+_MODULE_RANGE, _ANNOTATION = -50, -51
+"""Types of our own: ranges of the mstx domain `Module`, and other mstx ranges."""
+
+
+def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[str, Ints]:
+    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules."""
+    columns = {
+        # The times are text.
+        "start": "CAST(startNs AS INTEGER)",
+        "end": "CAST(endNs AS INTEGER)",
+        "thread": "coalesce(globalTid, -1)",
+        "connection": f"coalesce(connectionId, {bulk.MISSING + 1} - 1)",
+        "name": "coalesce(name, -1)",
+        "sequence": "coalesce(sequenceNumber, -1)",
+        "forward_thread": "coalesce(fwdThreadId, 0)",
+        "chain": "coalesce(callchainId, -1)",
+        "type": "coalesce(type, 50001)",
+    }
+    ranges = bulk.fetch(source, "PYTORCH_API", columns)
+    marks = bulk.fetch(
+        source,
+        "MSTX_EVENTS",
+        {
+            "start": "startNs",
+            "end": "endNs",
+            "thread": "globalTid",
+            "name": "message",
+            "domain": "coalesce(domainId, -1)",
+        },
+    )
+    domains = {int(one) for one in np.unique(marks["domain"]) if strings.get(one) == "Module"}
+    in_module = np.isin(marks.pop("domain"), list(domains))
+    marks["type"] = np.where(in_module, _MODULE_RANGE, _ANNOTATION)
+    absent = {"connection": bulk.MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
+    is_range = marks["end"] > marks["start"]
+    for name, values in ranges.items():
+        added = marks[name] if name in marks else np.full(len(is_range), absent[name])
+        ranges[name] = np.concatenate((values, added[is_range]))
+    with np.errstate(over="ignore"):
+        usable = possible(ranges["start"], ranges["end"] - ranges["start"])
+    usable &= ranges["start"] > 0
+    bad = int(len(usable) - usable.sum())
+    findings.add("impossible_host_time", f"{bad} rows of PYTORCH_API are left out", bad)
+    usable &= ranges["type"] != _QUEUE
+    return {name: values[usable] for name, values in ranges.items()}
+
+
+def module_class(path: str) -> str:
+    """Return the class of a module whose path ends in `Class_0`."""
+    return _INSTANCE.sub("", path.rpartition(".")[2])

@@ -1,0 +1,1 @@
+"""What was read, by operation, by moment, by device: what reports show."""

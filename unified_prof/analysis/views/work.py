@@ -1,0 +1,322 @@
+"""The device's work, piece by piece, and the calls it sums up to.
+
+A piece of work is a kernel, a copy, or a collective as a whole. Waiting tasks are no work, and the
+many small tasks of a collective are part of it, not beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import (
+    COMMUNICATION,
+    COPY,
+    KERNEL,
+    OPERATION,
+    UNKNOWN,
+    Calls,
+    Labels,
+    group,
+)
+from unified_prof.analysis.model import Row
+from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.counters import Allocations
+from unified_prof.analysis.read.framework import BACKWARD, FORWARD, NONE, Framework, module_class
+from unified_prof.analysis.read.tasks import Strings, Tasks, codes
+
+Ints = NDArray[np.int64]
+Columns = dict[str, NDArray[np.integer]]
+
+
+Steps = Sequence[tuple[str, int, int]]
+"""Name, start and end in nanoseconds, in order of time."""
+
+
+def step_of(start_ns: Ints, steps: Steps) -> Ints:
+    """Return the index of the step that each moment lies in, UNKNOWN where in none."""
+    starts = np.array([start for _, start, _ in steps], np.int64)
+    ends = np.array([end for _, _, end in steps], np.int64)
+    step = np.searchsorted(starts, start_ns, side="right") - 1
+    result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
+    return result
+
+
+class Work:
+    """Columns over all pieces of work: the tasks among them first, then the collectives."""
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        comms: Collectives,
+        framework: Framework | None,
+        strings: Strings,
+        allocations: Allocations,
+    ) -> None:
+        mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
+        if not len(comms):
+            # Parts of collectives count where the file has no collective that they belong to.
+            mask |= tasks.kind == COMMUNICATION
+        self._task = np.flatnonzero(mask).astype(np.int32)
+        self._tasks, self._comms, self._strings = tasks, comms, strings
+        self._framework, self._allocations = framework, allocations
+        self.labels = Labels()
+        self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
+        self.kind = self._with_comms(
+            tasks.kind[self._task], np.full(len(comms), COMMUNICATION, np.int8)
+        )
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each piece."""
+        return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
+
+    @cached_property
+    def operator(self) -> NDArray[np.int32]:
+        """Operator type of each piece, as numbers in `labels`."""
+        tasks = self._tasks.operator_labels(self.labels, self._task)
+        comms = collective_labels(self._comms, self.labels, self._strings, by_type=True)
+        return self._with_comms(tasks, comms)
+
+    @cached_property
+    def kernel(self) -> NDArray[np.int32]:
+        """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
+        tasks = self._tasks.kernel_labels(self.labels, self._task)
+        comms = collective_labels(self._comms, self.labels, self._strings, by_type=False)
+        return self._with_comms(tasks, comms)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """One row per framework operation that used the device, and per piece of other work.
+
+        A row's time is device time. Kernels and copies belong to the operation that launched
+        them; those of no operation, and all collectives, are rows of their own. Only the
+        framework's ranges tell which pass work belongs to.
+        """
+        parts = []
+        alone: NDArray[np.intp] | slice = slice(None)
+        if self._framework is not None:
+            owned = self._owned
+            parts.append(self._operations(self._framework, owned))
+            alone = np.flatnonzero(~owned)
+        rest: Columns = {
+            "when": self.start_ns[alone],
+            "name": self.operator[alone],
+            "kind": self.kind[alone],
+            "total_ns": self.duration_ns[alone],
+        }
+        if self._framework is not None:
+            call, passes = self._launches
+            rest |= {
+                "forward_ns": np.where(passes == FORWARD, self.duration_ns, UNKNOWN)[alone],
+                "backward_ns": np.where(passes == BACKWARD, self.duration_ns, UNKNOWN)[alone],
+                **_origin(self._framework, self.labels, call[alone]),
+            }
+        parts.append(rest)
+        if self._framework is not None and len(self._allocations.at_ns):
+            parts.append(_allocated(self._framework, self.labels, self._allocations))
+        return _joined(self.labels, parts)
+
+    def kernel_rows(self) -> list[Row]:
+        """Return one row per kernel, collective and kind of copy."""
+        forward, backward = self._passes()
+        calls = Calls(
+            labels=self.labels,
+            name=self.kernel,
+            kind=self.kind,
+            total_ns=self.duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
+        # Of kernels that share a name, the first one's operator type stands for all.
+        kernel, operators = self.kernel, self.operator
+        operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
+        operator[kernel[::-1]] = operators[::-1]
+        names = self.labels.texts
+        details = {
+            own: names[number]
+            for own, number in enumerate(operator.tolist())
+            if number not in (own, UNKNOWN)
+        }
+        return group(calls, self.kernel, names, details)
+
+    def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
+        """Return one row for each pair of operation and kernel under it, as (operation, row).
+
+        Where there are steps, only what the calls that began in one of them launched counts.
+        """
+        kernel, owner, start = self.kernel, self.operator.astype(np.int64), self.start_ns
+        if self._framework is not None:
+            owned = self._owned
+            call, _ = self._launches
+            distinct, number = np.unique(call[owned], return_inverse=True)
+            names = _names(self._framework, self.labels, distinct)
+            owner[owned] = names[number]
+            start = np.where(owned, self._framework.start_ns[call], start)
+        texts = self.labels.texts
+        pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
+        if steps:
+            key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
+        forward, backward = self._passes()
+        calls = Calls(
+            labels=self.labels,
+            name=self.kernel,
+            kind=self.kind,
+            total_ns=self.duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
+        operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
+        kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
+        rows = group(calls, key, kernels, dict(enumerate(operations)))
+        return [(row.detail or "", row) for row in rows]
+
+    def other_pass_ns(self) -> int | None:
+        """Return the time of work launched in neither pass (by an optimizer), if that is known."""
+        if self._framework is None:
+            return None
+        _, passes = self._launches
+        other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
+        return int(self.duration_ns[other].sum()) if other.any() else None
+
+    @cached_property
+    def _launches(self) -> tuple[Ints, NDArray[np.int8]]:
+        """Host range and pass of each piece."""
+        assert self._framework is not None
+        connection = self._with_comms(self._tasks.connection[self._task], self._comms.connection)
+        launches = self._framework.launches(connection)
+        return launches.call, launches.passes
+
+    @property
+    def _owned(self) -> NDArray[np.bool_]:
+        """Which pieces are part of a framework operation's row."""
+        call, _ = self._launches
+        owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
+        return owned
+
+    def _passes(self) -> tuple[Ints | None, Ints | None]:
+        if self._framework is None:
+            return None, None
+        _, passes = self._launches
+        return (
+            np.where(passes == FORWARD, self.duration_ns, UNKNOWN),
+            np.where(passes == BACKWARD, self.duration_ns, UNKNOWN),
+        )
+
+    def _operations(self, framework: Framework, owned: NDArray[np.bool_]) -> Columns:
+        """Sum the work of each framework operation, by pass."""
+        call, passes = self._launches
+        chosen, key = np.unique(call[owned], return_inverse=True)
+        duration, passes = self.duration_ns[owned], passes[owned]
+
+        def total(mask: NDArray[np.bool_]) -> Ints:
+            some = np.bincount(key[mask], minlength=len(chosen))
+            time = np.bincount(key[mask], weights=duration[mask], minlength=len(chosen))
+            return np.where(some > 0, time.astype(np.int64), UNKNOWN)
+
+        return {
+            "when": framework.start_ns[chosen],
+            "name": _names(framework, self.labels, chosen),
+            "kind": np.full(len(chosen), OPERATION, np.int8),
+            "total_ns": total(np.ones(len(key), bool)),
+            "forward_ns": total(passes == FORWARD),
+            "backward_ns": total(passes == BACKWARD),
+            **_origin(framework, self.labels, chosen),
+        }
+
+    def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate((tasks, comms)) if len(comms) else tasks
+
+
+def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
+    """Return one row per allocation, under the operation that asked for it."""
+    call = framework.calls_at(allocations.names, allocations.at_ns)
+    owners = np.where(
+        call != NONE, _names(framework, labels, call), labels.numbers(allocations.names)
+    )
+    return {
+        "when": allocations.at_ns,
+        "name": owners,
+        "kind": np.full(len(call), OPERATION, np.int8),
+        "allocated_bytes": allocations.size_bytes,
+        **_origin(framework, labels, call),
+    }
+
+
+def host_calls(framework: Framework) -> Calls:
+    """Return one row per framework operation, timed on the host: there is no device work."""
+    labels = Labels()
+    chosen = framework.calls
+    part: Columns = {
+        "when": framework.start_ns[chosen],
+        "name": _names(framework, labels, chosen),
+        "kind": np.full(len(chosen), OPERATION, np.int8),
+        "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
+        **_origin(framework, labels, chosen),
+    }
+    return _joined(labels, [part])
+
+
+def collective_labels(
+    comms: Collectives, labels: Labels, strings: Strings, *, by_type: bool
+) -> NDArray[np.int32]:
+    """Return the operator type (or the own name) of each collective as numbers in `labels`."""
+    result = np.full(len(comms), UNKNOWN, np.int32)
+    for column in (comms.op_type, comms.name) if by_type else (comms.name, comms.op_type):
+        unnamed = np.flatnonzero(result == UNKNOWN)
+        if len(unnamed):
+            ids, number = codes(column[unnamed])
+            result[unnamed] = labels.numbers(strings.texts(ids))[number]
+    result[result == UNKNOWN] = labels.number("(unnamed collective)")
+    return result
+
+
+def _names(framework: Framework, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
+    names, number = framework.names(chosen)
+    return labels.numbers(names)[number]
+
+
+def _origin(framework: Framework, labels: Labels, ranges: Ints) -> Columns:
+    """Return module, line and stack of host ranges; -1 is a range that is not known."""
+    columns: Columns = {}
+    modules, number = framework.modules(ranges)
+    columns["module"] = labels.numbers(modules)[number]
+    stacks, number = framework.stacks(ranges)
+    innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
+    columns["line"] = labels.numbers(innermost)[number]
+    columns["stack"] = labels.numbers(stacks)[number]
+    return columns
+
+
+def _joined(labels: Labels, parts: list[Columns]) -> Calls:
+    """Join parts that have different columns, in the order of time."""
+    filled = [part for part in parts if len(part["name"])] or parts[:1]
+    columns = dict(filled[0])
+    if len(filled) > 1:
+        columns = {
+            name: np.concatenate(
+                [part.get(name, np.full(len(part["name"]), UNKNOWN, np.int64)) for part in filled]
+            )
+            for name in dict.fromkeys(name for part in filled for name in part)
+        }
+    when = columns["start_ns"] = columns.pop("when")
+    if np.any(when[1:] < when[:-1]):
+        order = np.argsort(when, kind="stable")
+        columns = {name: values[order] for name, values in columns.items()}
+    for name in ("total_ns", "forward_ns", "backward_ns", "module", "line", "stack"):
+        if name in columns and not (columns[name] != UNKNOWN).any():
+            del columns[name]
+    classes = {}
+    if "module" in columns:
+        used = np.unique(columns["module"])
+        paths = [labels.texts[number] for number in used.tolist() if number != UNKNOWN]
+        classes = {path: module_class(path) for path in paths}
+    kind = columns.pop("kind").astype(np.int8)
+    return Calls(labels=labels, kind=kind, module_class=classes, **columns)
