@@ -239,3 +239,11 @@ def test_a_name_that_is_a_view_is_noted(uprof: Uprof, tmp_path: Path) -> None:
     assert uprof("current", path, "--json").json[0]["not_tables"] == ["TASK"]
     assert uprof("check", path).code == 1
     assert uprof("upgrade", path).code == 7
+
+
+def test_a_pipe_beside_a_database_ends_with_7(uprof: Uprof, tmp_path: Path, old: Path) -> None:
+    os.mkfifo(tmp_path / "old.db-wal")
+    for command in ("current", "check", "upgrade"):
+        result = uprof(command, old)
+        assert result.code == 7
+        assert "old.db-wal beside it is not a regular file" in result.err
