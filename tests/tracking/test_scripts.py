@@ -248,6 +248,19 @@ def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> N
     assert "peak_usage_not_measured" in outcome.tracked.anomalies
 
 
+def test_a_script_a_step_short_is_no_failure(workload: Workload) -> None:
+    needed = 2 + 10 + 1 + 2  # warm-up, run times, activations, peak with its lead-in
+    workload.write("main.py", NET + LOOP.replace("main(12)", f"main({needed - 1})"))
+    outcome = workload.run(warmup=2, iterations=10)
+    assert outcome.failure is None
+    assert outcome.tracked is not None
+    assert not outcome.tracked.complete
+    assert len(outcome.tracked.iterations) == 9
+    assert outcome.tracked.anomalies == {}
+    workload.write("main.py", NET + LOOP.replace("main(12)", f"main({needed})"))
+    assert workload.tracked(warmup=2, iterations=10).complete
+
+
 def test_an_iteration_gives_samples_to_the_operations_it_shares(workload: Workload) -> None:
     workload.write("main.py", NET.replace("self.lin(x).relu()", "self.act(self.lin(x))") + """
     count = 0

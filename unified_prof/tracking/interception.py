@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from unified_prof.tracking.backward import run_backward
@@ -31,6 +32,8 @@ class Interception:
         self._run: Runner | None = None
         self._patches = Patches()
         self._dynamo_patched = False
+        self.on_backward: Callable[[FrameType], None] | None = None
+        """Told, outside of everything measured, that the autograd engine has run, and for whom."""
         self.eager_calls = 0
         """Calls of functions compiled before the tracker came, which ran uncompiled."""
 
@@ -84,8 +87,12 @@ class Interception:
         def tracked_engine(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             recorder = self._active()
             if recorder is None:
-                return engine(t_outputs, *args, **kwargs)
-            return run_backward(recorder, engine, t_outputs, args, kwargs)
+                result = engine(t_outputs, *args, **kwargs)
+            else:
+                result = run_backward(recorder, engine, t_outputs, args, kwargs)
+            if self.on_backward is not None and not (self._recorder and self._recorder.inside):
+                self.on_backward(sys._getframe(1))
+            return result
 
         return tracked_engine
 

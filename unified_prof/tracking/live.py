@@ -124,8 +124,9 @@ class LiveTracking:
             self._loop.close()
             self._registered.__exit__(None, None, None)
         self.report_error = self._session.report_error
+        self._session.ended_well = error is None
         failures = list(self._session.faults)
-        if not self._loop.finished:
+        if not self._loop.finished and not self._session.has_some_of_all:
             failures.insert(0, self._session.why_incomplete(error))
         self.failure = "; ".join(failures) or None
         if error is None:

@@ -19,6 +19,10 @@ from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
 from unified_prof.tracking.waiting import WaitingTime
 from unified_prof.tracking.weights import InUse, SizedWeight, Weights
 
+_READINGS = 3
+_UNDISTURBED_NS = 100_000
+"""A reading that took longer was interrupted."""
+
 
 class OperationTracker:
     """Records every operation of the iterations it is told of, and its time."""
@@ -135,11 +139,18 @@ class OperationTracker:
 
     def _note_waiting(self) -> None:
         """Note how long this thread has waited for the processor; a pass begins or ends here."""
-        waited_ns = None if self._waiting is None else self._waiting.read_ns()
+        if self._waiting is None:
+            return
+        for _ in range(_READINGS):  # waiting between the two would count for another stretch
+            before = self.clock.mark()
+            waited_ns = self._waiting.read_ns()
+            moment = self.clock.mark()
+            if moment - before < _UNDISTURBED_NS:
+                break
         if waited_ns is None:
             return
         assert self._recorder is not None
-        self._recorder.iteration.waits.append((self.clock.mark(), waited_ns))
+        self._recorder.iteration.waits.append((moment, waited_ns))
         if self._recorder.on_call is None:
             self._recorder.on_call = self._forward_begins
 

@@ -19,15 +19,20 @@ class _StopAfterMeasuring(BaseException):
 class ScriptRun:
     """One run of a script without providers."""
 
-    hint = "operations in other threads and processes are not seen"
-
     def __init__(
         self, session: Session, program: Program, code: CodeType, stop_after: bool
     ) -> None:
         self._session = session
         self._program = program
         self._code = code
-        self._loop = TrackedLoop(session, self._stop if stop_after else None)
+        self._loop = TrackedLoop(
+            session, self._stop if stop_after else None, frozenset((execute.__code__,))
+        )
+
+    @property
+    def hint(self) -> str:
+        """What to do where not one iteration was measured."""
+        return self._session.hint()
 
     @property
     def finished(self) -> bool:

@@ -25,6 +25,7 @@ from unified_prof.tracking.assemble import (
 from unified_prof.tracking.calls import CallSites
 from unified_prof.tracking.device import Device
 from unified_prof.tracking.driver import Driver, Stage
+from unified_prof.tracking.elsewhere import Elsewhere
 from unified_prof.tracking.frames import MODEL_CODE, Project, StackWalker
 from unified_prof.tracking.instruments import Instrument
 from unified_prof.tracking.interception import Interception
@@ -47,6 +48,10 @@ from unified_prof.tracking.weights import Weights
 
 RUN_TIME = "run-time"
 MEMORY = "memory"
+NOTHING_MARKED = (
+    "nothing marked iterations (no optimizer stepped, and neither a backward pass nor a call of a "
+    "model was repeated): the whole workload is one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,9 @@ class Session:
         self.interception = Interception(self.internals)
         self.weights = Weights(self.walker, self.internals)
         self.facts: dict[str, str] = {}
+        self.elsewhere = Elsewhere()
+        self.ended_well = False
+        """The program came to its end without an error."""
         self.report_error: Exception | None = None
         """What `Options.on_measured` raised."""
         self._final: TrackedRun | None = None
@@ -207,7 +215,7 @@ class Session:
 
     def note_never_stepped(self) -> None:
         """Say in the report that the whole program is shown as one iteration."""
-        self.facts["whole_program"] = "the program marked no iterations: all of it is one"
+        self.facts["whole_program"] = NOTHING_MARKED
 
     def why_incomplete(self, error: BaseException | None) -> str:
         """Say why not everything was measured that was asked for."""
@@ -221,9 +229,32 @@ class Session:
             what = f"the workload failed ({last_user_line(error)})"
         else:
             what = "the workload ended"
+        if what == "the workload ended" and "whole_program" in self.facts:
+            elsewhere = self.elsewhere.reason()
+            return elsewhere[0] if elsewhere else NOTHING_MARKED
         if RUN_TIME not in self.options.reports:
             return f"{what} before all was measured"
         return f"{what} after {done} of {asked} measured iterations"
+
+    @property
+    def has_some_of_all(self) -> bool:
+        """Whether the program ended well and all kinds of figures were measured, if fewer times."""
+        asked = self.options
+        return (
+            self.ended_well
+            and not asked.instruments
+            and (RUN_TIME not in asked.reports or self.run_time.count > 0)
+            and (MEMORY not in asked.reports or self.peak.peak_bytes is not None)
+        )
+
+    def hint(self) -> str:
+        """Say what to do where not one iteration was measured."""
+        elsewhere = self.elsewhere.reason()
+        if elsewhere is not None:
+            return elsewhere[1]
+        if "whole_program" in self.facts:
+            return "call unified_prof.step() at the end of each iteration"
+        return "let it run for more iterations, or ask for fewer with --warmup and --iterations"
 
     def forget_set_up(self) -> None:
         """Drop the first iteration, with all that it holds, once later ones have it all."""
@@ -297,7 +328,7 @@ class Session:
                 "functions compiled before tracking began were measured as they are written",
                 self.interception.eager_calls,
             )
-        if not complete:
+        if not complete and not self.has_some_of_all:
             anomalies.add("run_not_complete", "the workload ended before all was measured")
         return TrackedRun(
             device=self.device.describe(),
@@ -355,11 +386,6 @@ class Session:
         Raises:
             CaptureError: There was no operation at all.
         """
-        if not any(len(one.sites) for one in iterations) and self.internals.has(*OPERATIONS):
-            raise CaptureError(
-                "an iteration ran no operation on tensors: there is nothing to report",
-                hint="operations in other threads and processes are not seen",
-            )
         scope: Scope | None = Scope(self.options.scope)
         while scope is not None:
             table, found = SiteTable(self.sites, scope), Anomalies()
@@ -369,6 +395,12 @@ class Session:
             if operations:
                 break
             scope = scope.wider()
+        if not operations and self.internals.has(*OPERATIONS):
+            message, hint = self.elsewhere.reason() or (
+                "the workload ran no operation on tensors: there is nothing to report",
+                "is it the right script? It has to run a model in this process and thread",
+            )
+            raise CaptureError(message, hint=hint)
         if operations and table.scope.name != self.options.scope:
             anomalies.add("scope_widened", self._why_wider(table.scope))
         anomalies.merge(found)

@@ -58,6 +58,8 @@ class StepWatcher:
         self._patches = Patches()
         self._marked = False
         self.steps = 0
+        self.elsewhere = 0
+        """Steps and marks in other threads."""
 
     def install(self) -> None:
         """Begin to watch all optimizers of the process."""
@@ -138,6 +140,7 @@ class StepWatcher:
             self._joined()
 
     def _note_thread(self) -> None:
+        self.elsewhere += 1
         self._anomalies.add(
             "steps_in_another_thread",
             "an optimizer stepped in another thread than the one that is tracked",

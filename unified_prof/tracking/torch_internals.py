@@ -131,6 +131,15 @@ PLACES: dict[str, Place] = {
         "the steps of optimizers are not seen: iterations are those of unified_prof.step()",
     ),
     "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler left out are not seen"),
+    "module_call": Place(
+        "torch.nn:Module.__call__",
+        "calls of a model end no iteration: they are those of unified_prof.step()",
+    ),
+    "tensor_backward": Place(
+        "torch:Tensor.backward",
+        "backward passes end no iteration: without an optimizer they are those of "
+        "unified_prof.step()",
+    ),
     "register_parameter": Place(
         "torch.nn:Module.register_parameter", "the lines that registered weights are not known"
     ),

@@ -122,8 +122,10 @@ def run_workload(
     finally:
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
+    session.ended_well = raised is None or (isinstance(raised, SystemExit) and not exit_code)
     failures = list(session.faults)
-    if not workload.finished:
+    # A script of a few iterations less than asked for is told by `TrackedRun.complete` alone.
+    if not workload.finished and not session.has_some_of_all:
         failures.insert(0, workload.why_incomplete(raised))
     try:
         tracked = session.result(complete=workload.finished)

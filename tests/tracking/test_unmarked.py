@@ -1,0 +1,251 @@
+"""Scripts in which no optimizer steps: where their iterations are, and what is said if nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tracking.test_driver import Spy
+from tests.tracking.test_scripts import NET
+from tests.tracking.workloads import Workload, in_backward, names
+from unified_prof.errors import CaptureError
+
+BY_HAND = """
+torch.manual_seed(0)
+net = Net()
+for _ in range(12):
+    net.zero_grad()
+    net(torch.ones(4, 8)).sum().backward()
+    for p in net.parameters():
+        p.data.add_(p.grad, alpha=-0.01)
+"""
+
+
+def test_a_training_without_an_optimizer_has_iterations_and_a_timeline(workload: Workload) -> None:
+    workload.write("main.py", NET + BY_HAND)
+    log: list[str] = []
+    tracked = workload.tracked(iterations=3, instruments=[Spy(log, "a")])
+    assert tracked.complete
+    assert len(tracked.iterations) == 3
+    assert names(tracked) == in_backward(tracked) == ["linear", "relu"]
+    assert tracked.facts["iterations_end_with"] == "backward passes"
+    assert "whole_program" not in tracked.facts
+    assert log.count("a end 2") == 1
+    assert tracked.anomalies == {}
+
+
+@pytest.mark.parametrize("grad", ["torch.no_grad()", "torch.enable_grad()"])
+def test_inference_has_an_iteration_for_each_call_of_the_model(
+    workload: Workload, grad: str
+) -> None:
+    workload.write("main.py", NET + f"""
+net = Net().eval()
+with {grad}:
+    for _ in range(12):
+        net(torch.ones(4, 8))
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=4)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"]
+    assert len(tracked.iterations) == 4
+    assert tracked.facts["iterations_end_with"] == "calls of the outermost module"
+
+
+def test_each_token_of_a_generation_is_an_iteration(workload: Workload) -> None:
+    workload.write("main.py", """
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+    def forward(self, x):
+        return self.head(self.token(x).cumsum(1))
+    @torch.no_grad()
+    def generate(self, x, count):
+        for _ in range(count):
+            x = torch.cat([x, self(x)[:, -1:].argmax(-1)], 1)
+        return x
+Decoder().generate(torch.zeros(1, 1, dtype=torch.long), 20)
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=5)
+    assert tracked.complete
+    assert len(tracked.iterations) == 5
+    assert all(one.matched for one in tracked.iterations)
+    assert "linear" in names(tracked)
+
+
+def test_an_iteration_has_all_modules_that_are_called_in_turn(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+encoder, decoder = Net(), Net()
+with torch.no_grad():
+    for _ in range(14):
+        decoder(encoder(torch.ones(4, 8)))
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"] * 2
+
+
+def test_an_iteration_has_all_places_that_go_backward_in_turn(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+for _ in range(12):
+    x = torch.ones(4, 8, requires_grad=True)
+    loss = net(x).sum()
+    torch.autograd.grad(loss, x, retain_graph=True)
+    loss.backward()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"]
+    assert all(one.matched for one in tracked.iterations)
+
+
+def test_validation_does_not_end_the_iterations_of_a_training(workload: Workload) -> None:
+    workload.write("main.py", NET + BY_HAND.replace("        p.data", "        p.data") + """
+    if _ % 4 == 3:
+        with torch.no_grad():
+            for _ in range(2):
+                net(torch.ones(4, 8))
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=4)
+    assert tracked.complete
+    assert in_backward(tracked) == ["linear", "relu"]
+    assert tracked.facts["iterations_end_with"] == "backward passes"
+
+
+def test_validation_before_a_training_by_hand_gives_way_to_it(workload: Workload) -> None:
+    workload.write("main.py", NET + BY_HAND.replace("for _ in range(12):", """
+with torch.no_grad():
+    for _ in range(4):
+        net(torch.ones(4, 8))
+for _ in range(12):"""))  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert in_backward(tracked) == names(tracked) == ["linear", "relu"]
+    assert tracked.facts["iterations_end_with"] == "backward passes"
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_an_optimizer_that_steps_has_the_last_word(workload: Workload, made: str) -> None:
+    optimizer = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+    workload.write("main.py", NET + "net = Net()\n" + (optimizer if made == "before" else "") + """
+for _ in range(3):
+    net(torch.ones(4, 8))
+""" + (optimizer if made == "after" else "") + """
+for _ in range(12):
+    optimizer.zero_grad()
+    for _ in range(4):
+        net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"] * 4
+    assert "iterations_end_with" not in tracked.facts
+
+
+def test_marks_of_the_program_have_the_last_word(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import unified_prof
+net = Net()
+for _ in range(12):
+    for _ in range(3):
+        net(torch.ones(4, 8)).sum().backward()
+    unified_prof.step()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"] * 3
+
+
+def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(
+    workload: Workload,
+) -> None:
+    workload.write("main.py", NET + "Net()(torch.ones(4, 8))\n")
+    tracked = workload.tracked()
+    assert "nothing marked iterations" in tracked.facts["whole_program"]
+    with pytest.raises(CaptureError, match="nothing marked iterations") as refused:
+        workload.run(reports=(), instruments=[Spy([], "a")])
+    assert refused.value.hint == "call unified_prof.step() at the end of each iteration"
+
+
+def test_a_backward_pass_that_raises_ends_no_iteration(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+for number in range(20):
+    loss = net(torch.ones(4, 8)).sum()
+    try:
+        loss.backward(torch.ones(3) if number % 2 else None)
+    except RuntimeError:
+        pass
+print(torch._C._len_torch_function_stack())
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=2)
+    assert tracked.complete
+    assert names(tracked) == ["linear", "relu"] * 2
+    assert capsys.readouterr().out == "0\n"
+
+
+def test_work_in_another_thread_is_the_reason_that_is_told(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import threading
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def train():
+    for _ in range(12):
+        net(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+""")  # fmt: skip
+    with pytest.raises(CaptureError, match="runs its model in another thread") as refused:
+        workload.run()
+    assert "main thread" in str(refused.value.hint)
+
+
+def test_steps_in_another_thread_end_no_iteration_and_are_counted(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import threading
+net, other = Net(), Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+second = torch.optim.SGD(other.parameters(), lr=0.1)
+def step():
+    other(torch.ones(4, 8)).sum().backward()
+    second.step()
+for _ in range(12):
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    net(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3)
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.complete
+    count, detail = tracked.anomalies["steps_in_another_thread"]
+    assert count >= 6
+    assert "another thread" in detail
+
+
+def test_work_in_child_processes_is_the_reason_that_is_told(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import os, time
+child = os.fork()
+if child == 0:
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        Net()(torch.ones(4, 8)).sum().backward()
+    os._exit(0)
+os.waitpid(child, 0)
+""")  # fmt: skip
+    with pytest.raises(CaptureError, match="does its work in child processes") as refused:
+        workload.run()
+    assert "torchrun" in str(refused.value.hint)
+
+
+def test_a_script_without_tensors_is_told_so(workload: Workload) -> None:
+    workload.write("main.py", "print(1)\n")
+    with pytest.raises(CaptureError, match="ran no operation on tensors") as refused:
+        workload.run()
+    assert "thread" not in str(refused.value)
