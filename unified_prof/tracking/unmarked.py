@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from types import CodeType, FrameType
@@ -60,6 +61,7 @@ class UnmarkedLoop:
         self._known: set[Any] = set()
         self._leader: Any = None
         self._awaits_optimizer = False
+        self._foreign: dict[int, Any] = {}
         self.ended_by: str | None = None
         """What ends iterations, None as long as nothing does."""
         self.boundaries = 0
@@ -69,6 +71,8 @@ class UnmarkedLoop:
 
     def install(self) -> None:
         """Begin to watch modules and `Tensor.backward`."""
+        if self._bottoms:  # what was there before the script is not the script's
+            self._foreign = {id(one): weakref.ref(one) for one in _optimizers()}
         self._internals.replace(self._patches, "module_call", self._wrap_call)
         self._internals.replace(self._patches, "tensor_backward", self._wrap_backward)
 
@@ -135,7 +139,7 @@ class UnmarkedLoop:
 
     def _repeated(self, kind: str) -> None:
         before, self.ended_by = self.ended_by, kind
-        if before != kind and _optimizer_lives():
+        if before != kind and self._optimizer_lives():
             self.ended_by = before
             self._awaits_optimizer = True
         elif before not in (None, kind):
@@ -143,6 +147,17 @@ class UnmarkedLoop:
         else:
             self.boundaries += 1
             self._boundary()
+
+    def _optimizer_lives(self) -> bool:
+        """Whether the program holds an optimizer: then its first step is worth waiting for."""
+        if not any(not self._is_foreign(one) for one in _optimizers()):
+            return False
+        gc.collect()  # optimizers are parts of cycles: one may be garbage of an earlier training
+        return any(not self._is_foreign(one) for one in _optimizers())
+
+    def _is_foreign(self, optimizer: Any) -> bool:
+        before = self._foreign.get(id(optimizer))
+        return before is not None and before() is optimizer
 
     def _place(self, frame: FrameType | None) -> tuple[int, ...]:
         """Return where in the program the stack from `frame` on stands."""
@@ -153,14 +168,7 @@ class UnmarkedLoop:
         return tuple(place)
 
 
-def _optimizer_lives() -> bool:
-    """Whether the program holds an optimizer: then its first step is worth waiting for."""
+def _optimizers() -> list[Any]:
     from torch.optim import Optimizer
 
-    def found() -> bool:
-        return any(issubclass(type(item), Optimizer) for item in gc.get_objects())
-
-    if not found():
-        return False
-    gc.collect()  # optimizers are parts of cycles: one may be garbage of an earlier training
-    return found()
+    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
