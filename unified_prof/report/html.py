@@ -18,7 +18,7 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
-from unified_prof.report import names, oddities, page_data
+from unified_prof.report import names, oddities, page_data, words
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
@@ -53,7 +53,7 @@ def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
     return _fill(
         _part("page.html"),
         {
-            "title": html.escape(f"{files_shown} - uprof report"),
+            "title": html.escape(f"{words.neutral(files_shown)} - uprof report"),
             "style": style,
             "style_hash": _hash(style),
             "data": _inert(data),

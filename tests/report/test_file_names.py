@@ -1,0 +1,69 @@
+"""Files with any name are read and written; what a name holds reaches no terminal raw."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import training_step
+
+NAMES = {
+    "not UTF-8": b"caf\xe9",
+    "a second line": b"new\nuprof: error: forged",
+    "a terminal's title": b"\x1b]0;owned\x07",
+    "markup": b"[bold]x[bold]",
+    "another direction": "\u202edb.exe".encode(),
+}
+RAW = (b"\x1b", b"\x07", "\u202e".encode(), b"\nuprof: error: forged")
+
+
+def command(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "unified_prof", *arguments],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(params=NAMES.values(), ids=NAMES)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
+    path = os.path.join(os.fsencode(tmp_path), request.param)  # noqa: PTH118 (bytes)
+    shutil.copy(training_step(tmp_path / "r.db"), path)
+    return path
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "markdown", "html"])
+def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> None:
+    shown = command("report", file, "--format", form)
+    output = file + b".out"
+    written = command("report", file, "--format", form, "-o", output)
+    for done in (shown, written):
+        assert done.returncode == 0, done.stderr
+        assert not any(raw in done.stdout + done.stderr for raw in RAW)
+    assert written.stderr.count(b"\n") == 1
+    assert os.path.getsize(output) == len(shown.stdout)  # noqa: PTH202 (bytes)
+
+
+def test_so_is_a_trace(file: bytes) -> None:
+    done = command("trace", file, "-o", file + b".json")
+    assert done.returncode == 0, done.stderr
+    assert not any(raw in done.stderr for raw in RAW)
+
+
+def test_a_damaged_one_is_named_on_one_line(file: bytes) -> None:
+    os.truncate(file, 500)
+    done = command("report", file)
+    assert done.returncode == 7
+    assert not any(raw in done.stderr for raw in RAW)
+    assert b"is cut off" in done.stderr
+    os.rename(file, file + b"_rank1.db")  # noqa: PTH104 (bytes)
+    for form in ("text", "html"):
+        done = command("report", os.path.dirname(file), "--format", form)  # noqa: PTH120
+        assert done.returncode == 7
+        assert not any(raw in done.stdout + done.stderr for raw in RAW)
