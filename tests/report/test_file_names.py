@@ -31,10 +31,10 @@ def command(*arguments: str | bytes) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-@pytest.fixture(params=NAMES.values(), ids=NAMES)
+@pytest.fixture(params=[*NAMES.values()], ids=[*NAMES])
 def file(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
     path = os.path.join(os.fsencode(tmp_path), request.param)  # noqa: PTH118 (bytes)
-    shutil.copy(training_step(tmp_path / "r.db"), path)
+    shutil.copy(os.fsencode(training_step(tmp_path / "r.db")), path)
     return path
 
 

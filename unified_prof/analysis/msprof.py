@@ -249,19 +249,38 @@ class MsprofAnalysis(Analysis):
         return 0 if total is None else int((total != UNKNOWN).sum())
 
     def _facts(self) -> list[tuple[str, str]]:
+        """Return provenance; what uprof recorded itself goes before what others left."""
         facts = recorded_facts(self._source)
         known = {name for name, _ in facts}
         if self._source.detection.producer and "producer" not in known:
             facts.append(("made by", self._source.detection.producer))
-        for number, name in self._source.rows("SELECT id, name FROM NPU_INFO"):
-            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE:
-                facts.append((f"device {number}", str(name)))
-        for rank, device in self._source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP"):
-            if isinstance(rank, int) and rank >= 0 and "rank" not in known:
-                facts.append((f"rank of device {device}", str(rank)))
-        for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO"):
-            if name not in NOT_AVAILABLE and "host" not in known:
-                facts.append(("host", str(name)))
+        facts += [(f"device {number}", name) for number, name in self._named_devices()]
+        if "rank" not in known:
+            facts += [
+                (f"rank of device {device}", str(rank))
+                for rank, device in self._source.rows(
+                    "SELECT rankId, deviceId FROM RANK_DEVICE_MAP"
+                )
+                if isinstance(rank, int) and rank >= 0
+            ]
+        if "host" not in known:
+            facts += [
+                ("host", str(name))
+                for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO")
+                if name not in NOT_AVAILABLE
+            ]
+        return facts + self._meta_data()
+
+    def _named_devices(self) -> list[tuple[int, str]]:
+        rows = self._source.rows("SELECT id, name FROM NPU_INFO")
+        return [
+            (number, str(name))
+            for number, name in rows
+            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE
+        ]
+
+    def _meta_data(self) -> list[tuple[str, str]]:
+        facts: list[tuple[str, str]] = []
         for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
             if name == "SCHEMA_VERSION":
                 facts.append(("schema version", str(value)))

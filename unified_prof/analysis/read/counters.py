@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,31 +131,39 @@ def _of_table(source: Source, strings: Strings, counter: _Counter) -> list[Serie
             found.setdefault((where, *rest[: len(keys)]), []).append(
                 (int(time_ns), rest[len(keys) :])
             )
-    result = []
-    for (where, *parts), samples in sorted(found.items(), key=lambda item: repr(item[0])):
-        numbers = [f"{part}" for part in parts[: len(counter.keys)]]
-        words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
-        suffix = " ".join(
-            [*numbers, *(word for word in words if word not in NOT_AVAILABLE and word)]
-        )
-        samples.sort(key=lambda sample: sample[0])
-        for index, (_, name) in enumerate(counter.values):
-            points = [
-                (time_ns, float(values[index]))
-                for time_ns, values in samples
-                if isinstance(values[index], int | float) and math.isfinite(values[index])
-            ]
-            if points:
-                result.append(
-                    Series(
-                        name=f"{name} {suffix}".strip(),
-                        unit=counter.unit,
-                        device="host" if where is None else f"device {where}",
-                        time_ns=np.array([point[0] for point in points], np.int64),
-                        value=np.array([point[1] for point in points], np.float64),
-                    )
-                )
-    return result
+    return [
+        one
+        for (where, *parts), samples in sorted(found.items(), key=lambda item: repr(item[0]))
+        for one in _of_group(counter, where, _suffix(counter, parts, strings), samples)
+    ]
+
+
+def _suffix(counter: _Counter, parts: list[Any], strings: Strings) -> str:
+    """Return what tells one source of a table from its others: numbers, then words."""
+    numbers = [f"{part}" for part in parts[: len(counter.keys)]]
+    words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
+    return " ".join([*numbers, *(word for word in words if word not in NOT_AVAILABLE and word)])
+
+
+def _of_group(
+    counter: _Counter, where: object, suffix: str, samples: list[tuple[int, list[Any]]]
+) -> Iterator[Series]:
+    """Yield the series of one source: one for each column that has a number."""
+    samples.sort(key=lambda sample: sample[0])
+    for index, (_, name) in enumerate(counter.values):
+        points = [
+            (time_ns, float(values[index]))
+            for time_ns, values in samples
+            if isinstance(values[index], int | float) and math.isfinite(values[index])
+        ]
+        if points:
+            yield Series(
+                name=f"{name} {suffix}".strip(),
+                unit=counter.unit,
+                device="host" if where is None else f"device {where}",
+                time_ns=np.array([point[0] for point in points], np.int64),
+                value=np.array([point[1] for point in points], np.float64),
+            )
 
 
 def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
