@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
+from tests.prof_generator.encode import records
 from unified_prof.decoders.prof.coverage import undecoded
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
@@ -145,11 +146,12 @@ def test_links_out_of_the_recording_are_not_followed(recording: Path, original: 
 def test_what_cannot_be_decoded_is_told(recording: Path) -> None:
     assert undecoded(ProfDirectory(recording)) == ()
     change(recording / "device_0" / "info.json.0", platform_version="2")
-    (recording / "host" / "data" / "unaging.compact.dpu_track.slice_0").write_bytes(b"x")
+    payload = records("aicpu", 1, type=13).tobytes()
+    (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(payload)
     told = undecoded(ProfDirectory(recording))
     assert len(told) == 2
     assert "platform_version 2" in told[0]
-    assert "DPU_TASK" in told[1]
+    assert "COMMUNICATION_*" in told[1]
 
 
 VALUES: st.SearchStrategy[object] = st.sampled_from(

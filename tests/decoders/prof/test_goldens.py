@@ -16,10 +16,11 @@ CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else
 
 # A few that have something of everything run always, all of them in the full test run.
 QUICK = ("01_clocks", "04_hccl", "16_everything")
-# Kinds of raw files that are not decoded.
-NOT_DECODED = {
-    *("37_dpu", "37_dpu_910b", "37_dpu_collectives", "38_ccu", "38_ccu_channels", "39_kfc"),
-    *("39_kfc_950", "39_kfc_host", "39_kfc_ops", "40_everything_950", "41_everything_310b"),
+# Collectives that AI CPU kernels launch are not decoded; of 38_ccu_channels one bandwidth in 64
+# has another last digit, for a reason that is not known.
+NOT_EQUAL = {
+    *("38_ccu_channels", "39_kfc", "39_kfc_950", "39_kfc_host", "39_kfc_ops"),
+    "40_everything_950",
 }
 
 
@@ -50,7 +51,7 @@ def test_our_database_equals_the_exporters(case: str, shared: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in CASES if name not in {*QUICK, *NOT_DECODED}])
+@pytest.mark.parametrize("case", [name for name in CASES if name not in {*QUICK, *NOT_EQUAL}])
 def test_our_database_equals_the_exporters_everywhere(
     case: str, shared: Path, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def tasks_of(*task_ids: int, blocks: int = 0) -> DeviceTasks:
         np.sort(key),
         none + np.uint32(blocks),
         none,
+        None,
         (none[:0], none[:0]),
     )
 

@@ -119,7 +119,7 @@ def decode_device(
             _write_overlap(device_id, rows, launches, types, compute, spans, file.overlap)
     if device is not None:
         described = _described(
-            logged, launches, compute, ids, track.flips, wide=wide, expanded=expanded
+            logged, launches, compute, ids, track.flips, host_side, wide=wide, expanded=expanded
         )
         del launches, rows, compute
         decode_registered(TASK_DECODERS, device, file, described)
@@ -214,6 +214,7 @@ def _described(
     compute: ComputeTasks,
     ids: TaskIds,
     flips: Flips,
+    host_side: HostSide | None,
     *,
     wide: bool,
     expanded: bool,
@@ -227,6 +228,7 @@ def _described(
         key=logged,
         block_num=np.zeros(len(logged), np.uint32),
         mix_block_num=np.zeros(len(logged), np.uint32),
+        host=None if host_side is None else host_side.host,
         stream_by_task=launches.stream_by_task() if wide else (_NO_IDS, _NO_IDS),
     )
     row = tasks.find(launches.key[compute.launch])

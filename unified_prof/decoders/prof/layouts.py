@@ -59,11 +59,30 @@ _COMPACT: dict[str, str] = {
         "status u2@0, model_stream_id u2@2, original_stream_id u2@4, model_id u2@6, device_id u2@8"
     ),
     "expand_stream_spec": "expand_status u1@0",
+    # The time stamp of the envelope is the end.
+    "dpu_track": "device u2@0, stream_id u2@2, task_id u4@4, start u8@16",
 }
 
 # Payloads (232 bytes) of host additional records.
 _ADDITIONAL: dict[str, str] = {
     # Five tensors of 11 words each: kind (0 input, 1 output), format, data type, 8 dimensions.
+    # Both end in 16 slots of a channel and the rank behind it.
+    "ccu_group_info": (
+        "stream_id u2@34, task_id u4@36, die u1@40, instruction u2@42, reduction u1@45,"
+        " input_type u1@46, output_type u1@47, size_bytes u8@48, channels 16u2@56,"
+        " remote_ranks 16u4@88"
+    ),
+    "ccu_wait_signal_info": (
+        "stream_id u2@34, task_id u4@36, die u1@40, instruction u2@42, mask u4@52,"
+        " channels 16u2@56, remote_ranks 16u4@88"
+    ),
+    "dpu_hccl_info": (
+        "item u8@0, group u8@16, local_rank u4@24, remote_rank u4@28, rank_size u4@32,"
+        " notify_id u8@40, start u8@48, estimated_us f8@56, size_bytes u8@80, task_id u4@88,"
+        " ai_cpu_task u4@92, stream_id u2@96, plane_id u2@98, npu u2@100, dpu u2@102,"
+        " op_type u1@104, data_type u1@105, link_type u1@106, transport_type u1@107,"
+        " rdma_type u1@108"
+    ),
     "capture_op_info": (
         "device_id u4@4, stream_id u4@8, task_id u4@12, task_type u4@16, block_dim u4@20,"
         " op_name u8@24, op_type u8@32, attribute u8@40, op_flag u4@56, tensor_num u4@60,"
@@ -198,6 +217,13 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "npu_mem_v1": (32, "timestamp_us u4@0, event u4@4, ddr u8@16, hbm u8@24"),
     "npu_mem_v2": (32, "event u4@4, timestamp_us u8@8, ddr u8@16, hbm u8@24"),
     "npu_module_mem": (24, "module_id u4@0, host_ticks u8@8, total_size u8@16"),
+    # Spans belong to the peers from the last to the first.
+    "ccu_instr": (
+        64,
+        "wait_spans 16u2@0, wait_start u8@32, wait_instruction u2@40, loop_end u8@42,"
+        " loop_start u8@50, loop_instruction u2@58, task_id u4@60",
+    ),
+    "ccu_stat": (2816, "words 704u4@0"),
     "ub": (128, "port_id u2@4, time_us u8@8, rx_bind u8@16, tx_bind u8@24"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
     "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),

@@ -11,7 +11,7 @@ from unified_prof.decoders.prof.directory import HostDirectory, ProfDirectory
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.marks import write_marks
 from unified_prof.decoders.prof.overlap import OverlapWriter
-from unified_prof.decoders.prof.registry import DEVICE_DECODERS, HOST_DECODERS
+from unified_prof.decoders.prof.registry import DEVICE_DECODERS, HOST_DECODERS, HOST_TASK_DECODERS
 from unified_prof.decoders.prof.session import write_session
 from unified_prof.decoders.prof.stages import Stage
 from unified_prof.decoders.prof.task_ids import IdCounter
@@ -55,4 +55,5 @@ def _decode_host(host: HostDirectory, file: File) -> HostSide | None:
     except RawFormatError as err:
         file.sink.anomaly("undecoded_part", 1, f"host calls and launches: {err}")
     decode_registered(HOST_DECODERS, host, file)
+    decode_registered(HOST_TASK_DECODERS, host, file, file.ids)
     return side

@@ -28,7 +28,10 @@ DEVICE_DECODERS: Decoders = (
 )
 
 # decode(device, tasks, sink): after the tasks of the device are known.
-TASK_DECODERS: Decoders = (("task_pmu", ("ffts_profile",)),)
+TASK_DECODERS: Decoders = (
+    ("ccu", ("ccu0.instr", "ccu1.instr")),
+    ("task_pmu", ("ffts_profile",)),
+)
 
 # decode(host, sink)
 HOST_DECODERS: Decoders = (
@@ -40,5 +43,18 @@ HOST_DECODERS: Decoders = (
     (
         "operator_memory",
         ("unaging.additional.task_memory_info", "aging.additional.task_memory_info"),
+    ),
+)
+
+# decode(host, ids, sink): tasks that only the host records.
+HOST_TASK_DECODERS: Decoders = (
+    (
+        "dpu",
+        (
+            "unaging.compact.dpu_track",
+            "aging.compact.dpu_track",
+            "unaging.additional.dpu_hccl_info",
+            "aging.additional.dpu_hccl_info",
+        ),
     ),
 )

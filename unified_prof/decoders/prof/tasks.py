@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import find
 from unified_prof.decoders.prof.batches import Flips
+from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.task_ids import TaskIds, pack_keys, streams_of
 
 
@@ -37,6 +38,8 @@ class DeviceTasks:
     block_num: NDArray[np.uint32]
     """Blocks of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
+    host: HostDirectory | None
+    """What the host recorded, where it did."""
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     """With `wide_task_ids`: ascending task ids, and the stream of each. Else empty."""
 

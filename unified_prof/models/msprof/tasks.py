@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, relationship
@@ -360,9 +360,10 @@ class DpuTask(Interval, RowIdentity, MsprofBase):
     stream_id: Mapped[int | None] = column("streamId", "stream it ran in", NUMERIC)
     task_id: Mapped[int | None] = column("taskId", "number in its stream", NUMERIC)
     op_name_id: Mapped[int | None] = string_id("opName", "name of the operator", NUMERIC)
-    args: Mapped[Any] = column("args", "arguments of the task", NUMERIC)
+    args_id: Mapped[int | None] = string_id("args", "names and values of the task, JSON", NUMERIC)
 
     op_name = Text("op_name_id")
+    args = Text("args_id")
 
 
 class CcuTask(Interval, RowIdentity, MsprofBase):
@@ -375,6 +376,7 @@ class CcuTask(Interval, RowIdentity, MsprofBase):
     name_id: Mapped[int | None] = string_id("name", "name of the mission", NUMERIC)
     start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
     end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
-    args: Mapped[Any] = column("args", "arguments of the mission", NUMERIC)
+    args_id: Mapped[int | None] = string_id("args", "names and values of it, JSON", NUMERIC)
 
     name = Text("name_id")
+    args = Text("args_id")
