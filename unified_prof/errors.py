@@ -2,7 +2,6 @@
 
 UprofError                  1   the answer is no, or an error of no finer kind
 +- UsageError               2   wrong use: an option, a path or a value that cannot be meant
-+- InconclusiveError        3   not enough data to answer
 +- DeviceUnavailableError   4   no such device, driver or toolkit here
 +- CaptureError             5   the profiler ran and failed, or the workload broke its rules
 |  +- MeasuringError        5   the workload ended well, only measuring it failed
@@ -11,6 +10,7 @@ UprofError                  1   the answer is no, or an error of no finer kind
 |  +- SchemaVersionError    8   readable, but at a version that is not accepted
 +- OutputError              9   the output cannot be written (exists, read-only, disk full)
 
+A gate that cannot tell      3   not an error: too few samples, or they scatter too much
 Any other exception           70   a bug: one line on stderr, its traceback in a file
 
 70 is EX_SOFTWARE of sysexits.h; CI can tell it from a gate that says no. As shells have it, 130 is
@@ -20,6 +20,9 @@ Ctrl-C, 141 a reader of stdout that left, 143 SIGTERM and 129 SIGHUP.
 """
 
 from __future__ import annotations
+
+INCONCLUSIVE_EXIT_CODE = 3
+"""Exit code of a gate whose question is sound but whose data cannot answer it."""
 
 BUG_EXIT_CODE = 70
 """Exit code of an exception that nobody foresaw."""
@@ -39,12 +42,6 @@ class UsageError(UprofError):
     """The command or call cannot be meant as it was written."""
 
     exit_code = 2
-
-
-class InconclusiveError(UprofError):
-    """The question is sound but the data cannot answer it."""
-
-    exit_code = 3
 
 
 class DeviceUnavailableError(UprofError):

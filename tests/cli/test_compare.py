@@ -165,6 +165,21 @@ def test_time_spent_waiting_for_a_processor_counts_in_no_metric(base: Path, tmp_
     assert said not in uprof("diff", base, base).stdout, "where nobody knows, nobody says"
 
 
+def test_what_is_not_shown_is_counted_with_the_reason(base: Path, same: Path) -> None:
+    lines = uprof("diff", base, same).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("not shown without --all: ")]
+    assert "the same within 5 %" in line
+    assert not any(
+        line.startswith("not shown") for line in uprof("diff", base, same, "--all").stdout
+    )
+
+
+def test_the_words_of_a_wrong_threshold_say_what_to_write(base: Path, same: Path) -> None:
+    problem = error(uprof("gate", base, same, "--max-regress", "much"))
+    assert str(problem) == "--max-regress takes a percentage or a fraction, not 'much'"
+    assert problem.hint == "for example 5% or 0.05"
+
+
 def test_markdown_shows_hostile_names_as_they_are(base: Path, slower: Path) -> None:
     output = uprof("diff", base, slower, "--format", "markdown").stdout
     assert "&lt;script&gt;" in output

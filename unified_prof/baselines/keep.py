@@ -29,7 +29,10 @@ def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
         OutputError: the store cannot be written.
     """
     if _VERSIONED.fullmatch(name):
-        raise UsageError(f"{name!r} names a version of a baseline; saving makes the next one")
+        raise UsageError(
+            f"{name!r} names a version; `save` numbers versions by itself",
+            hint=f"save it as {name.rpartition('@')[0]}",
+        )
     run = runs.load(paths)
     if not len(run.operations) and not run.totals:
         raise UsageError(f"{run.label} is empty: it cannot be a baseline")

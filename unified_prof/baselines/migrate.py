@@ -47,7 +47,7 @@ def _prepare_file(path: Path, *, create: bool) -> None:
         return
     if not create:
         raise StoreError(
-            f"there is no baseline store {path}", hint="`uprof baseline save` makes it"
+            f"there is no baseline store {path}", hint="`uprof baseline save` creates it"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _refuse(
             raise StoreError(f"{place} is a database of something else, not a baseline store")
         if not create:
             raise StoreError(
-                f"{place} holds no baseline store", hint="`uprof baseline save` makes it"
+                f"{place} holds no baseline store", hint="`uprof baseline save` creates it"
             )
         return
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}

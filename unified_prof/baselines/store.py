@@ -93,8 +93,8 @@ class BaselineStore:
         """
         if not new.name.strip() or len(new.name) > MAX_NAME or not new.name.isprintable():
             raise UsageError(
-                f"{new.name[:50]!r} cannot be a baseline's name",
-                hint=f"1 to {MAX_NAME} printable characters",
+                f"{new.name[:50]!r} is not a valid name for a baseline",
+                hint=f"a name has 1 to {MAX_NAME} printable characters",
             )
         for _ in range(_ATTEMPTS - 1):
             with suppress(IntegrityError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.comparable import Run
+    from unified_prof.analysis.compare.gate import Limits, Verdict
 
 
 class FormatOption(str, Enum):
@@ -88,19 +90,13 @@ def gate(
 ) -> None:
     """Refuse a run that is slower, or takes more memory, than a base allows.
 
-    Both the share and the amount must be passed, and the samples must leave no doubt. Where
+    It is refused only if it exceeds both limits and the samples leave no doubt. Where
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.analysis.compare import gate as analysis
 
     shape = FormatOption.JSON if json_ else format_
-    time_ns, size_bytes = thresholds.absolute(min_abs or [])
-    defaults = analysis.Limits()
-    limits = analysis.Limits(
-        max_regress=thresholds.fraction(max_regress),
-        min_abs_ns=defaults.min_abs_ns if time_ns is None else time_ns,
-        min_abs_bytes=defaults.min_abs_bytes if size_bytes is None else size_bytes,
-    )
+    limits = _limits(max_regress, min_abs or [])
     metrics = metric or ["total"]
     analysis.check_metrics(metrics)
     source = context.get_parameter_source("store")
@@ -110,28 +106,42 @@ def gate(
     base, new = _sides(files, more_base or [], more_new or [], baseline, store)
     verdict = analysis.gate(base, new, metrics, limits)
 
+    labels = (base.label, new.label)
+    if output is not None:
+        printing.write(output, _text(verdict, labels, shape, to_file=True), force=force)
+    elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
+        printing.put(_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        _append(Path(summary), _text(verdict, labels, FormatOption.MARKDOWN))
+    raise typer.Exit(verdict.exit_code)
+
+
+def _limits(max_regress: str, min_abs: list[str]) -> Limits:
+    from unified_prof.analysis.compare.gate import Limits
+
+    time_ns, size_bytes = thresholds.absolute(min_abs)
+    limits = Limits(max_regress=thresholds.fraction(max_regress))
+    return replace(
+        limits,
+        min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
+        min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
+    )
+
+
+def _text(
+    verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
+) -> str:
+    """Return the verdict on (base, new) in one of the formats."""
     from unified_prof.report import comparison
 
     if shape is FormatOption.JSON:
-        text = printing.json_text(comparison.gate_document(verdict, base.label, new.label))
-    elif shape is FormatOption.MARKDOWN:
-        text = comparison.gate_markdown(verdict, base.label, new.label)
-    elif shape is FormatOption.JUNIT:
-        text = comparison.gate_junit(verdict, base.label, new.label)
-    else:
-        width, color = printing.terminal()
-        text = comparison.gate_text(
-            verdict, width=None if output else width, color=color and not output
-        )
-    if output is None and quiet and shape is FormatOption.TEXT:
-        pass  # the exit code says it
-    elif output is None:
-        printing.put(text, for_people=shape is FormatOption.TEXT)
-    else:
-        printing.write(output, text, force=force)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), comparison.gate_markdown(verdict, base.label, new.label))
-    raise typer.Exit(verdict.exit_code)
+        return printing.json_text(comparison.gate_document(verdict, *labels))
+    if shape is FormatOption.MARKDOWN:
+        return comparison.gate_markdown(verdict, *labels)
+    if shape is FormatOption.JUNIT:
+        return comparison.gate_junit(verdict, *labels)
+    width, color = (None, False) if to_file else printing.terminal()
+    return comparison.gate_text(verdict, width=width, color=color)
 
 
 def _sides(
@@ -147,7 +157,7 @@ def _sides(
         if len(files) != 2:
             raise UsageError(
                 f"the gate takes two reports, BASE and NEW, not {len(files)}",
-                hint="or one, and --baseline NAME",
+                hint="give both, or only the new one with --baseline NAME",
             )
         with hints.for_reports(*files, *more_base, *more_new):
             return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])

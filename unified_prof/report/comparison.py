@@ -17,6 +17,11 @@ from unified_prof.report import markdown, words
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
+_WHY_NOT_SHOWN: dict[Status, str] = {
+    "same": f"the same within {SAME_WITHIN * 100:g} %",
+    "unclear": "unclear, as the samples scatter too much",
+    "inconclusive": "with too few samples",
+}
 _TESTED = ("same", "unclear", "slower", "faster")
 _UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
 
@@ -95,27 +100,19 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
         lines.append(line)
     hidden = _hidden(found, everything)
     count = Counter(change.status for change in found.changes)
-    lines += [
-        _not_shown(status, count[status])
+    said = [
+        f"{words.number(count[status])} {_WHY_NOT_SHOWN[status]}"
         for status in _UNCHANGED
         if status in hidden and count[status]
     ]
+    if said:
+        lines.append(f"not shown without --all: {', '.join(said)}")
     if count["inconclusive"]:
         lines.append(
             f"to compare an operation takes {MIN_SAMPLES} samples on each side: measure more "
             "iterations, or give several reports with --base and --new"
         )
     return lines
-
-
-def _not_shown(status: Status, count: int) -> str:
-    what = f"{words.number(count)} operation{'' if count == 1 else 's'}"
-    why = {
-        "same": f"the same within {SAME_WITHIN:.0%}",
-        "unclear": "unclear: the samples scatter too much",
-        "inconclusive": "with too few samples to tell",
-    }
-    return f"not shown (--all shows them): {what} {why[status]}"
 
 
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
@@ -212,6 +209,6 @@ def _values(check: Check) -> str:
 def _limits(verdict: Verdict) -> str:
     limits = verdict.limits
     return (
-        f"a regression is more than {limits.max_regress * 100:g} % and "
-        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)} worse"
+        f"a regression is more than {limits.max_regress * 100:g} % worse, and by more than "
+        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)}"
     )

@@ -18,7 +18,7 @@ from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, PEAK, TO
 from unified_prof.analysis.compare.doubts import step_doubt
 from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
 from unified_prof.analysis.compare.waiting import Waiting, alike
-from unified_prof.errors import UsageError
+from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Floats = NDArray[np.float64]
 Outcome = Literal["pass", "regression", "inconclusive"]
@@ -26,7 +26,11 @@ Outcome = Literal["pass", "regression", "inconclusive"]
 OPERATION = "operation:"
 METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
 
-EXIT_CODES: dict[Outcome, int] = {"pass": 0, "regression": 1, "inconclusive": 3}
+EXIT_CODES: dict[Outcome, int] = {
+    "pass": 0,
+    "regression": UprofError.exit_code,
+    "inconclusive": INCONCLUSIVE_EXIT_CODE,
+}
 
 
 @dataclass(frozen=True, slots=True)
