@@ -28,6 +28,7 @@ from torch import nn
 
 from unified_prof.tracking.assemble import shown
 from unified_prof.tracking.device import HostClock
+from unified_prof.tracking.scopes import Scope
 from unified_prof.tracking.session import Options, Session
 from unified_prof.tracking.sites import SiteTable
 from unified_prof.tracking.steps import StepWatcher
@@ -137,7 +138,7 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     steps.install()
     session.add_model(model)
     tracker = session.run_time
-    table = SiteTable(session.sites, scope="module")
+    table = SiteTable(session.sites, Scope("module"))
 
     def step() -> tuple[float, float]:
         optimizer.zero_grad()

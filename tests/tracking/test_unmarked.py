@@ -156,6 +156,33 @@ for _ in range(12):
     assert names(tracked) == ["linear", "relu"] * 3
 
 
+def test_a_profiler_that_looks_at_modules_sees_the_programs_own(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload.write("main.py", NET + """
+from torch.profiler import ProfilerActivity, profile
+net = Net()
+with profile(activities=[ProfilerActivity.CPU], with_stack=True, with_modules=True) as recorded:
+    net(torch.ones(4, 8)).sum().backward()
+recorded.export_chrome_trace("trace.json")
+from pathlib import Path
+text = Path("trace.json").read_text()
+print("nn.Module: Net" in text, "nn.Module: Linear" in text)
+""")  # fmt: skip
+    assert workload.run(reports=("run-time",)).exit_code == 0
+    assert capsys.readouterr().out == "True True\n"
+
+
+def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
+    from unified_prof.tracking.timeline import TimelineInstrument
+
+    workload.write("main.py", NET + BY_HAND)
+    timeline = TimelineInstrument(workload.folder / "trace.json", "cpu")
+    outcome = workload.run(reports=("run-time",), iterations=3, instruments=[timeline])
+    assert (outcome.exit_code, outcome.failure) == (0, None)
+    assert (timeline.written, timeline.iterations) == (True, 3)
+
+
 def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(
     workload: Workload,
 ) -> None:

@@ -88,19 +88,22 @@ class UnmarkedLoop:
             self._ended(BACKWARD_PASSES, self._place(frame))
 
     def _wrap_call(self, call: Any) -> Any:
+        watch = self
+
+        # torch.profiler takes the local `self` of whatever `Module.__call__` is for the module.
         @functools.wraps(call)
-        def watched_call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._running:
-                return call(module, *args, **kwargs)
-            if get_ident() != self._thread:
-                self.elsewhere += 1
-                return call(module, *args, **kwargs)
-            self._running = True
+        def watched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch._running:
+                return call(self, *args, **kwargs)
+            if get_ident() != watch._thread:
+                watch.elsewhere += 1
+                return call(self, *args, **kwargs)
+            watch._running = True
             try:
-                result = call(module, *args, **kwargs)
+                result = call(self, *args, **kwargs)
             finally:
-                self._running = False
-            self._ended(MODULE_CALLS, id(module))
+                watch._running = False
+            watch._ended(MODULE_CALLS, id(self))
             return result
 
         return watched_call
