@@ -26,12 +26,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from unified_prof.tracking.assemble import shown
-from unified_prof.tracking.device import HostClock
-from unified_prof.tracking.scopes import Scope
-from unified_prof.tracking.session import Options, Session
-from unified_prof.tracking.sites import SiteTable
-from unified_prof.tracking.steps import StepWatcher
+from unified_prof.tracking.measure.assemble import shown
+from unified_prof.tracking.measure.sites import SiteTable
+from unified_prof.tracking.program.session import Options, Session
+from unified_prof.tracking.program.steps import StepWatcher
+from unified_prof.tracking.watch.device import HostClock
+from unified_prof.tracking.watch.scopes import Scope
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 """Width, tokens in a sequence, sequences in a batch."""

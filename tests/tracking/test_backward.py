@@ -12,8 +12,8 @@ import torch
 
 from tests.tracking.test_scripts import NET
 from tests.tracking.workloads import Workload
-from unified_prof.tracking.calls import Iteration
-from unified_prof.tracking.session import Options, Session
+from unified_prof.tracking.program.session import Options, Session
+from unified_prof.tracking.watch.calls import Iteration
 
 
 class Recording:

@@ -13,8 +13,8 @@ import torch
 
 from tests.tracking.workloads import PROVIDERS, Workload, in_backward, names
 from unified_prof.errors import DeviceUnavailableError
-from unified_prof.tracking import device as device_module
-from unified_prof.tracking.device import Device, HostClock
+from unified_prof.tracking.watch import device as device_module
+from unified_prof.tracking.watch.device import Device, HostClock
 
 TRACKING = Path(device_module.__file__).parent
 

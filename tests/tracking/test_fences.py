@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.tracking import activations, assemble, backward, peak, session
-from unified_prof.tracking.modules import ModuleNames
-from unified_prof.tracking.operations import ActivationTracker
-from unified_prof.tracking.steps import StepWatcher
-from unified_prof.tracking.weights import SizedWeight, Weights
+from unified_prof.tracking.measure import assemble
+from unified_prof.tracking.program import session
+from unified_prof.tracking.program.steps import StepWatcher
+from unified_prof.tracking.watch import activations, backward, peak
+from unified_prof.tracking.watch.modules import ModuleNames
+from unified_prof.tracking.watch.operations import ActivationTracker
+from unified_prof.tracking.watch.weights import SizedWeight, Weights
 
 NET = """
 class Net(nn.Module):

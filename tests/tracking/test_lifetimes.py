@@ -6,8 +6,8 @@ import pytest
 
 from tests.tracking.test_memory import weights
 from tests.tracking.workloads import Workload
-from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.records import TrackedRun
+from unified_prof.tracking.watch.modules import ModuleNames
 
 NET = """
 import copy, gc, weakref

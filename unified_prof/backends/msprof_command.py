@@ -108,7 +108,7 @@ def has_providers(spec: RunSpec) -> bool:
     """
     if spec.is_module or is_program(spec):
         return False
-    from unified_prof.tracking.providers import prefix_of
+    from unified_prof.tracking.program.providers import prefix_of
 
     try:
         return prefix_of(Path(spec.target).read_bytes(), spec.target) is not None

@@ -80,7 +80,12 @@ def _run_tracked(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _run_plain(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run a script or module as `python` itself would."""
-    from unified_prof.tracking.program import execute, exit_code_of, find_program, running_as
+    from unified_prof.tracking.program.program import (
+        execute,
+        exit_code_of,
+        find_program,
+        running_as,
+    )
 
     try:
         program = find_program(

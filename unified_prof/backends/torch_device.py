@@ -21,7 +21,7 @@ from unified_prof.backends.base import (
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.records import TrackedRun
-from unified_prof.tracking.timeline import DETAILS, TimelineInstrument
+from unified_prof.tracking.watch.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
 

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unified_prof.errors import UsageError
-from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.program.instruments import Instrument
 
 if TYPE_CHECKING:
-    from unified_prof.tracking.loop import TrackedLoop
+    from unified_prof.tracking.program.loop import TrackedLoop
     from unified_prof.tracking.records import TrackedRun
 
 _loop: TrackedLoop | None = None
@@ -82,8 +82,8 @@ class LiveTracking:
         instruments: Sequence[Instrument] = (),
         on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
     ) -> None:
-        from unified_prof.tracking.loop import TrackedLoop
-        from unified_prof.tracking.session import Options, Session
+        from unified_prof.tracking.program.loop import TrackedLoop
+        from unified_prof.tracking.program.session import Options, Session
         from unified_prof.tracking.torch_internals import accelerator_kind
 
         options = Options(

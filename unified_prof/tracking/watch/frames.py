@@ -12,7 +12,7 @@ from typing import Any
 
 from unified_prof.tracking.records import Frame
 
-_OWN_PACKAGE = Path(__file__).resolve().parent.parent
+_OWN_PACKAGE = Path(__file__).resolve().parents[2]
 _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")
 MODEL_CODE = (
     "transformers.models",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
-from unified_prof.tracking.calls import MAX_CALLS, CallSites, Recorder
-from unified_prof.tracking.frames import StackWalker
-from unified_prof.tracking.modules import ModuleNames
-from unified_prof.tracking.names import NOT_OPERATIONS
+from unified_prof.tracking.watch.calls import MAX_CALLS, CallSites, Recorder
+from unified_prof.tracking.watch.frames import StackWalker
+from unified_prof.tracking.watch.modules import ModuleNames
+from unified_prof.tracking.watch.names import NOT_OPERATIONS
 
 Runner = Callable[..., Any]
 _MAX_ROWS = 5 * MAX_CALLS

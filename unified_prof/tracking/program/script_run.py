@@ -7,9 +7,9 @@ from types import CodeType
 from unified_prof import signals
 from unified_prof.errors import UprofError
 from unified_prof.tracking import live
-from unified_prof.tracking.loop import TrackedLoop
-from unified_prof.tracking.program import Program, execute, running_as
-from unified_prof.tracking.session import Session
+from unified_prof.tracking.program.loop import TrackedLoop
+from unified_prof.tracking.program.program import Program, execute, running_as
+from unified_prof.tracking.program.session import Session
 
 
 class _StopAfterMeasuring(BaseException):

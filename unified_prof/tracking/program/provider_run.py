@@ -7,15 +7,15 @@ from typing import Any
 
 from unified_prof import signals
 from unified_prof.errors import UprofError
-from unified_prof.tracking.program import Program, call_program, execute, running_as
-from unified_prof.tracking.providers import (
+from unified_prof.tracking.program.program import Program, call_program, execute, running_as
+from unified_prof.tracking.program.providers import (
     checked_inputs,
     checked_iteration,
     checked_model,
     checked_providers,
 )
-from unified_prof.tracking.session import Session
-from unified_prof.tracking.steps import StepWatcher
+from unified_prof.tracking.program.session import Session
+from unified_prof.tracking.program.steps import StepWatcher
 
 _MODULE_NAME = "__uprof_workload__"
 """Not `__main__`: a script with providers does nothing by itself, as in Skyline."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.assemble import (
+from unified_prof.tracking.measure.assemble import (
     Shown,
     activations_of,
     alike,
@@ -22,18 +22,11 @@ from unified_prof.tracking.assemble import (
     operations_of,
     shown,
 )
-from unified_prof.tracking.calls import CallSites
-from unified_prof.tracking.device import Device
-from unified_prof.tracking.driver import Driver, Stage
-from unified_prof.tracking.elsewhere import Elsewhere
-from unified_prof.tracking.frames import MODEL_CODE, Project, StackWalker
-from unified_prof.tracking.instruments import Instrument
-from unified_prof.tracking.interception import Interception
-from unified_prof.tracking.measured import Measured
-from unified_prof.tracking.modules import ModuleNames
-from unified_prof.tracking.operations import ActivationTracker, OperationTracker
-from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
-from unified_prof.tracking.program import last_user_line
+from unified_prof.tracking.measure.sites import SiteTable
+from unified_prof.tracking.program.driver import Driver, Stage
+from unified_prof.tracking.program.elsewhere import Elsewhere
+from unified_prof.tracking.program.instruments import Instrument
+from unified_prof.tracking.program.program import last_user_line
 from unified_prof.tracking.records import (
     ActivationRecord,
     IterationRecord,
@@ -41,10 +34,17 @@ from unified_prof.tracking.records import (
     TrackedRun,
     WeightRecord,
 )
-from unified_prof.tracking.scopes import SCOPES, Scope
-from unified_prof.tracking.sites import SiteTable
 from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
-from unified_prof.tracking.weights import Weights
+from unified_prof.tracking.watch.calls import CallSites
+from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.watch.frames import MODEL_CODE, Project, StackWalker
+from unified_prof.tracking.watch.interception import Interception
+from unified_prof.tracking.watch.measured import Measured
+from unified_prof.tracking.watch.modules import ModuleNames
+from unified_prof.tracking.watch.operations import ActivationTracker, OperationTracker
+from unified_prof.tracking.watch.peak import AllocatorPeak, PeakMeter, ProfiledPeak
+from unified_prof.tracking.watch.scopes import SCOPES, Scope
+from unified_prof.tracking.watch.weights import Weights
 
 RUN_TIME = "run-time"
 MEMORY = "memory"

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.calls import MAX_CALLS
-from unified_prof.tracking.frames import Stack
-from unified_prof.tracking.gaps import gap_site
-from unified_prof.tracking.measured import Measured, Span
+from unified_prof.tracking.measure.gaps import gap_site
+from unified_prof.tracking.measure.sites import Site, SiteTable
 from unified_prof.tracking.records import (
     ActivationRecord,
     GapRecord,
     IterationRecord,
     OperationRecord,
 )
-from unified_prof.tracking.sites import Site, SiteTable
+from unified_prof.tracking.watch.calls import MAX_CALLS
+from unified_prof.tracking.watch.frames import Stack
+from unified_prof.tracking.watch.measured import Measured, Span
 
 Entry = tuple[Site, bool]
 """An operation that is reported, and whether it took part in the backward pass."""

@@ -14,12 +14,12 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-from unified_prof.tracking.backward import run_backward
-from unified_prof.tracking.calls import Recorder
-from unified_prof.tracking.function_mode import Runner
-from unified_prof.tracking.mode_stack import ModeStack
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.watch.backward import run_backward
+from unified_prof.tracking.watch.calls import Recorder
+from unified_prof.tracking.watch.function_mode import Runner
+from unified_prof.tracking.watch.mode_stack import ModeStack
 
 
 class Interception:

@@ -6,18 +6,18 @@ import weakref
 from threading import get_ident
 from typing import Any
 
-from unified_prof.tracking.activations import SavedTensors
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.calls import CallSites, Iteration, Recorder
-from unified_prof.tracking.device import Clock, Device
-from unified_prof.tracking.frames import StackWalker
-from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
-from unified_prof.tracking.interception import Interception
-from unified_prof.tracking.measured import Measured, measure
-from unified_prof.tracking.modules import ModuleNames, NamedModule
 from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
-from unified_prof.tracking.waiting import WaitingTime
-from unified_prof.tracking.weights import InUse, SizedWeight, Weights
+from unified_prof.tracking.watch.activations import SavedTensors
+from unified_prof.tracking.watch.calls import CallSites, Iteration, Recorder
+from unified_prof.tracking.watch.device import Clock, Device
+from unified_prof.tracking.watch.frames import StackWalker
+from unified_prof.tracking.watch.function_mode import Runner, make_mode, make_runner
+from unified_prof.tracking.watch.interception import Interception
+from unified_prof.tracking.watch.measured import Measured, measure
+from unified_prof.tracking.watch.modules import ModuleNames, NamedModule
+from unified_prof.tracking.watch.waiting import WaitingTime
+from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
 
 _READINGS = 3
 _UNDISTURBED_NS = 100_000

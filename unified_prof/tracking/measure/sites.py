@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unified_prof.tracking.calls import CallSite, CallSites
-from unified_prof.tracking.frames import Stack, frames_of
-from unified_prof.tracking.names import OperationNames
 from unified_prof.tracking.records import Frame
-from unified_prof.tracking.scopes import Scope
+from unified_prof.tracking.watch.calls import CallSite, CallSites
+from unified_prof.tracking.watch.frames import Stack, frames_of
+from unified_prof.tracking.watch.names import OperationNames
+from unified_prof.tracking.watch.scopes import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unified_prof.tracking.calls import CallSite
-from unified_prof.tracking.frames import Stack
+from unified_prof.tracking.watch.calls import CallSite
+from unified_prof.tracking.watch.frames import Stack
 
 MODULE = "module"
 PROJECT = "project"

@@ -171,7 +171,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-_OWN = str(Path(__file__).absolute().parent) + os.sep
+_OWN = str(Path(__file__).absolute().parents[1]) + os.sep
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:

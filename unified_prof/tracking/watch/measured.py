@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.calls import NO_CALL, Iteration
-from unified_prof.tracking.waiting import waited_within
+from unified_prof.tracking.watch.calls import NO_CALL, Iteration
+from unified_prof.tracking.watch.waiting import waited_within
 from unified_prof.units import NS_PER_MS
 
 Span = tuple[float, float]

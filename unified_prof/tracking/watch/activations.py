@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
-from unified_prof.tracking.calls import Recorder
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.sizes import plain_tensors, storage_of
 from unified_prof.tracking.torch_internals import (
     SavedTensorHooks,
     buffers_of,
     parameters_of,
 )
+from unified_prof.tracking.watch.calls import Recorder
+from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 
 NO_CALL = -1
 

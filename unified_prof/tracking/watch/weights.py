@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.frames import Stack, StackWalker, frames_of
-from unified_prof.tracking.modules import ModuleNames
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.records import WeightRecord
-from unified_prof.tracking.scopes import Scope
-from unified_prof.tracking.sizes import tensor_bytes
 from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
+from unified_prof.tracking.watch.frames import Stack, StackWalker, frames_of
+from unified_prof.tracking.watch.modules import ModuleNames
+from unified_prof.tracking.watch.scopes import Scope
+from unified_prof.tracking.watch.sizes import tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)

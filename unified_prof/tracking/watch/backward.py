@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.tracking.calls import NO_CALL, Backward, Iteration, Recorder
-from unified_prof.tracking.collection import collection_held_off
-from unified_prof.tracking.device import Mark
+from unified_prof.tracking.watch.calls import NO_CALL, Backward, Iteration, Recorder
+from unified_prof.tracking.watch.collection import collection_held_off
+from unified_prof.tracking.watch.device import Mark
 
 _ACCUMULATES = -2
 """In place of the sequence number of the nodes that write `.grad`, which is..."""

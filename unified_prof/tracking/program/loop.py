@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import CodeType
 
-from unified_prof.tracking.session import Session
-from unified_prof.tracking.steps import StepWatcher
-from unified_prof.tracking.unmarked import UnmarkedLoop
+from unified_prof.tracking.program.session import Session
+from unified_prof.tracking.program.steps import StepWatcher
+from unified_prof.tracking.program.unmarked import UnmarkedLoop
 
 ENDED_BY = "iterations_end_with"
 """Fact of a report: what ended iterations where the program marked none."""

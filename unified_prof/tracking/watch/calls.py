@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.tracking.device import Clock, Mark
-from unified_prof.tracking.frames import CodeEntry, Stack
-from unified_prof.tracking.modules import NamedModule
 from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.watch.device import Clock, Mark
+from unified_prof.tracking.watch.frames import CodeEntry, Stack
+from unified_prof.tracking.watch.modules import NamedModule
 
 MAX_CALLS = 1_000_000
 """Calls kept of one iteration; a whole script without steps may have any number."""

@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from unified_prof.tracking.device import Device
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.sizes import plain_tensors, storage_of
 from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from unified_prof.tracking.instruments import Instrument
+from unified_prof.tracking.program.instruments import Instrument
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What was seen, turned into the records of a report."""
