@@ -1,0 +1,122 @@
+"""Several ranks for real: processes of torchrun's that train together over gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from unified_prof.store import run_folder
+
+SCRIPT = """\
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(14):
+    if step == 9 and rank == int(sys.argv[1]):
+        os._exit(3)
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launched = ["--nproc-per-node", str(ranks), "--no-python", sys.executable]
+    settings = ["-m", "unified_prof", "run", "--backend", "cpu", "-o", "out"]
+    return subprocess.run(
+        [*launcher, *launched, *settings, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def reports() -> list[str]:
+    return sorted(path.name for path in Path("out").glob("*.sqlite"))
+
+
+def facts(path: str) -> dict[str, str | None]:
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+
+
+@pytest.mark.slow
+def test_when_one_rank_dies_the_others_leave_their_reports() -> None:
+    done = torchrun(3, "train.py", "1")
+    assert done.returncode != 0
+    left = {"memory_rank0.sqlite", "memory_rank2.sqlite"}
+    left |= {"run_time_rank0.sqlite", "run_time_rank2.sqlite"}
+    assert set(reports()) == left, done.stderr
+    assert not list(Path("out").glob("*.partial"))
+    assert facts("out/run_time_rank2.sqlite")["complete"] == "false"
+    found = run_folder.read("out")
+    assert found is not None
+    assert found.world_size == 3
+    assert found.without_reports[1].startswith("it started on")
+
+
+@pytest.mark.slow
+def test_each_rank_says_one_line_and_rank_0_the_figures() -> None:
+    done = torchrun(2, "--iterations", "3", "train.py", "-1")
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("uprof: rank ")]
+    assert sorted(line.split(" on ")[0] for line in said) == [
+        "uprof: rank 0 of 2",
+        "uprof: rank 1 of 2",
+    ]
+    assert done.stderr.count("run-time report") == 1
+    assert done.stderr.count("all is measured") == 2
+    document = json.loads(Path("out/run.json").read_text())
+    assert document["expected_ranks"] == [0, 1]
+    assert [document["ranks"][rank]["exit_code"] for rank in ("0", "1")] == [0, 0]
+    assert document["ranks"]["1"]["files"] == {
+        "run-time": ["run_time_rank1.sqlite"],
+        "memory": ["memory_rank1.sqlite"],
+    }
+
+
+@pytest.mark.slow
+def test_ranks_that_are_left_out_run_without_uprof() -> None:
+    Path("train.py").write_text(
+        SCRIPT + "print(rank, any(name.startswith('unified_prof') for name in sys.modules))\n"
+    )
+    done = torchrun(2, "--ranks", "1", "--iterations", "3", "train.py", "-1")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 False", "1 True"]
+    assert reports() == ["memory_rank1.sqlite", "run_time_rank1.sqlite"]
+    found = run_folder.read("out")
+    assert found is not None
+    assert (found.expected_ranks, found.without_reports) == ((1,), {})
