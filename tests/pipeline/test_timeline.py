@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from unified_prof.backends.base import RUN_TIME, TIMELINE, RunSpec
 from unified_prof.backends.cpu import CpuBackend
 from unified_prof.errors import CaptureError, OutputError, UsageError
 from unified_prof.pipeline.run import RunResult, run
+from unified_prof.tracking.watch import timeline
 
 SCRIPT = """\
 import sys
@@ -144,10 +148,124 @@ def test_an_earlier_report_is_kept_without_force(spec: RunSpec) -> None:
     assert rows(run(CpuBackend(), spec, force=True), "SELECT count(*) FROM STEP_TIME") == [(3,)]
 
 
-def test_a_program_that_profiles_itself_is_told_so(spec: RunSpec) -> None:
+LOOP = """\
+for _ in range(int(sys.argv[1])):
+    train()
+"""
+
+
+def run_changed(spec: RunSpec, loop: str, **changes: Any) -> RunResult:
+    """Run the script with another loop."""
     script = Path(spec.target)
-    script.write_text(
-        SCRIPT.replace("for _", "p = torch.profiler.profile()\np.start()\nfor _") + "p.stop()\n"
-    )
-    with pytest.raises(CaptureError, match=r"another torch\.profiler is recording"):
+    script.write_text(SCRIPT.replace(LOOP, loop))
+    return run(CpuBackend(), replace(spec, **changes))
+
+
+def operations_of(trace: Path) -> list[str]:
+    """Return the names of all operations and steps in a trace of the program's own."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    kept = ("cpu_op", "user_annotation")
+    return sorted(event["name"] for event in events if event.get("cat") in kept)
+
+
+OWN = """\
+import os
+with torch.profiler.profile({settings}) as own:
+    for _ in range(9):
+        train()
+        own.step()
+own.export_chrome_trace("own.json")
+"""
+SCHEDULE = (
+    "schedule=torch.profiler.schedule(wait=3, warmup=1, active=2, repeat=1),"
+    "on_trace_ready=lambda p: p.export_chrome_trace('cycle.json')"
+)
+LATER = """\
+for i in range(9):
+    if i == 4:
+        own = {made}
+        own.__enter__()
+    train()
+    if i == 6:
+        own.__exit__(None, None, None)
+own.export_chrome_trace("own.json")
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "trace", "steps"),
+    [
+        (OWN.format(settings=""), "own.json", 0),
+        (OWN.format(settings=SCHEDULE).replace("own.export", "# "), "cycle.json", 1),
+        (LATER.format(made="torch.profiler.profile()"), "own.json", 2),
+        (LATER.format(made="torch.autograd.profiler.profile()"), "own.json", 2),
+    ],
+    ids=["all the time", "with a schedule", "later", "of autograd"],
+)
+def test_a_program_s_own_profiler_comes_first(
+    spec: RunSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    loop: str,
+    trace: str,
+    steps: int,
+) -> None:
+    for folder in ("plain", "profiled"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "plain")
+    script = Path(spec.target)
+    script.write_text(SCRIPT.replace(LOOP, loop))
+    done = subprocess.run([sys.executable, script, "9"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path / "profiled")
+    spec = replace(spec, iterations=4)
+    if steps:
+        result = run(CpuBackend(), spec)
+        assert (result.exit_code, rows(result, "SELECT count(*) FROM STEP_TIME")) == (0, [(steps,)])
+        assert "the program recorded with torch.profiler itself" in str(result.failure)
+    else:
+        with pytest.raises(CaptureError, match=r"recorded with torch\.profiler itself"):
+            run(CpuBackend(), spec)
+    ours, plain = operations_of(Path(trace)), operations_of(tmp_path / "plain" / trace)
+    if not steps:  # the first iteration is tracked, which looks at the graph of the backward pass
+        ours, plain = ([name for name in one if name == "aten::linear"] for one in (ours, plain))
+    assert ours == plain
+
+
+def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> None:
+    result = run_changed(spec, "with torch.no_grad():\n    model(torch.ones(2, 4))\n")
+    assert result.exit_code == 0
+    assert "marked no iterations (unified_prof.step())" in str(result.failure)
+    assert rows(result, "SELECT count(*) FROM STEP_TIME") == [(1,)]
+    names = {name for (name,) in rows(result, "SELECT value FROM STRING_IDS")}
+    assert "aten::addmm" in names
+
+
+def test_what_was_recorded_before_the_first_step_is_not_in_the_timeline(spec: RunSpec) -> None:
+    result = run_changed(spec, "torch.special.erf(torch.ones(2, 4))\n" + LOOP)
+    assert result.failure is None
+    names = {name for (name,) in rows(result, "SELECT value FROM STRING_IDS")}
+    assert "aten::addmm" in names
+    assert "aten::special_erf" not in names
+
+
+def test_a_program_without_modules_and_steps_is_told_how_to_mark_them(spec: RunSpec) -> None:
+    script = Path(spec.target)
+    script.write_text("import torch\ntorch.ones(2) + 1\n")
+    with pytest.raises(CaptureError) as raised:
         run(CpuBackend(), spec)
+    assert "unified_prof.step()" in str(raised.value.hint)
+
+
+def test_a_long_program_without_steps_leaves_its_beginning(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "_MOST_OPERATIONS", 30)
+    loop = "with torch.no_grad():\n    for _ in range(100):\n        model(torch.ones(2, 4))\n"
+    result = run_changed(spec, loop)
+    assert "its first 30 operations" in str(result.failure)
+    ((calls,),) = rows(
+        result,
+        "SELECT count(*) FROM PYTORCH_API JOIN STRING_IDS ON id = name WHERE value = 'aten::addmm'",
+    )
+    assert 5 < calls < 30

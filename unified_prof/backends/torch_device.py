@@ -18,7 +18,7 @@ from unified_prof.backends.base import (
     RunSpec,
     check_options,
 )
-from unified_prof.errors import CaptureError, UsageError
+from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.tracking.records import TrackedRun
 from unified_prof.tracking.watch.timeline import DETAILS, TimelineInstrument
@@ -27,6 +27,7 @@ DEVICE_VARIABLE = "UPROF_DEVICE"
 
 TRACE_NAME = "timeline.json.gz"
 TIMELINE_DETAIL = "timeline_detail"
+_MARK_ITERATIONS = "mark the iterations with unified_prof.step()"
 _TIMELINE_OPTIONS = (TIMELINE_DETAIL, "schema")
 
 
@@ -87,7 +88,7 @@ class TorchBackend(ABC):
         from unified_prof.tracking.workload import run_workload
 
         def measured(tracked: TrackedRun | None) -> None:
-            failure = timeline.failure if timeline else None
+            failure = timeline.remarks if timeline else None
             spec.on_measured(Capture(0, tracked, _recordings(timeline), failure=failure))
 
         process = os.getpid()
@@ -110,10 +111,16 @@ class TorchBackend(ABC):
                     on_measured=measured,
                 )
         except CaptureError as err:
-            if timeline is None or not timeline.written:
+            if timeline is None:
                 raise
-            # Complete iterations are in the trace, whatever else could not be measured.
-            return Capture(0, recordings=_recordings(timeline), failure=str(err))
+            whole = timeline.whole_program
+            reasons = [None if whole.is_all else str(err), timeline.remarks]
+            told = "; ".join(filter(None, reasons)) or str(err)
+            if timeline.written:
+                # Complete iterations are in the trace, whatever else could not be measured.
+                return Capture(0, recordings=_recordings(timeline), failure=told)
+            hint = _MARK_ITERATIONS if isinstance(err, MeasuringError) else err.hint
+            raise type(err)(told, hint=hint) from err
         if os.getpid() != process:
             # The workload forked, and this is the child at its end: the report is its parent's.
             sys.stdout.flush()
@@ -122,7 +129,7 @@ class TorchBackend(ABC):
         if outcome.report_error is not None and not outcome.exit_code:
             raise outcome.report_error
         reporting = None if outcome.report_error is None else str(outcome.report_error)
-        failures = [outcome.failure, reporting, timeline.failure if timeline else None]
+        failures = [outcome.failure, reporting, timeline.remarks if timeline else None]
         return Capture(
             outcome.exit_code,
             outcome.tracked,

@@ -160,7 +160,10 @@ class Session:
         stages = []
         warmup = asked.warmup
         if whole_first:
-            stages.append(Stage("first iteration", (self.whole,), 1))
+            recorders = self._recorders_of_whole()
+            stages.append(Stage("first iteration", (self.whole, *recorders), 1))
+            if recorders:
+                self.whole.on_call = recorders[0].saw
             warmup -= 1
         stages.append(Stage("warm-up", (), max(0, warmup)))
         remaining = asked.iterations if RUN_TIME in asked.reports else 0
@@ -213,8 +216,15 @@ class Session:
         if isinstance(model, Module):
             self.modules.add_root(model)
 
+    def _recorders_of_whole(self) -> list[Any]:
+        """Return what else records a program that may mark no iterations: one at most."""
+        parts = (getattr(one, "whole_program", None) for one in self.options.instruments)
+        return [one for one in parts if one is not None][:1]
+
     def note_never_stepped(self) -> None:
         """Say in the report that the whole program is shown as one iteration."""
+        for recorder in self._recorders_of_whole():
+            recorder.is_all_there_is()
         self.facts["whole_program"] = NOTHING_MARKED
 
     def why_incomplete(self, error: BaseException | None) -> str:

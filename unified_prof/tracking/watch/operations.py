@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies
@@ -44,6 +46,8 @@ class OperationTracker:
         """Whether the iterations hold the program's set-up."""
         self.begins_with_forward = False
         """Whether they begin with the forward pass, no data being loaded before it."""
+        self.on_call: Callable[[FrameType], None] | None = None
+        """Told of each call, before it, in which frame it stands; must raise nothing."""
         self.clock: Clock = device.clock()
         self._raw: list[Iteration] = []
         self._measured: list[Measured] = []
@@ -64,6 +68,8 @@ class OperationTracker:
         )
         self._listen(recorder)
         self._run = make_runner(recorder, self._walker, self.modules, self._sites)
+        if self.on_call is not None:
+            self._run = _announced(self._run, self.on_call)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
         if self.device.is_cpu:  # a device's time does not depend on the host's processor
@@ -285,3 +291,13 @@ class ActivationTracker(OperationTracker):
 
 def _not_started(*_: Any) -> Any:
     raise AssertionError("begin_iteration before start")
+
+
+def _announced(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
+    """Return `run`, told to `on_call` before each call."""
+
+    def announced(label: Any, func: Any, frame: FrameType, args: Any, kwargs: Any) -> Any:
+        on_call(frame)
+        return run(label, func, frame, args, kwargs)
+
+    return announced

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.watch.other_profilers import another_is_prepared
 from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 
 _ERRORS_ONLY = 2
@@ -88,7 +89,7 @@ class ProfiledPeak:
 
         internals = self._internals
         self.peak_bytes = self.failure = None
-        if internals.profiler_enabled():
+        if internals.profiler_enabled() or another_is_prepared():
             self.failure = "the program runs torch's profiler itself"
             return
         # There is only one profiler: the program's comes first should it want to start.

@@ -1,16 +1,28 @@
-"""Records the measured iterations with torch.profiler, for the timeline report."""
+"""Records the measured iterations with torch.profiler, for the timeline report.
+
+There is one profiler in a process, and the program comes first: where it records itself, its
+recording is left alone and what it covers is missing from ours.
+"""
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
+from types import FrameType
 from typing import Any
 
-from unified_prof.errors import CaptureError
-from unified_prof.tracking.torch_internals import profiler_is_running
+from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.watch.other_profilers import another_is_at_work, program_marks_steps
 
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
 """What can be recorded besides times."""
+
+_STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
+"""What every way to start a profiler goes through, as the modules that do it have them."""
+_MOST_OPERATIONS = 20_000
+"""Of a program that marks no iterations: a trace of more is too large to be of use."""
 
 
 class TimelineInstrument:
@@ -29,68 +41,163 @@ class TimelineInstrument:
         self.path = path
         self.iterations = 0
         """Complete ones."""
+        self.skipped = 0
+        """Iterations, or parts of them, that the program recorded itself."""
         self.written = False
         """Whether `path` holds their trace."""
         self.failure: str | None = None
         """Why there is no trace although iterations were complete, in a sentence."""
+        self.whole_program = WholeProgram(self)
+        """Records a program that may mark no iterations."""
+        self._notes: list[str] = []
         self._device = device
         self._details = details
         self._profiler: Any = None
         self._step: Any = None
+        self._in_step = False
+        self._marks_steps = True
+        self._halted = False
+        self._thread = 0
+        self._patches = Patches()
+
+    @property
+    def remarks(self) -> str | None:
+        """What has to be said about the trace, in a sentence; None where there is nothing."""
+        notes = [*filter(None, (self.whole_program.remark, self.failure)), *self._notes]
+        if self.skipped:
+            left = "the timeline lacks" if self.written else "there is no timeline:"
+            notes.append(
+                f"{left} {self.skipped} iterations that the program recorded with torch.profiler "
+                "itself"
+            )
+        return "; ".join(notes) or None
 
     def start(self) -> None:
-        """Begin to record.
+        """Make ready; recording begins with the first iteration that the program leaves to us."""
 
-        Raises:
-            CaptureError: another profiler is recording in this process.
-        """
+    def begin_iteration(self, index: int) -> None:
+        """Open the mark of one step, and begin to record if that was not possible before."""
+        if not self.is_recording and not self.written:
+            self.begin_to_record()
+        if self.is_recording:
+            self.open_step()
+        else:
+            self.skipped += 1
+
+    def end_iteration(self, index: int) -> None:
+        """Close the mark of one step."""
+        self.close_step()
+
+    def stop(self, complete: bool) -> None:
+        """Stop recording and write the trace of the complete iterations."""
+        self.end_recording(keep=True)
+
+    def begin_to_record(self) -> None:
+        """Start torch.profiler, unless the program uses it now."""
+        if self._halted:
+            self.end_recording(keep=False)
+        if another_is_at_work():
+            return
+        self._thread = get_ident()
+        self._marks_steps = not program_marks_steps()
+        details = self._details
+        if STACKS in details and _is_beyond_stacks():
+            details = tuple(detail for detail in details if detail != STACKS)
+            self._notes = ["the timeline has no stacks: torch takes only names of files in UTF-8"]
+        self._profiler = self._started(details)
+        if self._profiler is not None:
+            self._watch_for_others()
+
+    def open_step(self) -> None:
+        """Mark the beginning of a step, unless the program marks its steps itself."""
+        from torch.profiler import record_function
+
+        self._in_step = True
+        if self._marks_steps:
+            self._step = record_function(f"ProfilerStep#{self.iterations}")
+            self._step.__enter__()
+
+    def close_step(self) -> None:
+        """Mark the end of a step, which is complete."""
+        if self._in_step:
+            self._close_mark()
+            self.iterations += 1
+
+    def end_recording(self, *, keep: bool) -> None:
+        """Stop, and write the trace of the complete iterations if it is to be kept."""
+        self.halt()
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None and self.iterations and keep:
+                self._export(profiler)
+        except (RuntimeError, OSError) as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+        self._halted = False
+        if not keep:
+            self.iterations = 0
+
+    def halt(self) -> None:
+        """Stop recording; what was recorded stays until `end_recording`."""
+        self._patches.restore()
+        if self._profiler is None or self._halted:
+            return
+        self._halted = True
+        try:
+            self._profiler.stop()
+        except RuntimeError as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+            self._profiler = None
+        self._close_mark()  # too late for the profiler, which marks the step as unfinished
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether torch.profiler runs for us now."""
+        return self._profiler is not None and not self._halted
+
+    def _started(self, details: tuple[str, ...]) -> Any:
         from torch.profiler import ProfilerActivity, profile
 
-        if profiler_is_running():
-            raise CaptureError(
-                "the timeline cannot be recorded: another torch.profiler is recording already",
-                hint="run the workload without its own profiler",
-            )
         activities = [ProfilerActivity.CPU]
         activity = getattr(ProfilerActivity, self._device.upper(), None)
         if activity not in (None, *activities):
             activities.append(activity)
         profiler = profile(
             activities=activities,
-            record_shapes=SHAPES in self._details,
-            profile_memory=MEMORY in self._details,
-            with_stack=STACKS in self._details,
+            record_shapes=SHAPES in details,
+            profile_memory=MEMORY in details,
+            with_stack=STACKS in details,
         )
-        profiler.start()
-        self._profiler = profiler
-
-    def begin_iteration(self, index: int) -> None:
-        """Open the mark of one step."""
-        from torch.profiler import record_function
-
-        self._step = record_function(f"ProfilerStep#{index}")
-        self._step.__enter__()
-
-    def end_iteration(self, index: int) -> None:
-        """Close the mark of one step."""
-        self._close_step()
-        self.iterations = index + 1
-
-    def stop(self, complete: bool) -> None:
-        """Stop recording and write the trace of the complete iterations."""
-        if self._profiler is None:
-            return
-        profiler, self._profiler = self._profiler, None
         try:
-            profiler.stop()
-            self._close_step()  # too late for the profiler, which marks the step as unfinished
-            if self.iterations:
-                self._export(profiler)
-        except (RuntimeError, OSError) as err:
-            self.failure = f"torch.profiler failed: {str(err).splitlines()[0]}"
+            profiler.start()
+        except RuntimeError as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+            return None
+        return profiler
 
-    def _close_step(self) -> None:
-        step, self._step = self._step, None
+    def _watch_for_others(self) -> None:
+        """Give way to a profiler that the program starts while ours records."""
+        from torch.autograd import profiler, profiler_legacy
+
+        def after_ours(start: Any) -> Any:
+            def start_after_ours(*arguments: Any, **options: Any) -> Any:
+                if get_ident() == self._thread:
+                    self._give_way()
+                return start(*arguments, **options)
+
+            return start_after_ours
+
+        for module in (profiler, profiler_legacy):
+            for name in _STARTS:
+                if (start := vars(module).get(name)) is not None:
+                    self._patches.replace(module, name, after_ours(start))
+
+    def _give_way(self) -> None:
+        if self._profiler is not None:
+            self.skipped += self._in_step
+            self.end_recording(keep=True)
+
+    def _close_mark(self) -> None:
+        step, self._step, self._in_step = self._step, None, False
         if step is not None:
             step.__exit__(None, None, None)
 
@@ -105,3 +212,91 @@ class TimelineInstrument:
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+class WholeProgram:
+    """Records a program from its first module call on, in case it never marks an iteration.
+
+    It stands beside the instruments of a program's first iteration and is told of every operation
+    there. Where that iteration ends with an optimizer's step its recording is thrown away: what
+    comes then are the iterations to be recorded.
+    """
+
+    def __init__(self, timeline: TimelineInstrument) -> None:
+        self.is_all = False
+        """Whether the program has ended without marking an iteration."""
+        self._timeline = timeline
+        self._open = False
+        self._operations = 0
+        self._module_call: Any = None
+
+    def start(self) -> None:
+        """Wait for the first module call."""
+        from torch.nn import Module
+
+        self._module_call = Module._call_impl.__code__
+        self._open = True
+
+    def begin_iteration(self, index: int) -> None:
+        """Nothing to do before the first module call."""
+
+    def end_iteration(self, index: int) -> None:
+        """Close the one step there is."""
+        self._timeline.close_step()
+
+    def stop(self, complete: bool) -> None:
+        """Write the recording of a program that is one iteration."""
+        self._open = False
+        if self.is_all:
+            self._timeline.end_recording(keep=True)
+        else:  # kept until later iterations are recorded, or the program turns out to have none
+            self._timeline.halt()
+            self._timeline.skipped = 0
+
+    def is_all_there_is(self) -> None:
+        """The program has ended, and nothing later than its first iteration is to come."""
+        self.is_all = True
+        if not self._open:
+            self._timeline.end_recording(keep=True)
+
+    def saw(self, frame: FrameType | None) -> None:
+        """Take note of an operation that is called in `frame`."""
+        if not self._open:
+            return
+        if self._operations:
+            self._operations += 1
+            if self._operations > _MOST_OPERATIONS and self._timeline.is_recording:
+                self._open = False
+                self._timeline.close_step()
+                self._timeline.halt()
+            return
+        while frame is not None and frame.f_code is not self._module_call:
+            frame = frame.f_back
+        if frame is not None:
+            self._operations = 1
+            self._timeline.begin_to_record()
+            if self._timeline.is_recording:
+                self._timeline.open_step()
+            else:
+                self._timeline.skipped += 1
+
+    @property
+    def remark(self) -> str | None:
+        """What there is to know of the trace of a program that marked no iterations."""
+        if not self.is_all or not self._timeline.written:
+            return None
+        held = "all of it from its first module call on"
+        if self._operations > _MOST_OPERATIONS:
+            held = f"its first {_MOST_OPERATIONS} operations"
+        return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
+
+
+def _is_beyond_stacks() -> bool:
+    """Return whether a file of the program's has a name that torch's stacks cannot hold."""
+    modules = list(sys.modules.values())
+    files = [getattr(module, "__file__", None) for module in modules]
+    return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
