@@ -9,6 +9,7 @@ import pytest
 
 from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
+from tests.prof_generator.encode import records
 from unified_prof.decoders.prof import recording as decoding
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline import convert, sources
@@ -208,5 +209,6 @@ def test_a_place_that_cannot_be_written(recording: Path) -> None:
 def test_what_would_be_missing_can_be_asked_for(recording: Path) -> None:
     source = sources.by_kind("prof")
     assert source.undecodable(recording) == ()
-    (recording / "device_0" / "data" / "ub.data.0.slice_0").write_bytes(b"x")
-    assert "UB" in source.undecodable(recording)[0]
+    collective = records("aicpu", 1, type=13).tobytes()
+    (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(collective)
+    assert "COMMUNICATION" in source.undecodable(recording)[0]

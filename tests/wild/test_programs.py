@@ -108,7 +108,7 @@ ALL = [
     program(
         "accelerate_loop",
         "accelerate",
-        "linear layer_norm gelu cross_entropy",
+        "linear layer_norm gelu",
         "accelerate_loop.py",
     ),
     program("geometric_gcn", "torch_geometric", "linear relu dropout", "geometric_gcn.py"),
