@@ -71,7 +71,7 @@ ALL = [
     program(
         "diffusers_unet",
         "diffusers",
-        "conv2d group_norm silu mse_loss",
+        "conv2d group_norm silu",
         "resnet.py diffusers_unet.py",
     ),
     program(
