@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,22 @@ def test_lines_are_the_frames_closest_to_the_operations(tmp_path: Path) -> None:
         "model.py:13": 250_000,
         "model.py:14": 1_500_000,
     }
+
+
+def shuffled(path: Path) -> Path:
+    """Store the frames from the outermost to the innermost, as a file may have them."""
+    with closing(sqlite3.connect(path)) as db, db:
+        rows = db.execute("SELECT * FROM stack_frames ORDER BY ordering DESC").fetchall()
+        db.execute("DELETE FROM stack_frames")
+        marks = ", ".join("?" * len(rows[0]))
+        db.executemany(f"INSERT INTO stack_frames VALUES ({marks})", rows)
+    return path
+
+
+def test_frames_are_in_the_order_of_their_numbers_not_of_their_rows(tmp_path: Path) -> None:
+    for make in (run_time_report, memory_report):
+        path = shuffled(make(tmp_path / f"{make.__name__}.sqlite"))
+        assert "model.py:30" not in by_name(breakdown_of(path, "line"))
 
 
 def test_an_operation_without_frames_keeps_its_time(tmp_path: Path) -> None:
