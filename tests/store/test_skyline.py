@@ -14,7 +14,7 @@ from unified_prof.errors import OutputError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
 from unified_prof.store import skyline
 from unified_prof.store.sql import open_unfinished
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.tracking.records import ActivationRecord, Frame, TrackedRun
 
 FACTS = {"uprof": "0.1.0", "command": '["uprof"]'}
 WRITERS = [skyline.write_run_time, skyline.write_memory]
@@ -85,6 +85,15 @@ def test_frames_stand_most_specific_first(tmp_path: Path) -> None:
         (3, 0, "net.py", 11),
         (3, 1, "net.py", 21),
     ]
+
+
+def test_frames_of_memory_stand_most_specific_first(tmp_path: Path) -> None:
+    path = tmp_path / "memory.sqlite"
+    frames = (Frame("net.py", 12), Frame("net.py", 30), Frame("train.py", 4))
+    kept = ActivationRecord("relu", "", "Net", 128, frames)
+    skyline.write_memory(path, tracked_run(weights=(), activations=(kept,)), FACTS)
+    query = "SELECT ordering, file_path, line_number FROM stack_frames"
+    assert rows(path, query) == [(0, "net.py", 12), (1, "net.py", 30), (2, "train.py", 4)]
 
 
 def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path) -> None:
