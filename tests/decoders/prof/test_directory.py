@@ -146,7 +146,7 @@ def test_links_out_of_the_recording_are_not_followed(recording: Path, original: 
 def test_what_cannot_be_decoded_is_told(recording: Path) -> None:
     assert undecoded(ProfDirectory(recording)) == ()
     change(recording / "device_0" / "info.json.0", platform_version="2")
-    payload = records("aicpu", 1, type=13).tobytes()
+    payload = records("aicpu", 1, type=6).tobytes()
     (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(payload)
     told = undecoded(ProfDirectory(recording))
     assert len(told) == 2

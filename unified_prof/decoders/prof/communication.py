@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,12 @@ from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
 from unified_prof.decoders.prof.transfers import FINE_PARTS, bandwidth, closing_tasks
 
-_NA_ENUM, _INVALID_ENUM = 65534, 65535
+NA_ENUM, _INVALID_ENUM = 65534, 65535
 _MAX_ENUM = 65535
-_NO_RANK = 0xFFFFFFFF
+NO_RANK = 0xFFFFFFFF
 _MASTER = "master"
 _SCHEDULE_SUFFIX = "AicpuKernel"
-_FINE_ORIGIN_NS = 10**15
+FINE_ORIGIN_NS = 10**15
 _ITERATION = 1
 """Nothing in a recording with several iterations changes what the exporter writes here."""
 _RDMA, _PAYLOAD = 1, 1
@@ -41,6 +42,14 @@ class CommunicationTimes:
 
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
+    id_by_name: Mapping[str, int] = field(default_factory=dict)
+    """opId of the operators that were asked for by name and have a row."""
+
+    @classmethod
+    def none(cls) -> CommunicationTimes:
+        """Return no intervals."""
+        none = np.zeros(0, np.int64)
+        return cls(none, none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +91,36 @@ class CommunicationWriter:
             bool,
         )
 
-    def write(self, device_id: int, launches: Launches, rows: DeviceRows) -> CommunicationTimes:
-        """Write the operators and tasks of one device; returns when operators were running."""
+    def write(
+        self,
+        device_id: int,
+        launches: Launches,
+        rows: DeviceRows,
+        flags: Mapping[str, tuple[int, int]] | None = None,
+    ) -> CommunicationTimes:
+        """Write the operators and tasks of one device; returns when operators were running.
+
+        Args:
+            device_id: the device.
+            launches: what was launched for it.
+            rows: its tasks.
+            flags: relay and retry, by full name, of operators that the device describes.
+        """
         tasks = self._tasks(launches, rows)
         if not len(tasks.node):
-            none = np.zeros(0, np.int64)
-            return CommunicationTimes(none, none)
+            return CommunicationTimes.none()
         operators = self._operators(tasks)
         self._write_tasks(tasks, operators)
-        return self._write_operators(device_id, tasks, operators)
+        return self._write_operators(device_id, tasks, operators, flags or {})
+
+    def take_ids(self, count: int) -> NDArray[np.int64]:
+        """Return opIds that no operator of the host has."""
+        ids = np.arange(self._next_operator_id, self._next_operator_id + count)
+        self._next_operator_id += count
+        return ids
 
     def _tasks(self, launches: Launches, rows: DeviceRows) -> _Tasks:
-        origin_ns = self._host.session.start_ns - _FINE_ORIGIN_NS
+        origin_ns = self._host.session.start_ns - FINE_ORIGIN_NS
         clock = rows.clock.finer(FINE_PARTS, origin_ns)
         known = np.flatnonzero(rows.launch != MISSING)
         launch = rows.launch[known]
@@ -159,8 +186,7 @@ class CommunicationWriter:
             for text, suffix, index in zip(texts, suffixes, number.tolist(), strict=True)
         ]
         operators.name_id = self._sink.strings.intern_all(operators.names)
-        operators.id = np.arange(len(order)) + self._next_operator_id
-        self._next_operator_id += len(order)
+        operators.id = self.take_ids(len(order))
         return operators
 
     def _write_tasks(self, tasks: _Tasks, operators: _Operators) -> None:
@@ -181,7 +207,7 @@ class CommunicationWriter:
         task_type[has_info] = dictionaries.string_ids(sink.strings, info["item_id"])
         group_name = self._group_names(operators, none)[operators.of_task]
         size = column("size_bytes", -1)
-        plane = column("plane_id", _NO_RANK)
+        plane = column("plane_id", NO_RANK)
         columns: dict[str, Any] = {
             "name": operators.name_id[operators.of_task],
             "globalTaskId": tasks.global_task_id,
@@ -189,13 +215,13 @@ class CommunicationWriter:
             "planeId": plane,
             "groupName": group_name,
             "notifyId": column("notify_id", -1),
-            "rdmaType": column("rdma_type", _NA_ENUM, enum=True),
-            "srcRank": column("local_rank", _NO_RANK),
-            "dstRank": column("remote_rank", _NO_RANK),
-            "transportType": column("transport_type", _NA_ENUM, enum=True),
+            "rdmaType": column("rdma_type", NA_ENUM, enum=True),
+            "srcRank": column("local_rank", NO_RANK),
+            "dstRank": column("remote_rank", NO_RANK),
+            "transportType": column("transport_type", NA_ENUM, enum=True),
             "size": size,
-            "dataType": column("data_type", _NA_ENUM, enum=True),
-            "linkType": column("link_type", _NA_ENUM, enum=True),
+            "dataType": column("data_type", NA_ENUM, enum=True),
+            "linkType": column("link_type", NA_ENUM, enum=True),
             "opId": operators.id[operators.of_task],
             "isMaster": self._is_master(tasks).astype(np.int64),
         }
@@ -225,7 +251,11 @@ class CommunicationWriter:
         return self._master_types[small.type_index[tasks.small]]
 
     def _write_operators(
-        self, device_id: int, tasks: _Tasks, operators: _Operators
+        self,
+        device_id: int,
+        tasks: _Tasks,
+        operators: _Operators,
+        flags: Mapping[str, tuple[int, int]],
     ) -> CommunicationTimes:
         """Write operators that have a master task: they last from its first to its last one."""
         sink, dictionaries, knowledge = self._sink, self._knowledge.dictionaries, self._knowledge
@@ -266,7 +296,7 @@ class CommunicationWriter:
             "opId": operators.id,
             "relay": column(found["flags"] & 1, -1),
             "retry": column(found["flags"] >> 1 & 1, -1),
-            "dataType": column(found["data_type"], _NA_ENUM),
+            "dataType": column(found["data_type"], NA_ENUM),
             "algType": algorithm,
             "count": column(found["count"].astype(np.int64), -1),
             "opType": op_type,
@@ -276,9 +306,15 @@ class CommunicationWriter:
         has_master = np.zeros(count, bool)
         has_master[operators.of_task[master]] = True
         kept = np.flatnonzero(has_master)
+        ids: dict[str, int] = {}
+        for index in kept.tolist() if flags else ():
+            name = operators.names[index]
+            if name in flags:
+                ids[name] = int(operators.id[index])
+                columns["relay"][index], columns["retry"][index] = flags[name]
         if len(kept):
             sink.write("COMMUNICATION_OP", {name: values[kept] for name, values in columns.items()})
-        return CommunicationTimes(start[kept], end[kept])
+        return CommunicationTimes(start[kept], end[kept], ids)
 
     def _rank_sizes(self, tasks: _Tasks, operators: _Operators) -> NDArray[np.int64]:
         """Return the rank size that the last launched task of each call tells, else 0."""

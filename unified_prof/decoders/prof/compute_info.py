@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.aicpu_records import CollectiveStreams
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.captured_operators import CapturedOperators
 from unified_prof.decoders.prof.dictionaries import Dictionaries
@@ -54,8 +55,8 @@ class HostKnowledge:
     types: TaskTypes
     descriptions: Descriptions
     dictionaries: Dictionaries
-    schedule_streams: NDArray[np.int64]
-    """Streams whose kernels schedule communication (mc2_comm_info)."""
+    collective_streams: CollectiveStreams
+    """Streams whose AI CPU kernels run collectives, and those of their tasks."""
     captured: CapturedOperators
     level0: bool
     """The lowest trace level: operators have a name and blocks, nothing else."""
@@ -74,12 +75,41 @@ class ComputeTasks:
     mix_block_num: NDArray[np.uint32]
     counts_as_compute: NDArray[np.bool_]
     """Neither schedules nor is communication."""
+    schedulers: Schedulers
 
     @classmethod
     def none(cls) -> ComputeTasks:
         """Return no operators."""
         none = np.zeros(0, np.int64)
-        return cls(none, none.astype(np.uint32), none.astype(np.uint32), none.astype(bool))
+        return cls(
+            none,
+            none.astype(np.uint32),
+            none.astype(np.uint32),
+            none.astype(bool),
+            Schedulers.joined([]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedulers:
+    """Operators that schedule communication, AI CPU kernels as a rule; columns of one length."""
+
+    launch: NDArray[np.int64]
+    """Row in `Launches`."""
+    name: NDArray[np.uint64]
+    """Hash."""
+    op_type: NDArray[np.int64]
+    """Id of the text in the string pool."""
+
+    @classmethod
+    def joined(cls, parts: list[Schedulers]) -> Schedulers:
+        """Return the rows of all parts."""
+        none = np.zeros(0, np.int64)
+        return cls(
+            np.concatenate([none, *(part.launch for part in parts)]),
+            np.concatenate([none.astype(np.uint64), *(part.name for part in parts)]),
+            np.concatenate([none, *(part.op_type for part in parts)]),
+        )
 
 
 class _Names:
@@ -131,14 +161,23 @@ def write_compute_info(
     mix_block_num = np.zeros(len(launch), np.uint32)
     counts = np.zeros(len(launch), bool)
     names = _Names(host.dictionaries, sink)
+    schedulers: list[Schedulers] = []
     for low in range(0, len(launch), _WRITE_ROWS):
         piece = slice(low, low + _WRITE_ROWS)
         rows = _Rows(launches, launch[piece], host)
         columns, schedule, counts[piece] = rows.columns(names, sink)
         block_num[piece], mix_block_num[piece] = columns["blockNum"], columns["mixBlockNum"]
         columns["globalTaskId"] = global_task_id[launch[piece]]
+        if schedule.any():
+            schedulers.append(
+                Schedulers(
+                    launch[piece][schedule],
+                    rows.name_hashes()[schedule],
+                    columns["opType"][schedule],
+                )
+            )
         _write(columns, schedule, sink)
-    return ComputeTasks(launch, block_num, mix_block_num, counts)
+    return ComputeTasks(launch, block_num, mix_block_num, counts, Schedulers.joined(schedulers))
 
 
 def _write(columns: dict[str, Any], schedule: NDArray[np.bool_], sink: Sink) -> None:
@@ -177,8 +216,8 @@ class _Rows:
         described, about = self.described, self.host.descriptions
         none = sink.strings.intern(NOT_KNOWN)
         count = len(described)
-        name, schedule, communication = names.ids(self._name_hashes())
-        schedule |= np.isin(self.tasks.stream_id, self.host.schedule_streams)
+        name, schedule, communication = names.ids(self.name_hashes())
+        schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
         op_type = np.full(count, none, np.int64)
         node = self.node[described]
         op_type[described] = names.ids(about.hashes[about.op_type[node]])[0]
@@ -224,7 +263,7 @@ class _Rows:
         result[self.told] = self.host.captured.attribute[self.record]
         return result
 
-    def _name_hashes(self) -> NDArray[np.uint64]:
+    def name_hashes(self) -> NDArray[np.uint64]:
         """Return the hash of every name: communication item, operator, call item or kernel."""
         about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
         result = self.tasks.kernel_name.copy()

@@ -10,8 +10,8 @@ from unified_prof.decoders.prof.layouts import record_type
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 """Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""
 
-# Kinds of AI CPU records that describe collectives which the device itself launched.
-_DEVICE_COLLECTIVES = (6, 10, 13)
+# An AI CPU record about a collective in a layout that no recording was seen with.
+_UNKNOWN_COLLECTIVE = 6
 
 
 def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
@@ -25,13 +25,14 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
                 " which may be wrong"
             )
         if _has_device_collectives(device):
-            found.append(f"{name}: collectives launched by AI CPU kernels (COMMUNICATION_*)")
+            found.append(
+                f"{name}: collectives of AI CPU kernels, records of type 6 (COMMUNICATION_*)"
+            )
     return tuple(found)
 
 
 def _has_device_collectives(device: DeviceDirectory) -> bool:
     file = device.data.get("aicpu")
     return file is not None and any(
-        np.isin(piece["type"], _DEVICE_COLLECTIVES).any()
-        for piece in file.pieces(record_type("aicpu"))
+        np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces(record_type("aicpu"))
     )

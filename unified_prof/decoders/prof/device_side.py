@@ -10,9 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.aicpu_collectives import Ground, find_collectives
+from unified_prof.decoders.prof.aicpu_records import AicpuRecords, read_aicpu
+from unified_prof.decoders.prof.aicpu_rows import write_collectives
 from unified_prof.decoders.prof.batches import Flips
 from unified_prof.decoders.prof.communication import CommunicationTimes, DeviceRows
-from unified_prof.decoders.prof.compute_info import ComputeTasks, write_compute_info
+from unified_prof.decoders.prof.compute_info import (
+    ComputeTasks,
+    Schedulers,
+    write_compute_info,
+)
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS, TaskTypes
@@ -72,11 +79,21 @@ def decode_device(
     expanded = host_side is not None and host_side.expanded_streams
     launches = Launches.none() if host_side is None else host_side.launches(device_id)
     track, rows, logged = Track.none(), no_rows(), no_rows().key
+    aicpu = AicpuRecords.none()
+    stream_by_task = _NO_IDS, _NO_IDS
     if device is not None:
         with file.stage("task log"):
             track = read_track(device, expanded=expanded)
+            aicpu = read_aicpu(device, file.sink)
+            if wide:
+                stream_by_task = _streams(launches, aicpu)
             rows, logged = read_rows(
-                device, launches, track, file.sink, wide=wide, expanded=expanded
+                device,
+                launches,
+                track,
+                file.sink,
+                stream_by_task=stream_by_task if wide else None,
+                expanded=expanded,
             )
     ids = TaskIds(file.ids)
     resolved = ids.resolve(np.concatenate([launches.key, rows.key]))
@@ -88,7 +105,7 @@ def decode_device(
         if device is not None and not wide:  # ts_track of those platforms has another layout
             device_marks(device, track.marks, file.process_id, ids, file.sink)
     compute = ComputeTasks.none()
-    spans = _no_spans()
+    spans = CommunicationTimes.none()
     if host_side is not None:
         with file.stage("operators"):
             compute = write_compute_info(launches, launch_ids, host_side.knowledge, file.sink)
@@ -100,18 +117,17 @@ def decode_device(
                 file.sink,
             )
         with file.stage("communication"):
-            spans = host_side.communication.write(
+            spans = _write_communication(
                 device_id,
+                device,
+                host_side,
                 launches,
-                DeviceRows(
-                    rows.launch,
-                    rows.start_ns,
-                    rows.end_ns,
-                    row_ids,
-                    rows.start,
-                    rows.end,
-                    rows.clock,
-                ),
+                rows,
+                row_ids,
+                compute.schedulers,
+                aicpu,
+                stream_by_task,
+                file.sink,
             )
     if device is not None and len(rows.key):
         with file.stage("overlap"):
@@ -119,9 +135,17 @@ def decode_device(
             _write_overlap(device_id, rows, launches, types, compute, spans, file.overlap)
     if device is not None:
         described = _described(
-            logged, launches, compute, ids, track.flips, host_side, wide=wide, expanded=expanded
+            logged,
+            launches,
+            compute,
+            ids,
+            track.flips,
+            host_side,
+            stream_by_task,
+            wide=wide,
+            expanded=expanded,
         )
-        del launches, rows, compute
+        del launches, rows, compute, aicpu
         decode_registered(TASK_DECODERS, device, file, described)
 
 
@@ -140,6 +164,62 @@ def decode_registered(
                     decoder.decode(part, *more, file.sink)
                 except RawFormatError as err:
                     file.sink.anomaly("undecoded_part", 1, f"{module}: {err}")
+
+
+def _streams(
+    launches: Launches, aicpu: AicpuRecords
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return the stream of every 32-bit task id that the host or an AI CPU launched.
+
+    Returns:
+        Ascending ids, and the streams; of equal ids the host's is the first.
+    """
+    task, stream = launches.stream_by_task()
+    task = np.concatenate([task, aicpu.tasks["task_id"]])
+    stream = np.concatenate([stream, aicpu.tasks["stream_id"].astype(np.uint32)])
+    order = np.argsort(task, kind="stable")
+    return task[order], stream[order]
+
+
+def _write_communication(
+    device_id: int,
+    device: DeviceDirectory | None,
+    host_side: HostSide,
+    launches: Launches,
+    rows: TaskRows,
+    row_ids: NDArray[np.int64],
+    schedulers: Schedulers,
+    aicpu: AicpuRecords,
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
+    sink: Sink,
+) -> CommunicationTimes:
+    """Write the collectives of the host, and those that AI CPUs ran by themselves."""
+    ran = None
+    if device is not None and len(rows.key):
+        ground = Ground(
+            device, rows, launches, schedulers, host_side.knowledge, aicpu, stream_by_task
+        )
+        ran = find_collectives(ground, sink)
+    spans = host_side.communication.write(
+        device_id,
+        launches,
+        DeviceRows(
+            rows.launch,
+            rows.start_ns,
+            rows.end_ns,
+            row_ids,
+            rows.start,
+            rows.end,
+            rows.clock,
+        ),
+        None if ran is None else ran.flags(),
+    )
+    if ran is None or not ran.operators:
+        return spans
+    own = write_collectives(ground, ran, row_ids, host_side.communication, spans.id_by_name, sink)
+    return CommunicationTimes(
+        np.concatenate([spans.start_ns, own.start_ns]), np.concatenate([spans.end_ns, own.end_ns])
+    )
 
 
 def _copy_ids(launches: Launches, launch_ids: NDArray[np.int64], ids: TaskIds) -> NDArray[np.int64]:
@@ -215,6 +295,7 @@ def _described(
     ids: TaskIds,
     flips: Flips,
     host_side: HostSide | None,
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
     *,
     wide: bool,
     expanded: bool,
@@ -229,7 +310,7 @@ def _described(
         block_num=np.zeros(len(logged), np.uint32),
         mix_block_num=np.zeros(len(logged), np.uint32),
         host=None if host_side is None else host_side.host,
-        stream_by_task=launches.stream_by_task() if wide else (_NO_IDS, _NO_IDS),
+        stream_by_task=stream_by_task,
     )
     row = tasks.find(launches.key[compute.launch])
     ran = row >= 0
@@ -239,8 +320,3 @@ def _described(
 
 
 _NO_IDS = np.zeros(0, np.uint32)
-
-
-def _no_spans() -> CommunicationTimes:
-    none = np.zeros(0, np.int64)
-    return CommunicationTimes(none, none)

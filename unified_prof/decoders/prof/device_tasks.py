@@ -20,6 +20,9 @@ from unified_prof.decoders.prof.task_ids import NO_CONTEXT
 HWTS_PLATFORMS = (1, 4)
 _310P = 4
 
+C_CORE = 20
+"""Type code of what the control core runs, on chips that have such tasks (`type_name`)."""
+
 OTHER = "Other"
 """What the exporter calls a task whose type has no name."""
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.aicpu_records import read_collective_streams
 from unified_prof.decoders.prof.calls import read_calls, write_calls
 from unified_prof.decoders.prof.captured_operators import read_captured
 from unified_prof.decoders.prof.captures import read_captures
@@ -30,8 +31,6 @@ from unified_prof.decoders.prof.pools import Timeline
 from unified_prof.decoders.prof.stages import Stage
 
 _LEVEL0 = ("l0", "level0")
-# Elsewhere the exporter does not read which streams these are (mc2_comm_info).
-_DEVICE_COLLECTIVE_PLATFORMS = (4, 5, 15, 16)
 
 
 class HostSide:
@@ -63,7 +62,7 @@ class HostSide:
                 types,
                 descriptions,
                 host.dictionaries,
-                _schedule_streams(host, sink),
+                read_collective_streams(host, sink),
                 read_captured(host, descriptions.tensor_texts, sink),
                 _is_level0(host),
             )
@@ -97,17 +96,6 @@ class HostSide:
             self.communication_contexts,
             wide_task_ids=self.host.platform in WIDE_TASK_ID_PLATFORMS,
         )
-
-
-def _schedule_streams(host: HostDirectory, sink: Sink) -> NDArray[np.int64]:
-    """Return the streams of AI CPU kernels that run collectives, on chips that have such."""
-    if host.platform not in _DEVICE_COLLECTIVE_PLATFORMS:
-        return np.zeros(0, np.int64)
-    streams = [
-        records["stream_id"].astype(np.int64)
-        for records in host_records(host, "additional", "mc2_comm_info", sink)
-    ]
-    return np.unique(np.concatenate(streams)) if streams else np.zeros(0, np.int64)
 
 
 def _expanded_streams(host: HostDirectory, sink: Sink) -> bool:

@@ -13,7 +13,7 @@ from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.host_tasks import HostTasks, TaskTypes
 from unified_prof.decoders.prof.operators import Contexts
 from unified_prof.decoders.prof.runs import Runs
-from unified_prof.decoders.prof.task_ids import NO_CONTEXT, pack_keys, streams_of
+from unified_prof.decoders.prof.task_ids import NO_CONTEXT, pack_keys
 
 MISSING = -1
 
@@ -48,10 +48,6 @@ class Launches:
         """Return the task ids in ascending order, and the stream of each."""
         order = np.argsort(self.tasks.task_id, kind="stable")
         return self.tasks.task_id[order], self.tasks.stream_id[order].astype(np.uint32)
-
-    def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the stream of every 32-bit task id, -1 where none such was launched."""
-        return streams_of(self.stream_by_task(), task_id)
 
     def match(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the row of every identity, MISSING where the host did not launch it.

@@ -226,7 +226,26 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "ccu_stat": (2816, "words 704u4@0"),
     "ub": (128, "port_id u2@4, time_us u8@8, rx_bind u8@16, tx_bind u8@24"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
-    "aicpu": (256, "magic u2@0, level u2@2, type u4@4"),
+    # Records of AI CPUs, told apart by their type. On platforms 15 and 16 the stream and the task
+    # of `aicpu_bound` are the lower and the upper half of 32-bit task ids.
+    "aicpu": (256, "magic u2@0, level u2@2, type u4@4, timestamp u8@16"),
+    "aicpu_operator": (
+        256,
+        "timestamp u8@16, flags u1@24, group u8@42, stream_id u2@54, task_id u4@56",
+    ),
+    "aicpu_flip": (256, "timestamp u8@16, stream_id u2@24, task_id u2@26"),
+    "aicpu_bound": (
+        256,
+        "timestamp u8@16, kernel_stream u2@24, kernel_task u2@26, stream_id u2@28, task_id u2@30,"
+        " kind u2@32",
+    ),
+    # Two of them follow the head of a record.
+    "aicpu_task": (
+        116,
+        "item u8@0, group u8@16, local_rank u4@24, remote_rank u4@28, notify_id u8@40,"
+        " timestamp u8@48, size_bytes u8@80, task_id u4@88, stream_id u2@96, data_type u1@101,"
+        " link_type u1@102, transport_type u1@103, rdma_type u1@104, plane_id u2@98",
+    ),
 }
 
 _FIELD = re.compile(r"(\w+) (\d*)([uif]\d|S)@(\d+)")

@@ -15,7 +15,7 @@ from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_side import HostSide
 from unified_prof.decoders.prof.host_tasks import NO_MODEL
 from unified_prof.decoders.prof.launches import MISSING, Launches
-from unified_prof.decoders.prof.task_ids import pack_keys
+from unified_prof.decoders.prof.task_ids import pack_keys, streams_of
 from unified_prof.decoders.prof.ts_track import Track
 from unified_prof.errors import RawFormatError
 
@@ -52,10 +52,20 @@ def read_rows(
     track: Track,
     sink: Sink,
     *,
-    wide: bool,
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
     expanded: bool,
 ) -> tuple[TaskRows, NDArray[np.uint64]]:
-    """Return the tasks of the session, and the keys of all tasks of the log, ascending."""
+    """Return the tasks of the session, and the keys of all tasks of the log, ascending.
+
+    Args:
+        device: whose log it is.
+        launches: what was launched for it.
+        track: the notes of its scheduler.
+        sink: takes counts of what is left out.
+        stream_by_task: where task ids have 32 bits, of `task_ids.streams_of`: the log has no
+            streams there.
+        expanded: whether streams and tasks are in the expanded notation.
+    """
     clock = device.clocks.device
     if clock is None:
         raise RawFormatError(
@@ -63,8 +73,9 @@ def read_rows(
             " (hwts_frequency of info.json, dev_start.log)"
         )
     log = read_task_log(device, sink, expanded=expanded)
-    if wide:
-        streams = launches.streams_of(log.task_id)
+    wide = stream_by_task is not None
+    if stream_by_task is not None:
+        streams = streams_of(stream_by_task, log.task_id)
         log.stream_id = np.where(streams < 0, _UNKNOWN_STREAM, streams).astype(np.uint32)
     order = np.argsort(log.start, kind="stable")
     log = log.take(order)

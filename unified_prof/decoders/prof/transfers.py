@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -82,6 +84,50 @@ def bandwidth(
     length = last - first + 1
     members = order[np.repeat(first, length) + positions(length)]
     moved[members] = np.repeat(shared, length)
+    return np.asarray(moved, np.float64)
+
+
+def bandwidth_in_order(
+    lane: tuple[NDArray[Any], ...],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    size: NDArray[np.int64],
+    payload: NDArray[np.bool_],
+    closing: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Return bytes per second of tasks that transfers take in the order of the rows.
+
+    Transfers are as in `bandwidth`, one by one, but payloads among the tasks that close one have
+    0. Rows need not be in the order of time, and where they are not a bandwidth is negative: that
+    of the exporter, which does not sort what AI CPUs record.
+
+    Args:
+        lane: columns whose equal rows share a lane.
+        start: when each task started, in 1 / FINE_PARTS ns.
+        end: when it ended.
+        size: bytes, -1 when unknown.
+        payload: whether it is an RDMA payload.
+        closing: how many tasks close a transfer, of the lane of each row.
+    """
+    duration_ns = (end - start) / FINE_PARTS
+    moved = size / np.where(duration_ns != 0, duration_ns, np.inf) * 1e9
+    order = np.lexsort(lane)
+    lanes = Runs(*(column[order] for column in lane))
+    lane_end = lanes.spread(lanes.last)
+    runs = Runs(lanes.number(), payload[order])
+    chosen = payload[order][runs.starts]
+    first, last, passed_over = _one_by_one(
+        runs.starts[chosen], runs.last[chosen], closing[order], lane_end
+    )
+    moved[order[passed_over]] = 0.0
+    closed = last + closing[order][first]
+    whole = closed <= lane_end[first]
+    for begin, until, closer in zip(
+        first[whole].tolist(), last[whole].tolist(), closed[whole].tolist(), strict=True
+    ):
+        members = order[begin : until + 1]
+        time_ns = (int(end[order[closer]]) - int(start[members[0]])) / FINE_PARTS
+        moved[members] = int(size[members].sum()) / time_ns * 1e9 if time_ns else 0.0
     return np.asarray(moved, np.float64)
 
 
