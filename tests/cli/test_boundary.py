@@ -311,3 +311,27 @@ def test_stderr_of_the_workload_is_what_it_would_be_alone(place: Path) -> None:
         shell("uprof run --backend cpu --scope project -o out train.py 2>&-", place).returncode == 0
     )
     assert (place / "said").read_text() == "None"
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("report empty.db --top x", "invalid value for '--top': expected a whole number"),
+        ("report empty.db --top 0", "invalid value for '--top': expected 1 or more"),
+        ("report empty.db --by x", "invalid value for '--by': 'x' is not one of 'operation'"),
+        ("report empty.db --nosuch", "no such option: --nosuch"),
+    ],
+)
+def test_a_value_that_cannot_be_read_is_told_in_words_of_ours(
+    place: Path, command: str, told: str
+) -> None:
+    done = shell(f"uprof {command}", place)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"uprof: error: {told}"), done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_flag_in_the_environment_that_is_neither_yes_nor_no_is_told(place: Path) -> None:
+    done = shell("uprof report empty.db", place, UPROF_REPORT_FORCE="maybe")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0].endswith("'--force': expected true or false")

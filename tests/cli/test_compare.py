@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
+from unified_prof.migrate.create import create
 from unified_prof.store import skyline
 from unified_prof.tracking.records import (
     ActivationRecord,
@@ -248,6 +249,19 @@ def test_what_cannot_be_meant_is_wrong_use(
     assert error(uprof("gate", base, same, *options)).exit_code == 2
 
 
+def test_a_metric_of_no_operation_is_wrong_use(base: Path, same: Path) -> None:
+    found = error(uprof("gate", base, same, "--metric", "operation:"))
+    assert (found.exit_code, str(found)) == (2, "no metric 'operation:'")
+
+
+def test_the_gate_refuses_files_of_different_families_as_diff_does(
+    base: Path, tmp_path: Path
+) -> None:
+    create(tmp_path / "timeline.db", "msprof", "latest")
+    told = [str(error(uprof(command, base, "timeline.db"))) for command in ("diff", "gate")]
+    assert "are reports of different families" in told[1]
+
+
 def test_unmatched_operations_are_inconclusive(base: Path, same: Path) -> None:
     assert uprof("gate", base, same, "--metric", "operation:nothing").exit_code == 3
 
@@ -289,6 +303,66 @@ def test_an_output_file_is_not_overwritten_unasked(base: Path, same: Path, tmp_p
     assert out.read_text() == "mine"
     assert uprof("gate", base, same, "--format", "junit", "-o", out, "--force").exit_code == 0
     assert "<testsuite" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "begins"),
+    [
+        ("diff", "o.md", "## "),
+        ("diff", "o.json", "{"),
+        ("diff", "o.txt", "base"),
+        ("diff", "o", "base"),
+        ("gate", "o.md", "## "),
+        ("gate", "o.json", "{"),
+        ("gate", "o.XML", "<?xml"),
+        ("gate", "o.txt", "metric"),
+    ],
+)
+def test_the_format_follows_the_ending_of_the_output(
+    base: Path, same: Path, tmp_path: Path, command: str, name: str, begins: str
+) -> None:
+    result = uprof(command, base.name, same.name, "-o", name)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("diff", "-o", "o.pdf"), "o.pdf: no format has the extension .pdf"),
+        (("diff", "-o", "o.html"), "o.html: no format has the extension .html"),
+        (("gate", "-o", "o.csv"), "o.csv: no format has the extension .csv"),
+        (("diff", "-o", "o.md", "--json"), "o.md: the extension selects markdown, but json"),
+        (("gate", "-o", "o.xml", "--format", "text"), "o.xml: the extension selects junit"),
+        (("gate", "--json", "--format", "junit"), "--json contradicts --format"),
+    ],
+)
+def test_an_ending_that_is_no_format_or_another_is_refused(
+    base: Path, same: Path, tmp_path: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    command, *options = arguments
+    found = error(uprof(command, base, same, *options))
+    assert (found.exit_code, str(found)[: len(told)]) == (2, told)
+    assert not list(tmp_path.glob("o.*"))
+
+
+@pytest.mark.parametrize("command", ["diff", "gate", "report"])
+def test_no_report_is_replaced_by_text(base: Path, same: Path, command: str) -> None:
+    report = base / "memory.sqlite"
+    before = report.read_bytes()
+    sides = (base,) if command == "report" else (base, same)
+    found = error(uprof(command, *sides, "--format", "text", "-o", report, "--force"))
+    assert (found.exit_code, str(found)) == (
+        9,
+        f"{report} is a database, it is not replaced by text",
+    )
+    assert report.read_bytes() == before
+
+
+def test_a_single_dash_is_stdout(base: Path, same: Path, tmp_path: Path) -> None:
+    for command in ("diff", "gate"):
+        assert uprof(command, base, same, "-o", "-").stdout == uprof(command, base, same).stdout
+    assert not (tmp_path / "-").exists()
 
 
 def test_settings_of_the_project_are_used(base: Path, slower: Path, tmp_path: Path) -> None:

@@ -118,6 +118,17 @@ def test_an_unknown_detail_is_wrong_use(spec: RunSpec) -> None:
     assert not spec.output_dir.exists()
 
 
+@pytest.mark.parametrize(("option", "flag"), [("timeline_detail", "timeline-detail"),
+                                              ("schema", "schema")])  # fmt: skip
+def test_an_option_of_the_timeline_without_one_names_the_report_to_ask_for(
+    spec: RunSpec, option: str, flag: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(CpuBackend(), replace(spec, reports=(RUN_TIME,), options={option: "latest"}))
+    assert str(caught.value).startswith(f"--{flag} only applies to a timeline")
+    assert caught.value.hint == "add --report timeline"
+
+
 def test_other_reports_come_beside_it(spec: RunSpec) -> None:
     longer = replace(spec, reports=(RUN_TIME, TIMELINE), arguments=("12",))
     result = run(CpuBackend(), longer)

@@ -24,8 +24,9 @@ def test_each_format_has_its_name_its_endings_and_something_to_say(report: Path,
     one = formats.named(name)
     for suffix in one.suffixes:
         output = report.with_name(f"o{suffix.upper()}")
-        assert formats.of_file(output) is one
-        assert uprof("report", report, "-o", output).returncode == 0
+        done = uprof("report", report, "-o", output)
+        assert done.returncode == 0
+        assert f": {name}, " in done.stderr
         assert "linear" in output.read_text(encoding="utf-8")
     assert name in uprof("report", "--help").stdout
 

@@ -83,7 +83,14 @@ class TorchBackend(ABC):
 
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload and measure it; see `tracking.workload.run_workload`."""
-        check_options(self.name, spec, _TIMELINE_OPTIONS if TIMELINE in spec.reports else ())
+        check_options(self.name, spec, _TIMELINE_OPTIONS)
+        unused = [name for name in _TIMELINE_OPTIONS if name in spec.options]
+        if unused and TIMELINE not in spec.reports:
+            raise UsageError(
+                f"--{unused[0].replace('_', '-')} only applies to a timeline, which is not asked "
+                "for",
+                hint="add --report timeline",
+            )
         timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
@@ -26,6 +27,17 @@ READER_LEFT = 141
 
 # Typer has a Click of its own since 0.26; all of Click's errors have this method.
 _OF_CLICK = "format_message"
+
+# How Typer's parser of values puts it -> how a person would.
+_OF_PARSERS = (
+    (r": Value error, ", ": "),
+    (r": Input should be (.*?)(?:, unable to .*)?$", r": expected \1"),
+    (r"expected (greater|less) than", r"expected a number \1 than"),
+    (r"a number (greater) than or equal to (\S+)", r"\2 or more"),
+    (r"a number (less) than or equal to (\S+)", r"\2 or less"),
+    (r"a valid integer", "a whole number"),
+    (r"a valid boolean", "true or false"),
+)
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
@@ -89,6 +101,8 @@ def _of_click(error: Any) -> int:
 
 def _sentence(message: str) -> str:
     """Return one of Click's sentences as all our messages are: small at the start, no full stop."""
+    for words, ours in _OF_PARSERS:
+        message = re.sub(words, ours, message)
     message = message.strip().removesuffix(".")
     return message[:1].lower() + message[1:]
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from unified_prof.cli import hints, printing
+from unified_prof.cli import shape as shapes
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import UsageError
 
@@ -29,6 +30,9 @@ class FormatOption(str, Enum):
     MARKDOWN = "markdown"
 
 
+_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     app.command(
@@ -39,6 +43,7 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
+    context: typer.Context,
     base: Annotated[
         Path, typer.Argument(metavar="BASE", help="A report, or a run's folder: before.")
     ],
@@ -57,8 +62,13 @@ def diff(
         bool, typer.Option("--all", help="Also what surely did not change, or may not have.")
     ] = False,
     format_: Annotated[
-        FormatOption, typer.Option("--format", help="How to print it; json has every row.")
-    ] = FormatOption.TEXT,
+        FormatOption | None,
+        typer.Option(
+            "--format",
+            help="How to print it; json has every row.",
+            show_default="by -o's ending, or text",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
     ] = None,
@@ -76,7 +86,9 @@ def diff(
     from unified_prof.analysis.compare import runs
     from unified_prof.report import comparison, difference
 
-    shape = FormatOption.JSON if json_ else format_
+    file = shapes.file_of(output)
+    asked = format_ and format_.value
+    shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
     sides = [base, *(more_base or [])], [new, *(more_new or [])]
     with hints.for_reports(*sides[0], *sides[1]):
         before, after = map(runs.load, sides)
@@ -91,14 +103,14 @@ def diff(
             found, top=top, everything=everything, full_names=full_names
         )
     else:
-        width, color = (None, False) if output else printing.terminal()
+        width, color = (None, False) if file else printing.terminal()
         text = comparison.diff_text(
             found, top=top, everything=everything, width=width, color=color, full_names=full_names
         )
-    if output is None:
+    if file is None:
         printing.put(text, for_people=shape is FormatOption.TEXT)
     else:
-        printing.write(output, text, force=force)
+        printing.write(file, text, force=force)
     if shape is not FormatOption.TEXT and not quiet:
         for warning in found.warnings:
             printing.say(f"uprof: warning: {warning}")

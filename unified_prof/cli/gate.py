@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import hints, printing, thresholds
+from unified_prof.cli import shape as shapes
 from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
 
@@ -26,6 +27,14 @@ class FormatOption(str, Enum):
     JSON = "json"
     MARKDOWN = "markdown"
     JUNIT = "junit"
+
+
+_SUFFIXES = {
+    "text": (".txt",),
+    "json": (".json",),
+    "markdown": (".md", ".markdown"),
+    "junit": (".xml",),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -79,8 +88,11 @@ def gate(
         ),
     ] = None,
     format_: Annotated[
-        FormatOption, typer.Option("--format", help="How to print the verdict.")
-    ] = FormatOption.TEXT,
+        FormatOption | None,
+        typer.Option(
+            "--format", help="How to print the verdict.", show_default="by -o's ending, or text"
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
     ] = None,
@@ -95,7 +107,9 @@ def gate(
     """
     from unified_prof.analysis.compare import gate as analysis
 
-    shape = FormatOption.JSON if json_ else format_
+    file = shapes.file_of(output)
+    asked = format_ and format_.value
+    shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
     limits = _limits(max_regress, min_abs or [])
     metrics = metric or ["total"]
     analysis.check_metrics(metrics)
@@ -107,8 +121,8 @@ def gate(
     verdict = analysis.gate(base, new, metrics, limits)
 
     labels = (base.label, new.label)
-    if output is not None:
-        printing.write(output, _text(verdict, labels, shape, to_file=True), force=force)
+    if file is not None:
+        printing.write(file, _text(verdict, labels, shape, to_file=True), force=force)
     elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
         printing.put(_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):

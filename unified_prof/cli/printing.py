@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from unified_prof import streams
-from unified_prof.errors import UprofError
+from unified_prof.errors import OutputError, UprofError
 from unified_prof.plain import printable
 
 
@@ -81,12 +81,17 @@ def put_json(document: object) -> None:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Write a text file, complete or not at all.
+    """Write a text file, complete or not at all; a database is never replaced by one.
 
     Raises:
-        OutputError: it exists and `force` is not given, or cannot be written.
+        OutputError: it exists and `force` is not given, is a database, or cannot be written.
     """
     from unified_prof.store.atomic import replacing
+    from unified_prof.store.opening import is_database
 
+    if force and is_database(path):
+        raise OutputError(
+            f"{path} is a database, it is not replaced by text", hint="give -o another name"
+        )
     with replacing(path, overwrite=force) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")

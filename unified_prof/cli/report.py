@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import hints, printing
+from unified_prof.cli import shape as shapes
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
-from unified_prof.report.formats import Format
 
 if TYPE_CHECKING:
     FormatOption = Enum
@@ -105,17 +105,20 @@ def report(
     from unified_prof.analysis.load import open_reports
     from unified_prof.store.atomic import refuse_existing
 
-    shape = _format(context, format_ and format_.value, output, as_json=json_)
-    to_file = output is not None and str(output) != "-"
-    to_terminal = not to_file and sys.stdout.isatty()
+    file = shapes.file_of(output)
+    asked = format_ and format_.value
+    shape = formats.named(
+        shapes.chosen(context, formats.SUFFIXES, asked=asked, as_json=json_, file=file)
+    )
+    to_terminal = file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
         raise UsageError("--embed-source applies to --format html only")
     if to_terminal and not shape.for_terminal:
         raise UsageError(
             f"{shape.name} cannot be shown on a terminal", hint="write it to a file with -o"
         )
-    if output is not None and to_file:
-        refuse_existing(output, overwrite=force)
+    if file is not None:
+        refuse_existing(file, overwrite=force)
     width, color = printing.terminal() if to_terminal else (None, False)
     request = formats.Request(
         by=None if by is None else by.value,
@@ -129,44 +132,13 @@ def report(
     with hints.for_reports(path), open_reports(path) as opened:
         text = shape.produce(opened, request)
         coverage = opened.coverage
-    if output is None or not to_file:
+    if file is None:
         printing.put(text, for_people=shape.for_people)
     else:
-        printing.write(output, text, force=force)
+        printing.write(file, text, force=force)
         if not quiet:
-            printing.say(f"{output}: {shape.name}, {output.stat().st_size:,} bytes")
+            printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
     if coverage.missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
             printing.say(f"uprof: error: {coverage.sentence}")
         raise typer.Exit(StoreError.exit_code)
-
-
-def _format(
-    context: typer.Context, name: str | None, output: Path | None, *, as_json: bool
-) -> Format:
-    """Return the format meant: what stands on the command line goes before any setting."""
-    chosen = None if name is None else formats.named(name)
-    typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
-    if as_json and typed_json:
-        if chosen is not None and typed_format and chosen.name != "json":
-            raise UsageError("--json contradicts --format")
-        chosen, typed_format = formats.named("json"), True
-    elif as_json and not typed_format:
-        chosen = formats.named("json")
-    if output is None or str(output) == "-":
-        return chosen or formats.TEXT
-    if chosen is not None and typed_format:
-        if formats.contradicts(output, chosen):
-            raise UsageError(
-                f"{output}: the extension selects {formats.of_file(output).name}, "
-                f"but {chosen.name} is asked for",
-                hint="leave the format out, or change the extension",
-            )
-        return chosen
-    return formats.of_file(output) if output.suffix or chosen is None else chosen
-
-
-def _is_typed(context: typer.Context, parameter: str) -> bool:
-    """Whether a parameter was given on the command line, not by the environment or a file."""
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"

@@ -77,6 +77,7 @@ FORMATS: tuple[Format, ...] = (
 )
 TEXT = FORMATS[0]
 NAMES = tuple(one.name for one in FORMATS)
+SUFFIXES = {one.name: one.suffixes for one in FORMATS}
 
 
 def named(name: str) -> Format:
@@ -89,29 +90,3 @@ def named(name: str) -> Format:
         if one.name == name:
             return one
     raise UsageError(f"unknown format {name!r}", hint=f"known: {', '.join(NAMES)}")
-
-
-def of_file(path: Path) -> Format:
-    """Return the format that a file's ending names; a file without an ending is text.
-
-    Raises:
-        UsageError: no format has such an ending.
-    """
-    suffix = path.suffix.lower()
-    for one in FORMATS:
-        if suffix in one.suffixes:
-            return one
-    if not suffix:
-        return TEXT
-    known = ", ".join(one.suffixes[0] for one in FORMATS)
-    raise UsageError(
-        f"{path}: no format has the extension {suffix}",
-        hint=f"use one of {known}, or choose one with --format",
-    )
-
-
-def contradicts(path: Path, chosen: Format) -> bool:
-    """Whether a file's ending says another format; `.txt` may hold any."""
-    suffix = path.suffix.lower()
-    others = [one for one in FORMATS if one not in (chosen, TEXT)]
-    return any(suffix in one.suffixes for one in others)

@@ -73,6 +73,17 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         raise read_error(path, err) from err
 
 
+def is_database(path: Path) -> bool:
+    """Whether a file begins as SQLite databases do; no other file can be one."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 def side_files(path: Path) -> dict[str, Path]:
     """Return what lies beside a database and is not empty: its log and journal, by ending.
 

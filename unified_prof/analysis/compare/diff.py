@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.compare.alignment import Ints, Pairs
 from unified_prof.analysis.compare.comparable import PEAK, Operations, Place, Run, Sized, pair
-from unified_prof.analysis.compare.doubts import doubts, left_out, step_doubt
+from unified_prof.analysis.compare.doubts import (
+    doubts,
+    left_out,
+    of_different_families,
+    step_doubt,
+)
 from unified_prof.analysis.compare.kernels import KernelChange, kernel_changes
 from unified_prof.analysis.compare.statistics import (
     ALPHA,
@@ -25,7 +30,6 @@ from unified_prof.analysis.compare.statistics import (
     medians,
 )
 from unified_prof.analysis.compare.waiting import Waiting, alike
-from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
@@ -138,12 +142,7 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
     """
     common = base.families & new.families
     if not common:
-        families = [" + ".join(sorted(run.families)) for run in (base, new)]
-        raise UsageError(
-            f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
-            "different families",
-            hint="compare two run time reports, two memory reports or two msprof databases",
-        )
+        raise of_different_families(base, new)
     base, new = _only(base, common), _only(new, common)
     pairs = pair(base.operations.places, new.operations.places)
     unmatched = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unified_prof.analysis.compare.comparable import Run
+from unified_prof.errors import UsageError
 from unified_prof.units import NS_PER_MS
 
 # Facts that make two runs incomparable, or at least explain a difference.
@@ -53,6 +54,16 @@ def left_out(base: Run, new: Run) -> list[str]:
         for run in (base, new)
         if run.outside_steps_ns > 0
     ]
+
+
+def of_different_families(base: Run, new: Run) -> UsageError:
+    """Return what to raise where the reports of the two are of kinds that measure other things."""
+    families = [" + ".join(sorted(run.families)) for run in (base, new)]
+    return UsageError(
+        f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
+        "different families",
+        hint="compare two run time reports, two memory reports or two msprof databases",
+    )
 
 
 def step_doubt(base: Run, new: Run) -> str | None:

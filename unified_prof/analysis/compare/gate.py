@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
-from unified_prof.analysis.compare.doubts import step_doubt
+from unified_prof.analysis.compare.doubts import of_different_families, step_doubt
 from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
@@ -88,10 +88,13 @@ def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict
     """Judge `new` against `base` by each of `metrics`.
 
     Raises:
-        UsageError: a metric that does not exist, or none at all; the times of the one are of a
+        UsageError: a metric that does not exist, or none at all; the one is of an msprof database
+            and the other is not; the times of the one are of a
             step and those of the other of a whole recording.
     """
     check_metrics(metrics)
+    if "msprof" in base.families ^ new.families:  # iterations here, device work there
+        raise of_different_families(base, new)
     if (doubt := step_doubt(base, new)) is not None:
         raise UsageError(doubt, hint="record both with steps, or both without")
     base, new, waiting = alike(base, new)
@@ -106,7 +109,11 @@ def check_metrics(metrics: Sequence[str]) -> None:
         UsageError: one of them, or that there is none.
     """
     known = (TOTAL, FORWARD, BACKWARD, PEAK)
-    unknown = [one for one in metrics if one not in known and not one.startswith(OPERATION)]
+    unknown = [
+        one
+        for one in metrics
+        if one not in known and not (one.startswith(OPERATION) and one != OPERATION)
+    ]
     if unknown or not metrics:
         said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
         raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
