@@ -98,7 +98,7 @@ def test_every_spelling_of_toml_is_honoured(project: Path, text: str) -> None:
     [
         ("tool = 1\n# uprof\n", "`tool` is not a table"),
         ("a = " + "[" * 50_000 + "]" * 50_000 + "\n# uprof\n", "nested too deeply|not a TOML file"),
-        ("[tool.uprof]\ngate = 1\n", "has no setting 'gate'"),
+        ("[tool.uprof]\ngate = 1\n", "gate: a command's settings are a table"),
         ("[tool.uprof]\nhelp = true\n", "has no setting 'help'"),
     ],
 )

@@ -131,6 +131,7 @@ def test_a_long_name_that_is_allowed_works(tmp_path: Path) -> None:
     ("code", "message"),
     [
         (errno.ENOSPC, "no space left in"),
+        (errno.EFBIG, "files may not grow that large here"),
         (errno.EROFS, "is read-only for this user"),
         (errno.EACCES, "is read-only for this user"),
         (errno.EIO, "Input/output error"),

@@ -93,6 +93,11 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
     for key, value in table.items():
         if key in subcommands and isinstance(value, dict):
             result[key] = _of_command(value, subcommands[key], f"{where}.{key}")
+        elif key in subcommands:
+            raise UsageError(
+                f"{where}] {key}: a command's settings are a table",
+                hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
+            )
         elif (parameter := options.get(key)) is not None and parameter.name is not None:
             result[parameter.name] = _value(value, f"{where}] {key}")
         else:

@@ -23,7 +23,7 @@ from unified_prof.store.watching import raise_kept
 
 _NAME_BYTES = 180  # of the final name, kept in the partial one: 255 is what file systems allow
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 SQLITE_SIDE_FILES = ("-journal", "-wal", "-shm")
 _PARTIAL = re.compile(
@@ -140,6 +140,8 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     hint = "choose another place"
     if code in _FULL or "is full" in text:
         text, hint = f"no space left in {place}", "free some space or choose another place"
+    elif code == errno.EFBIG:
+        text, hint = "files may not grow that large here", "raise the limit (`ulimit -f`)"
     elif code in _READ_ONLY or "readonly" in text:
         text = f"{place} is read-only for this user"
     elif code in {errno.ENOENT, errno.ENOTDIR}:
