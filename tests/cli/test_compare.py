@@ -162,6 +162,7 @@ def test_time_spent_waiting_for_a_processor_counts_in_no_metric(base: Path, tmp_
     result = uprof("gate", quiet, busy, "--metric", "forward")
     assert result.exit_code == 0
     assert said in result.stdout
+    assert "; the times of single operations do\n" in result.stdout
     assert said in uprof("gate", quiet, busy, "--format", "markdown").stdout
     assert said not in uprof("diff", base, base).stdout, "where nobody knows, nobody says"
 

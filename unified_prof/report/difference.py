@@ -231,7 +231,10 @@ def waiting_words(waiting: Waiting | None) -> str | None:
         return None
     shares = f"base {_waited(waiting.base_share)}, new {_waited(waiting.new_share)}"
     if waiting.left_out:
-        return f"{_TIMES} do not include time spent waiting for a processor ({shares})"
+        return (
+            f"{_TIMES} do not include time spent waiting for a processor ({shares}); the times of "
+            "single operations do"
+        )
     return (
         f"{_TIMES} include time spent waiting for a processor ({shares}): it is not known of each "
         "of them in both runs"
