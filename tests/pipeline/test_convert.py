@@ -209,6 +209,6 @@ def test_a_place_that_cannot_be_written(recording: Path) -> None:
 def test_what_would_be_missing_can_be_asked_for(recording: Path) -> None:
     source = sources.by_kind("prof")
     assert source.undecodable(recording) == ()
-    collective = records("aicpu", 1, type=13).tobytes()
+    collective = records("aicpu", 1, type=6).tobytes()
     (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(collective)
     assert "COMMUNICATION" in source.undecodable(recording)[0]

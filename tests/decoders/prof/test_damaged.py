@@ -15,7 +15,11 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
+from tests.prof_generator.aicpu import AicpuProgram
+from tests.prof_generator.encode import write_file
+from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
 from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
 from unified_prof.store.writer import ReportWriter
@@ -33,13 +37,82 @@ RECIPES = {
 }  # fmt: skip
 
 
+# Kinds of records that recipes do not know, of a host and of a device.
+HOST_KINDS = (
+    "compact.dpu_track", "additional.dpu_hccl_info", "additional.capture_op_info",
+    "additional.ccu_group_info", "additional.ccu_wait_signal_info", "additional.mc2_comm_info",
+)  # fmt: skip
+HOST_BASE = {
+    "magic": 0, "timestamp": HOST_COUNTER + 9, "start": HOST_COUNTER, "device": 0x1000,
+    "dpu": 0x1000,
+}  # fmt: skip
+DEVICE_BASE = dict.fromkeys(("wait_start", "loop_start", "loop_end"), DEVICE_COUNTER)
+DEVICE_KINDS = {"ub.data.0": "ub", "ccu0.instr.0": "ccu_instr", "ccu1.stat.0": "ccu_stat"}
+
+
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     folder = tmp_path_factory.mktemp("whole")
-    return {
+    found = {
         platform: generate(folder / str(platform), recipe).path
         for platform, recipe in RECIPES.items()
     }
+    found[5] = with_collectives(folder / "collectives", found[5], platform=5)
+    found[15] = with_collectives(folder / "collectives", found[15], platform=15)
+    with_rare_kinds(found[15])
+    return found
+
+
+def with_collectives(folder: Path, recording: Path, platform: int) -> Path:
+    """Add what AI CPUs record to a recording; its kernels and tasks are not in its logs."""
+    program = AicpuProgram(folder / str(platform), platform)
+    group = program.group("world", 45, (51, 52))
+    for task in (1, 2, 3):
+        program.kernel("RingAicpuKernel", 45, task, 1000 * task, 1000 * task + 900)
+        for number in (10 * task, 10 * task + 1):
+            at = 1000 * task + 20 * number
+            program.task(51, number, at, at + 10, sqe=20 if number % 2 else 11)
+            program.describe(group, 51, number, at, rdma_type=number % 2, size_bytes=number)
+        program.operator(group, 45, task, 1000 * task + 1, flags=task)
+        program.bound((45, task), (51, 10 * task), 1000 * task + 2, 0)
+        program.bound((45, task), (51, 10 * task + 1), 1000 * task + 3, 1)
+    program.flip(51, 2500)
+    made = program.write()
+    for path in made.glob("*/data/*"):
+        target = recording / path.relative_to(made)
+        name = target.name.replace(".slice_0", ".slice_1" if target.exists() else ".slice_0")
+        shutil.copyfile(path, target.with_name(name))
+    return recording
+
+
+def with_rare_kinds(recording: Path) -> None:
+    """Add records of small random numbers, which refer to one another now and then."""
+    rng = np.random.default_rng(7)
+
+    def fill(layout: str, path: Path, base: dict[str, int]) -> None:
+        record = record_type(layout)
+        raw = np.zeros(20, f"V{record.itemsize}").view(record)
+        for name in record.names or ():
+            raw[name] = rng.integers(0, 9, raw[name].shape) + base.get(name, 0)
+        if "magic" in base:
+            raw["magic"] = HOST_MAGIC
+        write_file(path, raw.tobytes())
+
+    for kind in HOST_KINDS:
+        path = recording / "host" / "data" / f"unaging.{kind}.slice_0"
+        if not path.exists():
+            fill(kind.rpartition(".")[2], path, HOST_BASE)
+    for name, layout in DEVICE_KINDS.items():
+        fill(layout, recording / "device_0" / "data" / f"{name}.slice_0", DEVICE_BASE)
+
+
+@pytest.mark.parametrize("platform", [5, 15])
+def test_the_whole_recordings_have_what_is_damaged_below(
+    platform: int, recordings: dict[int, Path]
+) -> None:
+    tables = survives(recordings[platform]).tables()
+    assert "COMMUNICATION_TASK_INFO" in tables
+    assert platform == 5 or {"CCU", "DPU_TASK", "UB"} <= set(tables)
 
 
 def data_files(recording: Path) -> list[Path]:

@@ -17,7 +17,7 @@ import numpy as np
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import device_names as names
 from unified_prof.decoders.prof import samples
-from unified_prof.decoders.prof.clocks import LinearClock
+from unified_prof.decoders.prof.clocks import MAX_NS, LinearClock
 from unified_prof.decoders.prof.device_names import name_of
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_records import host_records
@@ -93,7 +93,8 @@ def decode(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
                 )
             ),
             "startNs": start_ns,
-            "endNs": start_ns + np.array(durations_ns).astype(np.int64),
+            # What is damaged may last longer than there are times.
+            "endNs": start_ns + np.minimum(durations_ns, MAX_NS - start_ns).astype(np.int64),
             "args": np.asarray(sink.strings.intern_all(args)),
         },
         time_column="startNs",

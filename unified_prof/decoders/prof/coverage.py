@@ -1,22 +1,67 @@
-"""What of a recording cannot be decoded: chips and kinds of files."""
+"""What of a recording cannot be decoded: chips and kinds of files.
+
+Every kind of file that the exporter reads stands in one of three tables. A kind in none of them is
+a newer one, and so told as undecoded.
+"""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.slices import DataFolder
 
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 """Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""
 
+DECODED = frozenset(
+    """
+    api_event compact.task_track compact.node_basic_info compact.node_attr_info
+    compact.hccl_op_info compact.memcpy_info compact.capture_stream_info compact.expand_stream_spec
+    compact.dpu_track additional.tensor_info additional.context_id_info additional.hccl_info
+    additional.msproftx additional.task_memory_info additional.mc2_comm_info additional.hash_dic
+    additional.type_info_dic additional.capture_op_info variable.capture_op_info
+    additional.dpu_hccl_info additional.ccu_group_info additional.ccu_wait_signal_info
+    host_cpu host_mem host_disk host_network host_syscall host_pthreadcall
+    stars_soc stars_soc_profile ffts_profile hwts ts_track aicore aiVectorCore aicpu lpmFreqConv
+    hbm llc ddr hccs pcie nic roce netdev_stats npu_mem npu_mem.app npu_module_mem qos ub
+    ccu0.instr ccu1.instr ccu0.stat ccu1.stat
+    """.split()
+)
+"""Kinds of files that are read: names as in `DataFolder`, without the prefix of ageing."""
+
+WITHOUT_TABLE = (
+    *("additional.ccu_task_info", "additional.fusion_op_info", "additional.graph_id_map"),
+    *("additional.logic_stream_info", "additional.memory_application", "additional.static_op_mem"),
+    *("additional.Multi_Thread", "ai_ctrl_cpu", "ctrlcpu", "tscpu", "l2_cache", "socpmu", "dvpp"),
+    *("Memory", r"\d+-Memory", "SystemCpuUsage", r"\d+-CpuUsage", "host_sys_cpu", "host_sys_mem"),
+    *(r"host_platform_uncore\.bin", r"instr\..*", r"DATA_PREPROCESS\..*", r".*\.dbg"),
+)
+"""Patterns of kinds that the exporter makes other things of than its database."""
+
+UNDECODED = {
+    "additional.dpu_hccl_track": "collectives of DPUs (DPU_TASK)",
+    "additional.model_exeom": "models of chips without operating system (TASK)",
+    "nano_stars_profile": "tasks of chips without operating system (TASK)",
+    "lpmInfoConv": "frequencies and voltages (AICORE_FREQ)",
+    "stars_block": "blocks of tasks",
+    r"hwts\.aiv_data.*|ts_track\.aiv_data.*": "tasks of vector cores apart (TASK)",
+    r"(?:AclModule|Framework|HCCL|[rR]untime)\..*": "what old versions of CANN wrote",
+}
+"""Patterns of kinds that may have a table in the database, and what they are."""
+
 # An AI CPU record about a collective in a layout that no recording was seen with.
 _UNKNOWN_COLLECTIVE = 6
+_AGEING = re.compile(r"(?:un)?aging\.")
+_NO_TABLE = re.compile("|".join(WITHOUT_TABLE))
 
 
 def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
     """Say what of a recording has a table in the database and is not decoded, a phrase each."""
-    found = []
+    found = [] if prof.host is None else [f"host: {what}" for what in _files(prof.host.data)]
     for device in prof.devices:
         name = f"device {device.device_id}"
         if device.platform not in TESTED_PLATFORMS:
@@ -24,14 +69,39 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
                 f"{name} has platform_version {device.platform}: decoded as its nearest relative,"
                 " which may be wrong"
             )
-        if _has_device_collectives(device):
+        if _has_unknown_collectives(device):
             found.append(
                 f"{name}: collectives of AI CPU kernels, records of type 6 (COMMUNICATION_*)"
             )
+        found += [f"{name}: {what}" for what in _files(device.data)]
     return tuple(found)
 
 
-def _has_device_collectives(device: DeviceDirectory) -> bool:
+def why_not_decoded(kind: str) -> str | None:
+    """Return what a kind of file holds that is not decoded; None where nothing is lost.
+
+    Args:
+        kind: its name as in `DataFolder`.
+    """
+    kind = _AGEING.sub("", kind, count=1)
+    if kind in DECODED or _NO_TABLE.fullmatch(kind):
+        return None
+    for pattern, what in UNDECODED.items():
+        if re.fullmatch(pattern, kind):
+            return what
+    return "a kind of file that is not known"
+
+
+def _files(data: DataFolder) -> list[str]:
+    """Return a phrase for every kind of file in a folder that has content and is not decoded."""
+    return [
+        f"{kind}: {why}"
+        for kind, file in sorted(data.files.items())
+        if file.size_bytes and (why := why_not_decoded(kind)) is not None
+    ]
+
+
+def _has_unknown_collectives(device: DeviceDirectory) -> bool:
     file = device.data.get("aicpu")
     return file is not None and any(
         np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces(record_type("aicpu"))
