@@ -105,6 +105,11 @@ class Iteration:
         """How many calls there are."""
         return len(self.rows) // 5
 
+    @property
+    def size(self) -> int:
+        """How many calls and runs of autograd nodes there are."""
+        return self.count + sum(len(one.numbers) for one in self.backwards)
+
     def columns(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
         """Return site, first node, node after the last, start and end of every call."""
         table = np.array(self.rows, np.int64).reshape(-1, 5)

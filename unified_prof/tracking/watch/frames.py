@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import os
+import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,9 @@ MODEL_CODE = (
     "torchvision.models",
 )
 """Packages whose frames are kept unasked: the models of well-known libraries."""
+
+# Frames that are left and taken up again, perhaps by another caller.
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _NOTEBOOK_MARKS = ("<ipython-input-", f"{os.sep}ipykernel_")
@@ -115,7 +120,7 @@ def _absolute(path: Path) -> Path:
 class CodeEntry:
     """What is known of one code object; keeps it alive, so that its `id` stays its own."""
 
-    __slots__ = ("_lines", "_owner", "_packed", "code", "kind", "method", "of_module",
+    __slots__ = ("_lines", "_owner", "_packed", "_steady", "code", "kind", "method", "of_module",
                  "of_project", "path")  # fmt: skip
 
     def __init__(
@@ -134,6 +139,7 @@ class CodeEntry:
         """Whether the file is the project's own, not an included package's."""
         self._lines: dict[int, int] = {}
         self._owner, self._packed = owner or ("", False)
+        self._steady: bool | None = None
         self.of_module = kind == MODULE_METHOD
         """Whether a frame was seen as one of a module's methods."""
         self.method: CodeEntry = self
@@ -147,6 +153,14 @@ class CodeEntry:
         if self._packed:  # def forward(*args)
             return value[0] if value else None
         return value
+
+    def is_steady(self) -> bool:
+        """Whether a frame keeps its caller and what it was called on as long as it runs."""
+        if self._steady is None:
+            self._steady = not self.code.co_flags & _RESUMED and (
+                self.kind == PROJECT or self._owner not in _stored(self.code)
+            )
+        return self._steady
 
     @property
     def first_line(self) -> int:
@@ -170,6 +184,35 @@ Stack = tuple[Any, ...]
 """Interned by value: code entry, instruction, code entry, instruction... most specific first."""
 
 
+class KnownFrame:
+    """What a walk from a running frame of the project gives, but for its own instruction.
+
+    It hangs on the frame as its `f_trace`, which goes with the frame and which Python asks only
+    while a debugger traces the thread. As long as a function runs, what called it stays as it is:
+    the next walk need not go further than to the first frame that is known. Calls from the same
+    places in the same module share one.
+    """
+
+    __slots__ = ("below", "entry", "in_module", "module", "sites", "walker")
+
+    def __init__(
+        self, walker: StackWalker, entry: CodeEntry, below: Stack, in_module: bool, module: Any
+    ) -> None:
+        self.walker = walker
+        self.entry = entry
+        """Stands for the frame in a stack."""
+        self.below = below
+        """The rest of the stack."""
+        self.in_module = in_module
+        self.module = module
+        """Gives the innermost module, None once it is gone."""
+        self.sites: dict[tuple[Any, int], int] = {}
+        """Numbers of call sites by function and instruction."""
+
+    def __call__(self, *_event: Any) -> None:
+        """A debugger has come: this frame is none of its own, so do not trace its lines."""
+
+
 class StackWalker:
     """Reads the user's frames off the running stack."""
 
@@ -179,6 +222,7 @@ class StackWalker:
         self._project = project
         self._module_type: type = Module
         self._entries: dict[int, CodeEntry] = {}
+        self._known_frames: dict[tuple[Any, ...], KnownFrame] = {}
 
     def set_bottom(self, code: CodeType) -> None:
         """Stop every walk at a frame of `code`: what is below it is not the user's."""
@@ -208,17 +252,26 @@ class StackWalker:
             if caller is None and kind != PLUMBING:
                 caller = entry
                 caller_at = frame.f_lasti
-            if kind:
+            if kind == FOREIGN_METHOD:
+                if innermost is None:
+                    owner = frame.f_locals.get("self")
+                    if isinstance(owner, module_type):
+                        innermost = owner
+            elif kind:
+                if kind == BOTTOM:
+                    break
+                seen = frame.f_trace
+                if type(seen) is KnownFrame and seen.walker is self:
+                    stack += (seen.entry, frame.f_lasti, *seen.below)
+                    in_module = in_module or seen.in_module
+                    if innermost is None:
+                        innermost = seen.module()
+                    break
                 if kind == MODULE_METHOD:
                     in_module = True
                     stack += (entry, frame.f_lasti)
                     if innermost is None:
                         innermost = entry.owner_in(frame)
-                elif kind == FOREIGN_METHOD:
-                    if innermost is None:
-                        owner = frame.f_locals.get("self")
-                        if isinstance(owner, module_type):
-                            innermost = owner
                 elif kind == PROJECT_METHOD:
                     owner = entry.owner_in(frame)
                     if isinstance(owner, module_type):
@@ -230,11 +283,47 @@ class StackWalker:
                         stack += (entry, frame.f_lasti)
                 elif kind == PROJECT:
                     stack += (entry, frame.f_lasti)
-                elif kind == BOTTOM:
-                    break
             frame = frame.f_back
         assert caller is not None
         return caller, caller_at, tuple(stack), in_module, innermost
+
+    def remember(
+        self, frame: FrameType, stack: Stack, in_module: bool, named: Any
+    ) -> KnownFrame | None:
+        """Mark a frame of the project as known until `forget_frames`, and return what marks it.
+
+        None where it may not be marked: the next walk has to begin anew.
+
+        Args:
+            frame: The one that a walk began with.
+            stack: What the walk gave...
+            in_module: ...
+            named: ...and what is known of the innermost module, None where there was none.
+        """
+        known = frame.f_trace
+        if type(known) is KnownFrame and known.walker is self:
+            return known
+        entry = self._entries[id(frame.f_code)]
+        if not PROJECT <= entry.kind <= MODULE_METHOD or not entry.is_steady():
+            return None
+        if known is not None or sys.gettrace() is not None:  # a debugger's
+            return None
+        key = (stack[0], stack[2:], named)
+        known = self._known_frames.get(key)
+        if known is None:
+            module = _no_module if named is None else named.module
+            known = KnownFrame(self, stack[0], stack[2:], in_module, module)
+            self._known_frames[key] = known
+        frame.f_trace = known
+        return known
+
+    @staticmethod
+    def forget_frames(frame: FrameType | None) -> None:
+        """Take the marks off the frames from `frame` down: all that this thread still runs."""
+        while frame is not None:
+            if type(frame.f_trace) is KnownFrame:
+                frame.f_trace = None
+            frame = frame.f_back
 
     def running_modules(self, frame: FrameType | None) -> list[Any] | None:
         """Return the modules whose methods are on the stack, the outermost first.
@@ -297,6 +386,10 @@ class StackWalker:
         return PROJECT
 
 
+def _no_module() -> None:
+    """Stands for a reference to a module where there is none."""
+
+
 def _owner_name(code: CodeType) -> tuple[str, bool] | None:
     """Return the name of what a method of this code would be called on, None if it cannot be one.
 
@@ -310,6 +403,17 @@ def _owner_name(code: CodeType) -> tuple[str, bool] | None:
     if code.co_flags & inspect.CO_VARARGS:
         return code.co_varnames[code.co_kwonlyargcount], True
     return None
+
+
+def _stored(code: CodeType) -> set[str]:
+    """Return the names that code binds anew or deletes."""
+    names: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_")):
+            value = instruction.argval
+            both = value if isinstance(value, tuple) else (value,)  # Python 3.13 joins two
+            names.update(both[:1] if instruction.opname.endswith("LOAD_FAST") else both)
+    return names
 
 
 def _functions(cls: type, module_type: type) -> list[object]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.watch.calls import MAX_CALLS, CallSites, Recorder
-from unified_prof.tracking.watch.frames import StackWalker
+from unified_prof.tracking.watch.frames import KnownFrame, StackWalker
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.names import NOT_OPERATIONS
 
@@ -28,7 +28,7 @@ def make_runner(
 
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
-    walk, mark = walker.walk, recorder.mark
+    walk, remember, mark = walker.walk, walker.remember, recorder.mark
     known, numbers, new_site = modules.known, sites.numbers, sites.add
 
     def gives_tensors(result: Any) -> bool:
@@ -49,15 +49,25 @@ def make_runner(
         kwargs: dict[str, Any],
         compiled: Any = None,
     ) -> Any:
+        known_frame = frame.f_trace
+        site = None
+        if (
+            type(known_frame) is KnownFrame
+            and known_frame.walker is walker
+            and compiled is None
+            and recorder.on_call is None
+        ):
+            site = known_frame.sites.get((label, frame.f_lasti))
         try:
-            caller, caller_at, stack, in_module, module = walk(frame)
-            if compiled is not None:
-                in_module, module = True, compiled
-            named = None
-            if module is not None:
-                named = known.get(id(module))
-                if named is None or named.module() is not module:
-                    named = modules.name(module, walker.running_modules(frame))
+            if site is None:
+                caller, caller_at, stack, in_module, module = walk(frame)
+                if compiled is not None:
+                    in_module, module = True, compiled
+                named = None
+                if module is not None:
+                    named = known.get(id(module))
+                    if named is None or named.module() is not module:
+                        named = modules.name(module, walker.running_modules(frame))
         except Exception as error:
             note_failure(error)
             return func(*args, **kwargs)
@@ -75,10 +85,16 @@ def make_runner(
         try:
             if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
                 last_node = sequence_number()
-                key = (label, caller, caller_at, stack, named)
-                site = numbers.get(key)
                 if site is None:
-                    site = new_site(key, in_module=in_module)
+                    key = (label, caller, caller_at, stack, named)
+                    site = numbers.get(key)
+                    if site is None:
+                        site = new_site(key, in_module=in_module)
+                    # A module in the making stands under a name that it shares with others.
+                    if compiled is None and (named is None or named.module() is module):
+                        known_frame = remember(frame, stack, in_module, named)
+                        if known_frame is not None:
+                            known_frame.sites[label, frame.f_lasti] = site
                 rows = recorder.iteration.rows
                 if len(rows) < _MAX_ROWS:
                     rows.extend((site, first_node, last_node, start, end))

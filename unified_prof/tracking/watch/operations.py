@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -21,6 +22,9 @@ from unified_prof.tracking.watch.modules import ModuleNames, NamedModule
 from unified_prof.tracking.watch.waiting import WaitingTime
 from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
 
+_KEPT_RAW = 10_000
+"""Calls and autograd nodes that may stay as they were marked until a stage has ended; that takes a
+megabyte. Turning them into times costs a small iteration as much as thirty of its operations."""
 _READINGS = 3
 _UNDISTURBED_NS = 100_000
 """A reading that took longer was interrupted."""
@@ -99,16 +103,18 @@ class OperationTracker:
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
+        self._walker.forget_frames(sys._getframe())
         with self._internals.anomalies.fenced("modules_not_named", "the paths of some modules"):
             self.modules.settle()
         self._raw.append(iteration)
-        if self.device.is_cpu:
+        if self.device.is_cpu and sum(one.size for one in self._raw) > _KEPT_RAW:
             self._settle()
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
         if self._recorder is not None:
             self._interception.deactivate()
+            self._walker.forget_frames(sys._getframe())
             self._recorder = None
             self._run = _not_started  # it holds the last iteration
             if complete:

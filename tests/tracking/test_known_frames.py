@@ -1,0 +1,204 @@
+"""Frames that are marked so that the next walk ends at them: same answers, and no trace left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unified_prof.tracking.program.session import Options, Session
+from unified_prof.tracking.watch.frames import KnownFrame, Project, StackWalker
+from unified_prof.tracking.watch.modules import NamedModule
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def walker() -> StackWalker:
+    walker = StackWalker(Project(HERE))
+    walker.set_bottom(around.__code__)
+    return walker
+
+
+def around(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def marked_walk(walker: StackWalker, frame: FrameType) -> Any:
+    """Walk as for a call of torch's that is made in `frame`, and mark it."""
+    found = walker.walk(frame)
+    _, _, stack, in_module, module = found
+    named = None if module is None else NAMES.setdefault(id(module), NamedModule(module))
+    walker.remember(frame, stack, in_module, named)
+    return found
+
+
+NAMES: dict[int, NamedModule] = {}
+
+
+class Layer(nn.Module):  # type: ignore[misc]
+    def forward(self, walker: StackWalker) -> list[Any]:
+        frame = sys._getframe()
+        found = []
+        for _ in range(2):
+            found += [marked_walk(walker, frame)]
+        return [*found, helper(walker)]
+
+    def rebound(self, walker: StackWalker, other: nn.Module) -> Any:
+        marked_walk(walker, sys._getframe())
+        self = other  # noqa: F841 (what the frame is read for)
+        return marked_walk(walker, sys._getframe())
+
+
+def helper(walker: StackWalker) -> Any:
+    return marked_walk(walker, sys._getframe())
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+
+    def forward(self, walker: StackWalker) -> list[Any]:
+        marked_walk(walker, sys._getframe())
+        found = []
+        for layer in self.layers:
+            found += [layer(walker)]
+        return found
+
+
+def test_a_known_frame_gives_what_a_whole_walk_does(walker: StackWalker) -> None:
+    frame = sys._getframe()
+    for _ in range(2):
+        caller, at, stack, in_module, module = marked_walk(walker, frame)
+        whole = StackWalker(Project(HERE)).walk(frame)
+        paths = [(entry.path, entry.code) for entry in stack[::2]]
+        assert paths == [(entry.path, entry.code) for entry in whole[2][::2]]
+        assert stack[3::2] == whole[2][3::2]
+        assert (caller.code, in_module, module) == (whole[0].code, whole[3], whole[4])
+        assert at == stack[1]
+    assert type(frame.f_trace) is KnownFrame
+    StackWalker.forget_frames(frame)
+
+
+def test_each_call_of_a_method_has_its_own_module(walker: StackWalker) -> None:
+    """One line calls three layers in turn: their frames may take the same place in memory."""
+    net = Net()
+    for layer, found in zip(net.layers, around(net, walker), strict=True):
+        first, again, helped = found
+        assert first[4] is again[4] is helped[4] is layer
+        assert (first[3], again[3], helped[3]) == (True, True, True)
+        assert [entry.code.co_name for entry in first[2][::2]][:2] == ["forward"] * 2
+        assert first[2] == again[2]
+        assert [entry.code.co_name for entry in helped[2][::2]][:3] == ["helper", *["forward"] * 2]
+        assert helped[2][4:] == first[2][2:]
+
+
+def test_a_function_that_is_taken_up_again_by_another_is_walked_anew(walker: StackWalker) -> None:
+    def generator() -> Iterator[Any]:
+        while True:
+            yield marked_walk(walker, sys._getframe())
+
+    def one(items: Iterator[Any]) -> Any:
+        return next(items)
+
+    def another(items: Iterator[Any]) -> Any:
+        return next(items)
+
+    items = generator()
+    callers = [around(ask, items)[2][2].code.co_name for ask in (one, another, one)]
+    assert callers == ["one", "another", "one"]
+
+
+def test_a_method_that_gives_self_another_meaning_is_walked_anew(walker: StackWalker) -> None:
+    layer, other = Layer(), Layer()
+    assert around(layer.rebound, walker, other)[4] is other
+
+
+def test_frames_of_a_debugger_are_its_own(walker: StackWalker) -> None:
+    frame = sys._getframe()
+
+    def of_the_debugger(*_: Any) -> None:
+        return None
+
+    frame.f_trace = of_the_debugger
+    try:
+        marked_walk(walker, frame)
+        assert frame.f_trace is of_the_debugger
+        StackWalker.forget_frames(frame)
+        assert frame.f_trace is of_the_debugger
+    finally:
+        frame.f_trace = None
+
+
+def test_a_debugger_may_come_to_a_known_frame(walker: StackWalker) -> None:
+    seen: list[str] = []
+
+    def watch(frame: FrameType, event: str, _argument: Any) -> None:
+        seen.append(f"{event} {frame.f_code.co_name}")
+
+    def function() -> int:
+        marked_walk(walker, sys._getframe())
+        before = sys.gettrace()
+        sys.settrace(watch)
+        try:
+            value = abs(-1)
+            called()
+        finally:
+            sys.settrace(before)
+        return value
+
+    def called() -> None:
+        pass
+
+    assert function() == 1
+    assert "call called" in seen
+
+
+def test_frames_of_another_walker_are_not_believed(walker: StackWalker, tmp_path: Path) -> None:
+    frame = sys._getframe()
+    marked_walk(walker, frame)
+    assert StackWalker(Project(tmp_path)).walk(frame)[2] == ()
+    StackWalker.forget_frames(frame)
+
+
+class Doubler(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+        self.seen: list[Any] = []
+
+    def forward(self) -> torch.Tensor:
+        for _ in range(3):
+            y = self.w * 2
+            self.seen.append(sys._getframe().f_trace)
+        return y
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")
+def test_nothing_is_left_on_the_programs_frames() -> None:
+    session = Session("cpu", Options(("run-time",), HERE, 0, 1, "module", lambda _: None))
+    session.install(())
+    model = Doubler()
+    frame = sys._getframe()
+    try:
+        session.run_time.start()
+        session.run_time.begin_iteration(0)
+        model().sum().backward()
+        within = frame.f_trace
+        session.run_time.end_iteration(0)
+        after = frame.f_trace
+        session.run_time.stop(complete=True)
+    finally:
+        session.remove()
+    assert type(within) is KnownFrame
+    assert all(type(mark) is KnownFrame for mark in model.seen)
+    assert after is None
+    sites = session.run_time.iterations[0].sites.tolist()
+    assert sites[0] == sites[1] == sites[2] != sites[3]
