@@ -74,6 +74,8 @@ class Capture:
     """Why the measurement is missing or partial, in a sentence for the user."""
     facts: Mapping[str, str | None] = field(default_factory=dict)
     """Provenance that only the backend knows."""
+    error: Exception | None = None
+    """What nobody foresaw, after the workload had ended: a bug, and no reason to end otherwise."""
 
 
 def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:

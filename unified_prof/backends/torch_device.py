@@ -133,15 +133,13 @@ class TorchBackend(ABC):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(outcome.exit_code)
-        if outcome.report_error is not None and not outcome.exit_code:
-            raise outcome.report_error
-        reporting = None if outcome.report_error is None else str(outcome.report_error)
-        failures = [outcome.failure, reporting, timeline.remarks if timeline else None]
+        failures = [outcome.failure, timeline.remarks if timeline else None]
         return Capture(
             outcome.exit_code,
             outcome.tracked,
             _recordings(timeline),
             failure="; ".join(filter(None, failures)) or None,
+            error=outcome.report_error,
         )
 
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:

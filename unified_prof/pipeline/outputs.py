@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from unified_prof.backends.base import MEMORY, RUN_TIME
-from unified_prof.errors import OutputError
+from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline.ranks import Rank
 from unified_prof.store.atomic import output_error, refuse_existing
 from unified_prof.store.run_folder import has_entry
@@ -131,3 +131,10 @@ def _parent_start() -> datetime | None:
         return datetime.fromtimestamp(boot + ticks // os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, StopIteration):
         return None
+
+
+def in_words(error: Exception) -> str:
+    """Return what an error has to say to the user, be it one of ours or a bug's."""
+    if isinstance(error, UprofError):
+        return str(error)
+    return f"this should not have happened: {type(error).__name__}: {error}"

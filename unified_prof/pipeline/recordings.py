@@ -73,7 +73,7 @@ def _converted(
     from unified_prof.pipeline import convert
 
     source = by_kind(recording.kind)
-    target = None if source.inside else timeline_file(recording.path.parent, rank)
+    target = None if source.inside else _timeline_of(recording.path, rank)
     try:
         missing = source.undecodable(recording.path)
         if missing and recording.native:
@@ -95,6 +95,15 @@ def _converted(
         if recording.native:
             return recording.native, _fallen_back(str(err))
         return None, str(err)
+
+
+def _timeline_of(recording: Path, rank: Rank) -> Path:
+    """Return the database of a trace; what tells the trace from others tells it too."""
+    usual = timeline_file(recording.parent, rank)
+    mark = recording.name.partition(".")[0].removeprefix("timeline_")
+    if mark == recording.name.partition(".")[0]:
+        return usual
+    return usual.with_name(f"{usual.stem}_{mark}{usual.suffix}")
 
 
 def _fallen_back(reason: str) -> str:

@@ -133,9 +133,8 @@ class Reports:
         missing = {kind: path for kind, path in self._skyline.items() if kind not in self._paths}
         try:
             self._write_skyline(missing, Capture(exit_code, nothing, failure=failure))
-        except (UprofError, OSError) as err:
-            failure = f"{failure}; {err}"
-            self.notes.append(str(err))
+        except Exception as err:  # what keeps the reports from being written may keep this too
+            self.notes += [] if (why := outputs.in_words(err)) in failure else [why]
         self._tell_others(run_folder.ENDED, exit_code, failure)
 
     def gave_up(self, exit_code: int | None, failure: str) -> None:

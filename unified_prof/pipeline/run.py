@@ -94,16 +94,19 @@ def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
     """Write what there is to write; return what went wrong where that is not to be raised."""
     try:
         reports.ended(capture)
+        if capture.error is not None:
+            raise capture.error
         if not reports.files and not capture.exit_code:
             raise CaptureError(capture.failure or "nothing was measured")
-    except UprofError as err:
-        reports.gave_up(capture.exit_code, str(err))
+    except Exception as err:  # others than ours are bugs, which may not cost a training either
+        why = outputs.in_words(err)
+        reports.gave_up(capture.exit_code, why)
         if capture.exit_code:
-            return "; ".join(filter(None, (capture.failure, str(err))))
+            return "; ".join(dict.fromkeys(filter(None, (capture.failure, why))))
         if not lenient:
             raise
-        reports.stub(0, str(err))
-        return str(err)
+        reports.stub(0, why)
+        return why
     return capture.failure
 
 

@@ -134,6 +134,8 @@ def run_workload(
             return Outcome(exit_code, None, str(refused))
         _raise_fault(session, workload.tracking_error)
         raise MeasuringError(str(refused), hint=refused.hint) from refused
+    except Exception as bug:  # the workload has ended as it did, whatever is wrong with us
+        return Outcome(exit_code, None, f"tracking failed: {last_user_line(bug)}", bug)
     failure = "; ".join(failures) or None
     if failure is not None and tracked is None and exit_code == 0:
         _raise_fault(session, workload.tracking_error)

@@ -6,7 +6,10 @@ recording is left alone and what it covers is missing from ours.
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
@@ -32,7 +35,8 @@ class TimelineInstrument:
     itself, starting and stopping, lies outside of them.
 
     Args:
-        path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete.
+        path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete,
+            and under another name where another process has written one of that name meanwhile.
         device: A torch device type; what torch.profiler knows of it is recorded too.
         details: Of `DETAILS`; each makes the recording slower.
     """
@@ -50,6 +54,7 @@ class TimelineInstrument:
         self.whole_program = WholeProgram(self)
         """Records a program that may mark no iterations."""
         self._notes: list[str] = []
+        self._made_ns = time.time_ns()
         self._device = device
         self._details = details
         self._profiler: Any = None
@@ -202,12 +207,18 @@ class TimelineInstrument:
             step.__exit__(None, None, None)
 
     def _export(self, profiler: Any) -> None:
-        partial = self.path.with_name(f".{self.path.name}")
+        # Another process may have been told the same folder, and be at it in this moment.
+        partial = self.path.with_name(f".{os.getpid()}.{self.path.name}")
         if self.path.suffix == ".gz":
             partial = partial.with_suffix(".partial.gz")
         try:
             profiler.export_chrome_trace(str(partial))
+            if _changed_since(self._made_ns, self.path):
+                stem, _, suffix = self.path.name.partition(".")
+                mark = f"{platform.node() or 'host'}_{os.getpid()}"
+                self.path = self.path.with_name(f"{stem}_{mark}.{suffix}")
             partial.replace(self.path)
+            self._made_ns = time.time_ns()
             self.written = True
         finally:
             with suppress(OSError):
@@ -289,6 +300,14 @@ class WholeProgram:
         if self._operations > _MOST_OPERATIONS:
             held = f"its first {_MOST_OPERATIONS} operations"
         return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
+
+
+def _changed_since(moment_ns: int, path: Path) -> bool:
+    """Return whether another process has written `path` since then."""
+    try:
+        return path.stat().st_mtime_ns >= moment_ns
+    except OSError:
+        return False
 
 
 def _is_beyond_stacks() -> bool:

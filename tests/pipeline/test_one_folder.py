@@ -1,0 +1,85 @@
+"""Processes and attempts that are told one folder: nobody's reports are lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from unified_prof.pipeline.outputs import attempt_directory, default_directory
+from unified_prof.pipeline.ranks import rank_of
+
+TRAINING = """\
+import os, sys, time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+open("ready" + sys.argv[1], "w").close()
+while sum(name.startswith("ready") for name in os.listdir()) < 2:
+    time.sleep(0.05)
+for _ in range(8):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINING)
+    return tmp_path
+
+
+def start(name: str, reports: str) -> subprocess.Popen[str]:
+    settings = ["--backend", "cpu", "-o", "out", "--iterations", "2", "--report", reports]
+    return subprocess.Popen(
+        [sys.executable, "-m", "unified_prof", "run", *settings, "train.py", name],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reports", "kinds"),
+    [("run-time", ["run_time*.sqlite"]), ("timeline", ["timeline*.db", "timeline*.json.gz"])],
+)
+def test_two_processes_with_one_folder_both_keep_their_reports(
+    reports: str, kinds: list[str]
+) -> None:
+    both = [start("a", reports), start("b", reports)]
+    said = [process.communicate(timeout=200)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    for kind in kinds:
+        assert len(list(Path("out").glob(kind))) == 2, said
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4"},
+        {"TORCHELASTIC_RUN_ID": "night", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "LSB_JOBID": "9"},
+    ],
+    ids=["slurm", "torchrun", "openmpi"],
+)
+def test_a_job_has_one_folder_whatever_host_a_rank_is_on(job: dict[str, str]) -> None:
+    name = {"SLURM_NTASKS": "SLURM_PROCID", "WORLD_SIZE": "RANK"}
+    variable = next((name[one] for one in name if one in job), "OMPI_COMM_WORLD_RANK")
+    ranks = [rank_of({**job, variable: str(number)}) for number in range(4)]
+    assert [rank.number for rank in ranks] == [0, 1, 2, 3]
+    folders = {default_directory("train.py", False, rank) for rank in ranks}
+    assert len(folders) == 1, folders
+
+
+def test_a_job_that_is_started_anew_writes_into_a_folder_of_its_own() -> None:
+    started = {"RANK": "0", "WORLD_SIZE": "2"}
+    first = rank_of({**started, "TORCHELASTIC_RESTART_COUNT": "0"})
+    third = rank_of({**started, "TORCHELASTIC_RESTART_COUNT": "2"})
+    assert attempt_directory(Path("out"), first) == Path("out")
+    assert attempt_directory(Path("out"), third) == Path("out/restart2")

@@ -1,0 +1,153 @@
+"""A rank that cannot be measured: the training of all goes on, and its report says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from textwrap import indent
+
+import pytest
+
+from tests.conftest import ROOT
+
+TRAINING = """\
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+if {trains}:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{before}
+    for step in range(8):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+dist.barrier()
+dist.destroy_process_group()
+print("trained", rank)
+"""
+
+DISK_IS_FULL = """\
+if rank == 1:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+"""
+INSTRUMENTS_RAISE = """\
+if rank == 1:
+    from unified_prof.tracking.watch import operations
+    def fail(*_):
+        raise RuntimeError("out of order")
+    operations.OperationTracker.end_iteration = fail
+    operations.ActivationTracker.end_iteration = fail
+"""
+ASSEMBLING_RAISES = """\
+if rank == 1:
+    from unified_prof.tracking.program import session
+    def fail(*_, **__):
+        raise KeyError("of a bug")
+    session.Session.result = fail
+"""
+WRITING_RAISES = """\
+if rank == 1:
+    from unified_prof.store import skyline
+    def fail(*_, **__):
+        raise KeyError("of a bug")
+    skyline.write_memory = fail
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def torchrun(*options: str, before: str = "", trains: str = "True") -> tuple[int, str, str]:
+    Path("train.py").write_text(TRAINING.format(before=indent(before, "    "), trains=trains))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", "2", "--no-python", sys.executable]
+    settings = ["-m", "unified_prof", "run", "--backend", "cpu", "-o", "out", "--iterations", "2"]
+    done = subprocess.run(
+        [*launcher, *settings, *options, "train.py"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def facts(path: str) -> dict[str, str | None]:
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+
+
+def said_of(rank: int) -> dict[str, object]:
+    found: dict[str, object] = json.loads(Path("out/run.json").read_text())["ranks"][str(rank)]
+    return found
+
+
+NOTHING = {"trains": "rank != 1"}
+"""Rank 1 runs no operation."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "options", "words"),
+    [
+        (NOTHING, (), "ran no operation"),
+        (NOTHING, ("--report", "timeline"), "nothing marked"),
+        ({"before": INSTRUMENTS_RAISE}, (), "out of order"),
+        ({"before": ASSEMBLING_RAISES}, (), "of a bug"),
+        ({"before": WRITING_RAISES}, (), "of a bug"),
+    ],
+    ids=["nothing", "no timeline", "instruments", "assembling", "writing"],
+)
+def test_a_rank_that_is_not_measured_fails_nothing(
+    workload: dict[str, str], options: tuple[str, ...], words: str
+) -> None:
+    code, out, err = torchrun(*options, **workload)
+    assert code == 0, err
+    assert sorted(out.split("\n")) == ["", "trained 0", "trained 1"]
+    assert "Traceback" not in err
+    said = said_of(1)
+    assert said["exit_code"] == 0
+    assert words in str(said["failure"])
+    for path in Path("out").glob("*rank1.sqlite"):
+        found = facts(str(path))
+        if workload == {"before": WRITING_RAISES} and path.name.startswith("run_time"):
+            continue  # whole: only the other one could not be written
+        assert (found["complete"], found["exit_code"]) == ("false", "0")
+        assert words in str(found["failure"])
+    assert said_of(0)["failure"] is None
+
+
+@pytest.mark.slow
+def test_a_rank_whose_disk_is_full_fails_nothing() -> None:
+    code, out, err = torchrun(before=DISK_IS_FULL)
+    assert code == 0, err
+    assert sorted(out.split("\n")) == ["", "trained 0", "trained 1"]
+    assert "Traceback" not in err
+    assert "rank 1 of 2" in err
+    assert "no report" in err
+    assert not list(Path("out").glob("*rank1*"))
+    assert facts("out/run_time_rank0.sqlite")["complete"] == "true"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["", ASSEMBLING_RAISES], ids=["nothing", "assembling"])
+def test_with_strict_it_fails(before: str) -> None:
+    code, _, err = torchrun("--strict", before=before, trains="rank != 1" if not before else "True")
+    assert code != 0
+    assert "uprof: error: " in err
+    assert not list(Path("out").glob("*rank1*"))
+    assert said_of(1)["failure"]
