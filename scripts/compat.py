@@ -21,10 +21,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "compat"
 TESTS = (
     "tests/tracking",
     "tests/backends",
     "tests/pipeline/test_live.py",
+    "tests/pipeline/test_run.py",
     "tests/cli/test_run_cpu.py",
 )
 WILD_PACKAGES = (
@@ -47,7 +49,7 @@ def main() -> int:
     parser.add_argument("--wild", action="store_true", help="run tests/wild too")
     parser.add_argument("--keep", action="store_true", help="do not delete the environment")
     options = parser.parse_args()
-    folder = ROOT / ".cache" / "compat" / f"torch-{options.torch}-{Path(options.python).name}"
+    folder = CACHE / f"torch-{options.torch}-{Path(options.python).name}"
     try:
         python = environment(folder, options.python, options.torch, wild=options.wild)
         return run_tests(python, wild=options.wild)

@@ -22,6 +22,7 @@ from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies, in_one_line
 from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.saved_hooks import PushedHooks, SavedTensorHooks
 
 Wrapper = Callable[[Any], Any]
 
@@ -96,7 +97,9 @@ PLACES: dict[str, Place] = {
         "torch._C:_autograd._pop_saved_tensors_default_hooks", _NO_ACTIVATIONS
     ),
     "saved_hooks_top": Place(
-        "torch._C:_autograd._top_saved_tensors_default_hooks", _NO_ACTIVATIONS
+        "torch._C:_autograd._top_saved_tensors_default_hooks",
+        "activations are not measured below hooks that were in place before tracking began",
+        since=(2, 8),
     ),
     "saved_hooks_enter": Place(
         "torch.autograd.graph:saved_tensors_hooks.__enter__",
@@ -159,6 +162,7 @@ class TorchInternals:
         self.anomalies = anomalies
         self._noted: set[str] = set()
         self._saved_fields: dict[Any, tuple[str, ...]] = {}
+        self._pushed_hooks: PushedHooks | None = None
         self._carrier = _plain_tensor()
         self.sequence_number: Callable[[], int] = self._probed_counter()
         """Number of the autograd nodes that this thread made; always 0 where torch does not say."""
@@ -246,9 +250,24 @@ class TorchInternals:
             return _nothing_there
         return count, pop, push
 
+    def watch_saved_tensor_hooks(self, patches: Patches) -> None:
+        """Note which hooks are pushed from now on, where torch does not show them."""
+        if self.find("saved_hooks_top") is not None:
+            return
+        disable = self.find("saved_hooks_disable")
+        pushed = PushedHooks(disable)
+        if (
+            disable is not None
+            and self.replace(patches, "saved_hooks_pop", pushed.wrap_pop)
+            and self.replace(patches, "saved_hooks_push", pushed.wrap_push)
+        ):
+            self._pushed_hooks = pushed
+
     def saved_tensor_hooks(self) -> SavedTensorHooks | None:
         """Return this thread's stack of saved-tensor hooks, None where it cannot be reached."""
         push, pop, top = (self.find(f"saved_hooks_{name}") for name in ("push", "pop", "top"))
+        if top is None and self._pushed_hooks is not None:
+            top = self._pushed_hooks.top
         if None in (push, pop, top):
             return None
         from torch.autograd.graph import saved_tensors_hooks
@@ -334,6 +353,28 @@ class TorchInternals:
                 self.note("saved_fields", AttributeError(f"{node_type.__name__} has none"))
         return fields
 
+    def unpacked(self, node: Any, *, hooked_by_program: bool) -> Iterator[Any]:
+        """Yield what a node saved and no hook of the program's packed.
+
+        Args:
+            node: An autograd node.
+            hooked_by_program: Whether the program's hooks packed anything of its call: torch
+                before 2.10 does not say of what, and to read it would call their unpack hooks.
+        """
+        for field in self.saved_fields(type(node)):
+            saved = getattr(node, field)
+            try:
+                if not hasattr(saved, "register_hooks"):  # a list of them
+                    continue
+                if hasattr(saved, "unpack_hook"):
+                    tensor = None if saved.unpack_hook is not None else saved.data
+                else:
+                    tensor = None if hooked_by_program else getattr(node, field[len("_raw") :])
+            except RuntimeError:  # released
+                continue
+            if tensor is not None:
+                yield tensor
+
     def original_class(self, compiled: Any) -> str:
         """Return the name of the class that a compiled module was made of."""
         try:
@@ -405,32 +446,6 @@ class TorchInternals:
                 return int(storage.data_ptr())
 
         return key_or_address
-
-
-class SavedTensorHooks:
-    """The stack of pairs of hooks that torch gives saved tensors to; only the top is called."""
-
-    def __init__(
-        self,
-        push: Callable[[Any, Any], None],
-        pop: Callable[[], None],
-        top: Callable[[bool], tuple[Any, Any] | None],
-    ) -> None:
-        self.push = push
-        self.pop = pop
-        self._top = top
-
-    def top(self) -> Any:
-        """Return the pair of hooks on top, None where there is none."""
-        return self._top(True)  # also where none may be used at present
-
-    def pop_all(self) -> list[tuple[Any, Any]]:
-        """Empty the stack and return it, top first."""
-        hooks = []
-        while (top := self.top()) is not None:
-            hooks.append(top)
-            self.pop()
-        return hooks
 
 
 def version_of(torch: Any) -> tuple[int, int]:

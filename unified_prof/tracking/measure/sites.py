@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unified_prof.tracking.records import Frame
 from unified_prof.tracking.watch.calls import CallSite, CallSites
 from unified_prof.tracking.watch.frames import Stack, frames_of
-from unified_prof.tracking.watch.names import OperationNames
+from unified_prof.tracking.watch.names import OperationNames, is_placeholder
 from unified_prof.tracking.watch.scopes import Scope
 
 
@@ -61,6 +61,8 @@ class SiteTable:
             private = self._names.is_private(func)
         stack = self.scope.frames(call.stack) or (call.stack if call.in_module else ())
         kept = self.scope.keeps(call, private=private)
+        if is_placeholder(name, call.caller.code):
+            kept = False
         if with_set_up and any(entry.code.co_name == "__init__" for entry in stack[::2]):
             kept = False
         return Site(

@@ -15,11 +15,8 @@ from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.torch_internals import (
-    SavedTensorHooks,
-    buffers_of,
-    parameters_of,
-)
+from unified_prof.tracking.saved_hooks import SavedTensorHooks, UnknownHooksError
+from unified_prof.tracking.torch_internals import buffers_of, parameters_of
 from unified_prof.tracking.watch.calls import Recorder
 from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 
@@ -47,10 +44,18 @@ class SavedTensors:
         self._plainly = self._internals.without_torch_function()
         self._seen: dict[int, _Saved] = {}
         self._excluded: dict[int, Any] = {}
+        self._packed_by_program: set[int] = set()
+        """Calls of which hooks of the program's own packed something."""
+        self._disabled = False
+        """Our hooks are out of the way of a transform of torch.func."""
         self._patches = Patches()
 
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
-        """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free."""
+        """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free.
+
+        Raises:
+            UnknownHooksError: The program's hooks cannot be told; nothing will be seen.
+        """
         for tensor in parameters:
             self._exclude(tensor)
         for module in modules:
@@ -65,7 +70,11 @@ class SavedTensors:
         self._hooks = hooks
         # Only the innermost pair of hooks is called: the program's own must call ours too.
         replace(self._patches, "saved_hooks_enter", self._wrap_enter)
-        self._insert()
+        try:
+            self._insert()
+        except UnknownHooksError:
+            self._hooks = None
+            raise
 
     def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int] | None:
         """End; return call index -> bytes, with what none of the calls saved under -1.
@@ -93,6 +102,17 @@ class SavedTensors:
         self._excluded.clear()
         return found
 
+    def pause(self) -> None:
+        """See nothing while the autograd engine runs, whose threads are given the hooks as well."""
+        if self._hooks is not None:
+            self._take_out()
+
+    def resume(self) -> None:
+        """See again what `pause` hid; the engine may have been where this began."""
+        if self._hooks is not None and not self._disabled:
+            self._take_out()
+            self._insert()
+
     def exclude_parameters(self, arguments: Iterable[Any]) -> None:
         """Leave out parameters that are arguments: some exist only while they are used (FSDP)."""
         import torch
@@ -115,16 +135,9 @@ class SavedTensors:
         """
         if self._device != "cpu" or call == NO_CALL:
             return
-        node_type: Any = type(node)
-        for name in self._internals.saved_fields(node_type):
-            saved = getattr(node, name)
-            if getattr(saved, "unpack_hook", True) is not None:
-                continue  # reading what a hook packed would call the program's own unpack hook
-            try:
-                tensor = saved.data
-            except RuntimeError:  # released
-                continue
-            if tensor is not None and tensor.dim() == 0 and not tensor.requires_grad:
+        hooked = call in self._packed_by_program
+        for tensor in self._internals.unpacked(node, hooked_by_program=hooked):
+            if tensor.dim() == 0 and not tensor.requires_grad:
                 self._charge(tensor, call)
 
     def _insert(self) -> None:
@@ -138,7 +151,10 @@ class SavedTensors:
     def _take_out(self) -> bool:
         """Take our hooks out from wherever they are; return whether they were there."""
         assert self._hooks is not None
-        hooks = self._hooks.pop_all()
+        try:
+            hooks = self._hooks.pop_all()
+        except UnknownHooksError:  # of another thread, which does not have ours
+            return False
         for pack, unpack in reversed(hooks):
             if pack != self._pack:
                 self._hooks.push(getattr(pack, "__wrapped__", pack), unpack)
@@ -199,6 +215,8 @@ class SavedTensors:
         @functools.wraps(pack_hook)
         def pack(tensor: Any) -> Any:
             packed = pack_hook(tensor)
+            if self._recorder.inside:
+                self._packed_by_program.add(self._recorder.iteration.count)
             with self._plainly():
                 self._note_safely(packed)
             return packed
@@ -224,12 +242,15 @@ class SavedTensors:
         @contextlib.contextmanager
         def disable_without_ours(error_message: str) -> Any:
             taken_out = self._hooks is not None and self._take_out()
+            self._disabled |= taken_out
             try:
                 with disable(error_message):
                     yield
             finally:
-                if taken_out and self._hooks is not None:
-                    self._insert()
+                if taken_out:
+                    self._disabled = False
+                    if self._hooks is not None:
+                        self._insert()
 
         return disable_without_ours
 

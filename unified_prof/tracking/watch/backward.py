@@ -205,6 +205,8 @@ def run_backward(
                 attached = True
             if not attached:
                 timers.detach()
+            if recorder.on_engine is not None:
+                recorder.on_engine(True)
             if recorder.note_waiting is not None:
                 recorder.note_waiting()
             run.start = recorder.mark()
@@ -219,6 +221,8 @@ def run_backward(
         return result
     finally:
         recorder.inside = recorder.in_engine = False
+        if recorder.on_engine is not None:
+            recorder.on_engine(False)
         timers.detach()
 
 

@@ -156,3 +156,5 @@ class Recorder:
     """Told arguments and innermost module of every call, where times do not count."""
     on_node: Callable[[Any, int], None] | None = None
     """Told every autograd node and its call, where times do not count."""
+    on_engine: Callable[[bool], None] | None = None
+    """Told, before and after, whether the autograd engine runs; where times do not count."""

@@ -46,6 +46,7 @@ class Interception:
         replace(self._patches, "compile", self._wrap_compile)
         # Attention's inference fast path is refused as soon as any function mode is on.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
+        self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
         """Leave torch as it was found."""

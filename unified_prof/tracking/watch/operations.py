@@ -215,6 +215,7 @@ class ActivationTracker(OperationTracker):
     def _listen(self, recorder: Recorder) -> None:
         recorder.on_call = self._on_call
         recorder.on_node = self._on_node
+        recorder.on_engine = self._on_engine
 
     def begin_iteration(self, index: int) -> None:
         """Begin to watch what is saved."""
@@ -293,6 +294,11 @@ class ActivationTracker(OperationTracker):
             self._used[id(leaf)] = weakref.ref(leaf)
         with self._internals.anomalies.fenced("saved_numbers_not_counted", "those of a node"):
             self._saved.saved_numbers(node, call)
+
+    def _on_engine(self, runs: bool) -> None:
+        if self._saved is not None:
+            with self._internals.anomalies.fenced("saved_tensor_not_counted", "around a backward"):
+                (self._saved.pause if runs else self._saved.resume)()
 
 
 def _not_started(*_: Any) -> Any:

@@ -1,0 +1,71 @@
+"""`make compat`: what it runs exists, and it prints the row of the table."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def compat(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The script, with this interpreter in place of an environment to be made."""
+    spec = importlib.util.spec_from_file_location("compat", ROOT / "scripts" / "compat.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "CACHE", tmp_path / "compat")
+    monkeypatch.setattr(script, "environment", lambda *_, **__: Path(sys.executable))
+    return script
+
+
+def test_its_tests_exist(compat: Any) -> None:
+    assert [path for path in (*compat.TESTS, "tests/wild") if not (ROOT / path).exists()] == []
+
+
+def test_it_prints_torch_python_and_how_the_tests_went(
+    compat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import pytest\n"
+        "def test_one(): pass\n"
+        "def test_two(): assert False\n"
+        "@pytest.mark.skip\n"
+        "def test_three(): pass\n"
+    )
+    monkeypatch.setattr(compat, "TESTS", (str(tests),))
+    monkeypatch.setattr(sys, "argv", ["compat.py", "2.6.0"])
+    assert compat.main() == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    _, torch, python, counts, _ = last.split("|")
+    assert torch.strip()[:1].isdigit()
+    assert python.strip() == ".".join(map(str, sys.version_info[:3]))
+    assert counts.strip() == "1 failed, 1 passed, 1 skipped"
+
+
+def test_what_was_kept_is_used_and_the_rest_deleted(
+    compat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "run_tests", lambda *_, **__: 0)
+    folder = compat.CACHE / f"torch-2.6.0-{Path(sys.executable).name}"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", ["compat.py", "2.6.0", "--keep"])
+    assert compat.main() == 0
+    assert folder.exists()
+    monkeypatch.setattr(sys, "argv", ["compat.py", "2.6.0"])
+    assert compat.main() == 0
+    assert not folder.exists()
+
+
+def test_make_hands_over_what_was_asked_for() -> None:
+    command = ["make", "-n", "compat", "TORCH=2.6.0", "PYTHON=python3.12", "KEEP=1"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert said.split() == "python3.12 scripts/compat.py 2.6.0 --python python3.12 --keep".split()

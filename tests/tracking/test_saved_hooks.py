@@ -1,0 +1,188 @@
+"""What is saved for the backward, in torches that show their stack of hooks and in older ones."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tracking.workloads import Workload, names
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.patches import Patches
+from unified_prof.tracking.saved_hooks import SavedTensorHooks, UnknownHooksError
+from unified_prof.tracking.torch_internals import PLACES, TorchInternals
+from unified_prof.tracking.watch.names import is_placeholder
+
+NET = """
+from pathlib import Path
+import torch
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(8))
+    def forward(self, x):
+        return (self.w + x).tanh()
+
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+x = torch.ones(4, 8)
+"""
+LOOP = """
+for _ in range(12):
+    net(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TANH_BYTES = 4 * 8 * 4
+HALVED = "torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float())"
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch before 2.8, which does not show what is on the stack."""
+    place = PLACES["saved_hooks_top"]
+    monkeypatch.setitem(
+        PLACES, "saved_hooks_top", replace(place, path=f"{place.path}_later", since=(99, 0))
+    )
+
+
+@pytest.fixture
+def hooks(older: None) -> Iterator[SavedTensorHooks]:
+    """This thread's stack, watched since it was empty."""
+    internals, patches = TorchInternals(Anomalies()), Patches()
+    internals.watch_saved_tensor_hooks(patches)
+    found = internals.saved_tensor_hooks()
+    assert found is not None
+    yield found
+    patches.restore()
+
+
+def saved(workload: Workload, script: str) -> dict[str, int]:
+    workload.write("main.py", script)
+    tracked = workload.tracked(iterations=2)
+    assert tracked.anomalies == {}
+    return {one.operation_name: one.size_bytes for one in tracked.activations if one.size_bytes}
+
+
+@pytest.mark.usefixtures("older")
+def test_an_older_torch_tells_what_is_saved(workload: Workload) -> None:
+    assert saved(workload, NET + LOOP) == {"tanh": TANH_BYTES}
+
+
+@pytest.mark.usefixtures("older")
+def test_hooks_that_the_program_has_around_all_its_iterations(workload: Workload) -> None:
+    around = f"with {HALVED}:\n" + "\n".join(f"    {line}" for line in LOOP.splitlines())
+    assert saved(workload, NET + around) == {"tanh": TANH_BYTES // 2}
+
+
+@pytest.mark.usefixtures("older")
+def test_hooks_that_the_program_has_within_an_iteration(workload: Workload) -> None:
+    inside = LOOP.replace("    net(x)", f"    with {HALVED}: y = net(x)\n    y")
+    assert saved(workload, NET + inside) == {"tanh": TANH_BYTES // 2}
+
+
+@pytest.mark.usefixtures("older")
+def test_transforms_that_allow_no_hooks(workload: Workload) -> None:
+    inside = LOOP.replace(
+        "    net(x)", "    torch.func.grad(lambda t: t.sin().sum())(x)\n    net(x)"
+    )
+    assert saved(workload, NET + inside)["tanh"] == TANH_BYTES
+
+
+@pytest.mark.parametrize("torch_is", ["older", "this"])
+def test_the_engine_is_given_no_hooks_of_ours(
+    torch_is: str, workload: Workload, request: pytest.FixtureRequest
+) -> None:
+    if torch_is == "older":
+        request.getfixturevalue("older")
+    script = NET.replace(
+        "return (self.w + x).tanh()",
+        "y = (self.w + x).tanh()\n        y.register_hook(none_allowed)\n        return y",
+    ).replace(
+        "class Net",
+        """
+def none_allowed(_gradient):
+    torch._C._autograd._saved_tensors_hooks_disable("there are some")
+    torch._C._autograd._saved_tensors_hooks_enable()
+
+class Net""",
+    )
+    assert saved(workload, script + LOOP) == {"tanh": TANH_BYTES}
+
+
+def test_the_stack_is_as_it_was_pushed(hooks: SavedTensorHooks) -> None:
+    from torch.autograd.graph import saved_tensors_hooks
+
+    assert hooks.pop_all() == []
+    with saved_tensors_hooks(abs, str), saved_tensors_hooks(len, repr):
+        found = hooks.pop_all()
+        assert found == [(len, repr), (abs, str)]
+        assert hooks.top() is None
+        for pair in reversed(found):
+            hooks.push(*pair)
+        assert hooks.top() == (len, repr)
+    assert hooks.top() is None
+
+
+def test_other_threads_have_stacks_of_their_own(hooks: SavedTensorHooks) -> None:
+    from torch.autograd.graph import saved_tensors_hooks
+
+    seen = []
+    with saved_tensors_hooks(abs, str):
+        thread = threading.Thread(target=lambda: seen.append(hooks.top()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+@pytest.mark.usefixtures("older")
+def test_hooks_from_before_tracking_are_left_where_they_are() -> None:
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    packed = []
+    internals, patches = TorchInternals(Anomalies()), Patches()
+    with saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        internals.watch_saved_tensor_hooks(patches)
+        hooks = internals.saved_tensor_hooks()
+        assert hooks is not None
+        with saved_tensors_hooks(abs, str):
+            with pytest.raises(UnknownHooksError):
+                hooks.pop_all()
+            assert hooks.top() == (abs, str)
+        torch.ones(1, requires_grad=True).exp()
+    assert len(packed) == 1
+    assert hooks.top() is None
+    patches.restore()
+
+
+@pytest.mark.usefixtures("older")
+def test_a_program_that_turns_tracking_on_below_its_hooks(workload: Workload) -> None:
+    import torch
+    from torch.autograd.graph import saved_tensors_hooks
+
+    workload.write("main.py", NET + LOOP)
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        tracked = workload.tracked(iterations=2)
+    assert names(tracked) == ["add", "tanh"]
+    assert "saved-tensor hooks were in place" in tracked.anomalies["activations_not_measured"][1]
+    assert torch.ones(1, requires_grad=True).exp().grad_fn is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "expected"),
+    [
+        ("empty", "torch/utils/checkpoint.py", True),
+        ("CheckpointFunction", "torch/utils/checkpoint.py", False),
+        ("empty", "fairtorch/utils/checkpoint.py", False),
+    ],
+)
+def test_what_a_checkpoint_hangs_things_on_is_no_operation(
+    name: str, path: str, expected: bool
+) -> None:
+    code = compile("pass", str(Path("/lib") / path), "exec")
+    assert is_placeholder(name, code) is expected
