@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.tracking.measure import assemble
+from unified_prof.tracking.measure import sites
 from unified_prof.tracking.program import session
 from unified_prof.tracking.program.steps import StepWatcher
 from unified_prof.tracking.watch import activations, backward, peak
@@ -100,7 +100,7 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
         (SizedWeight, "shown_in", "weights_not_listed"),
         (session, "activations_of", "activations_not_listed"),
         (session, "note_oddities", "oddities_not_looked_for"),
-        (assemble, "gap_site", "gaps_not_placed"),
+        (sites, "gap_site", "gaps_not_placed"),
         (StepWatcher, "_opened", "steps_not_followed"),
         (ModuleNames, "settle", "modules_not_named"),
         (ModuleNames, "name", "operation_not_recorded"),

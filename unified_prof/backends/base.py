@@ -47,6 +47,9 @@ class RunSpec:
     `run` will return, so that reports can be written at once. The capture's exit code is 0 as yet.
     See `tracking.workload.run_workload` for where it runs; its exceptions leave `run` at the end
     of a workload that succeeded, and are told in `Capture.failure` otherwise."""
+    on_partial: Callable[[TrackedRun], None] | None = None
+    """Called now and then before that by such a backend, with what the complete iterations have
+    given so far; see `tracking.workload.run_workload`."""
     relay: Callable[[str], None] = lambda _: None
     """Told what another program that runs the workload says, line by line."""
 

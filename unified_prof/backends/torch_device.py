@@ -116,6 +116,7 @@ class TorchBackend(ABC):
                     progress=spec.progress,
                     instruments=[timeline] if timeline else [],
                     on_measured=measured,
+                    on_partial=spec.on_partial,
                 )
         except CaptureError as err:
             if timeline is None:

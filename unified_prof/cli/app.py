@@ -16,6 +16,7 @@ from unified_prof.version import VERSION
 # `register(app)`; heavy imports belong inside the commands' functions.
 MODULES: tuple[str, ...] = (
     "run",
+    "recover",
     "conversion",
     "report",
     "trace",
@@ -30,7 +31,7 @@ MODULES: tuple[str, ...] = (
 class _Root(Group):
     order = (
         *("run", "build", "import", "report", "trace", "diff", "gate", "baseline", "db"),
-        "doctor",
+        *("recover", "doctor"),
     )
 
 

@@ -52,6 +52,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof db upgrade run.db --schema documented -o new.db", "keep run.db"),
     ),
     "db create": (("uprof db create empty.db --schema latest", "tables without rows"),),
+    "recover": (("uprof recover RUN", "what a killed run had measured"),),
     "doctor": (("uprof doctor --json", "for a bug report"),),
 }
 """Command path without `uprof` -> examples."""

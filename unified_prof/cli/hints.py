@@ -24,9 +24,23 @@ def for_reports(*paths: Path) -> Iterator[None]:
         raise
 
 
+def unrecovered(folder: Path) -> str | None:
+    """Return what to do about what killed processes left in `folder`; None: there is nothing."""
+    from unified_prof.store import spool
+
+    if not any(spool.state_of(path) != spool.RUNS for path in spool.find(folder)):
+        return None
+    return (
+        f"{folder} holds measurements of a run that was killed; `uprof recover {folder}` makes "
+        "reports of them"
+    )
+
+
 def _hint(path: Path, message: str) -> str | None:
     from unified_prof.pipeline import sources
 
+    if path.is_dir() and (hint := unrecovered(path)) is not None:
+        return hint
     if _NSIGHT in message or path.suffix in (".nsys-rep", ".qdrep"):
         return (
             "uprof does not read recordings of Nsight Systems; record with torch.profiler and "

@@ -138,6 +138,8 @@ def report(
         printing.write(file, text, force=force)
         if not quiet:
             printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
+    if not quiet and path.is_dir() and (hint := hints.unrecovered(path)) is not None:
+        printing.say(f"uprof: hint: {hint}")
     if coverage.missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
             printing.say(f"uprof: error: {coverage.sentence}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof import signals, streams
+from unified_prof.cli import hints
 from unified_prof.cli.npu_options import with_npu_options
 from unified_prof.cli.options import Force, Quiet
 from unified_prof.cli.run_end import WIPE, RunEnd
@@ -186,6 +187,8 @@ def run(
     if dry_run:
         _show_command(chosen, spec)
         return
+    if not force and (hint := hints.unrecovered(spec.output_dir)) is not None:
+        say(f"uprof: hint: {printable(hint)}")
     shown = RunEnd(quiet=quiet, json=json_, top=50 if verbose else 10)
     exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=chosen_ranks)
     raise typer.Exit(exit_code)

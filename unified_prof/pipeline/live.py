@@ -109,6 +109,7 @@ def profile(
             include=spec.include,
             progress=progress,
             on_measured=lambda tracked: written.measured(Capture(0, tracked)),
+            on_partial=written.partial,
         )
         ended_well = False
         try:

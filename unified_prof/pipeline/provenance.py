@@ -14,6 +14,7 @@ from unified_prof.backends.base import RunSpec
 from unified_prof.pipeline.ranks import Rank
 from unified_prof.plain import printable
 from unified_prof.redaction import redact, redact_arguments
+from unified_prof.tracking.records import TrackedRun
 from unified_prof.version import VERSION
 
 
@@ -58,6 +59,19 @@ def of_run(
             facts[name] = str(value)
     # A name that is not UTF-8 cannot be stored as it is, and must not cost the report.
     return {name: None if value is None else printable(value) for name, value in facts.items()}
+
+
+def of_records(
+    known: Mapping[str, str | None], run: TrackedRun, failure: str | None
+) -> dict[str, str | None]:
+    """Return the facts of a report of `run`: what was known before, and what the records say."""
+    facts = {
+        **known,
+        **run.facts,
+        "device": run.device,
+        "complete": "true" if run.complete else "false",
+    }
+    return {**facts, "failure": failure} if failure else facts
 
 
 def _without_secrets(value: object) -> object:

@@ -17,6 +17,7 @@ from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_of
 from unified_prof.pipeline.recordings import build_databases
 from unified_prof.store import run_folder
 from unified_prof.store.run_folder import RankEntry
+from unified_prof.store.spool import Spool, Spooled
 from unified_prof.store.uprof_tables import complete_run
 from unified_prof.tracking.records import TrackedRun
 
@@ -66,6 +67,7 @@ class Reports:
         self._owner = os.getpid()
         names = outputs.skyline_files(self._absolute, spec.reports, self.rank)
         self._skyline = names
+        self._spool = Spool(self._absolute, self.rank.suffix)
         outputs.refuse_existing_files(names.values(), force=force)
         if TIMELINE in spec.reports:
             outputs.refuse_existing_files([outputs.timeline_file(self.raw, self.rank)], force=force)
@@ -81,6 +83,27 @@ class Reports:
         self._facts = provenance.of_run(self._spec, self._backend, self.rank, provenance.now())
         self._facts |= dict.fromkeys(self._at_the_end)
         self._tell_others(run_folder.STARTED)
+        if self._force:
+            self._spool.remove_those_of_the_dead()
+
+    def partial(self, run: TrackedRun) -> None:
+        """Save what the complete iterations gave so far, for `uprof recover` if we are killed.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if os.getpid() != self._owner or not self._skyline:
+            return
+        self._spool.write(
+            Spooled(
+                reports=tuple(self._skyline),
+                rank=self.rank.number,
+                iterations=self._spec.iterations,
+                saved=provenance.timestamp(provenance.now()),
+                facts=self._facts,
+                run=run,
+            )
+        )
 
     def measured(self, capture: Capture) -> None:
         """Write the reports now, while the workload runs on: it may never come to its end.
@@ -96,6 +119,7 @@ class Reports:
             except (UprofError, OSError):
                 self._paths.clear()
                 return
+            self._spool.remove()
             self._tell_others(run_folder.MEASURED)
         self._on_written(self.files)
 
@@ -111,7 +135,15 @@ class Reports:
         if self._is_written(capture):
             self._complete()
         else:
-            self._write(capture)
+            try:
+                self._write(capture)
+            except OutputError as err:
+                if self._spool.path.exists():
+                    then = f"`uprof recover {self.directory}` makes reports of what was saved"
+                    err.hint = "; then ".join(filter(None, (err.hint, then)))
+                raise
+        if capture.tracked is not None:
+            self._spool.remove()
         self._tell_others(run_folder.ENDED, capture.exit_code, capture.failure)
 
     def stub(self, exit_code: int, failure: str) -> None:
@@ -173,14 +205,7 @@ class Reports:
         from unified_prof.store import skyline
 
         writers = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
-        facts = {
-            **self._facts,
-            **run.facts,
-            "device": run.device,
-            "complete": "true" if run.complete else "false",
-        }
-        if capture.failure:
-            facts["failure"] = capture.failure
+        facts = provenance.of_records(self._facts, run, capture.failure)
         outputs.make_directory(self._absolute)  # another rank may have found it empty
         names = self._free(names)
         for report, path in names.items():
@@ -269,4 +294,9 @@ class Reports:
 
 def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
     """Return `spec` as a backend gets it: with the folder for what it records."""
-    return replace(spec, output_dir=reports.raw, on_measured=reports.measured)
+    return replace(
+        spec,
+        output_dir=reports.raw,
+        on_measured=reports.measured,
+        on_partial=reports.partial,
+    )

@@ -48,6 +48,12 @@ def is_abandoned(owner: str) -> bool:
     return found is not None and found != start
 
 
+def is_of_here(owner: str) -> bool:
+    """Say whether the process with this tag can be seen from here: it lives unless abandoned."""
+    match = TAG.fullmatch(owner)
+    return match is not None and match[1] == _domain()
+
+
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
     """Yield a folder for temporary copies; first remove those that dead processes left.

@@ -61,6 +61,8 @@ class LiveTracking:
         instruments: More recorders to drive over measured iterations.
         on_measured: Called once all is measured, while the block still runs, as for
             `run_workload`. After the block `report_error` is what it raised.
+        on_partial: Called now and then with what the complete iterations gave, as for
+            `run_workload`.
 
     Raises:
         UsageError: A value makes no sense, or tracking is under way already.
@@ -81,6 +83,7 @@ class LiveTracking:
         progress: Callable[[str], None] = lambda _: None,
         instruments: Sequence[Instrument] = (),
         on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
+        on_partial: Callable[[TrackedRun], None] | None = None,
     ) -> None:
         from unified_prof.tracking.program.loop import TrackedLoop
         from unified_prof.tracking.program.session import Options, Session
@@ -96,6 +99,7 @@ class LiveTracking:
             progress=progress,
             instruments=tuple(instruments),
             on_measured=on_measured,
+            on_partial=on_partial,
         )
         self._session = Session(device or accelerator_kind(), options)
         self._loop = TrackedLoop(self._session)

@@ -46,6 +46,7 @@ def run_workload(
     progress: Callable[[str], None] = lambda _: None,
     instruments: Sequence[Instrument] = (),
     on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
+    on_partial: Callable[[TrackedRun], None] | None = None,
 ) -> Outcome:
     """Run `target` on `device` and measure some of its iterations.
 
@@ -78,6 +79,10 @@ def run_workload(
             the workload has by then. Not called where measuring ended early or there was
             nothing to measure: then there is only the `Outcome`. An exception of its does not
             reach the workload; it is `Outcome.report_error`.
+        on_partial: Called now and then before that, between two iterations, with what the
+            complete ones have given so far, so that it can be kept from being lost with the
+            process: after the first of them at once, later so rarely that it takes a fiftieth
+            of the time. An exception of its becomes an anomaly.
 
     Raises:
         UsageError: `target` cannot be read or found, or a value makes no sense.
@@ -97,6 +102,7 @@ def run_workload(
             progress=progress,
             instruments=tuple(instruments),
             on_measured=on_measured,
+            on_partial=on_partial,
         ),
     )
     try:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.measure.gaps import gap_site
 from unified_prof.tracking.measure.sites import Site, SiteTable
 from unified_prof.tracking.records import (
     ActivationRecord,
@@ -152,7 +151,7 @@ def _gap(
     stacks = _stacks(*reference, table)
     site = None
     with anomalies.fenced("gaps_not_placed", "the lines between two operations"):
-        site = None if stacks is None else gap_site(*stacks)
+        site = None if stacks is None else table.gap(stacks)
     if site is None or any(_stacks(*one, table) != stacks for one in having):
         return None
     # Events of a device may be recorded out of order on two streams; a gap is never negative.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unified_prof.tracking.measure.gaps import GapSite, gap_site
 from unified_prof.tracking.records import Frame
 from unified_prof.tracking.watch.calls import CallSite, CallSites
 from unified_prof.tracking.watch.frames import Stack, frames_of
@@ -11,9 +12,12 @@ from unified_prof.tracking.watch.names import OperationNames, is_placeholder
 from unified_prof.tracking.watch.scopes import Scope
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One place in the program that calls one operation in one module."""
+    """One place in the program that calls one operation in one module.
+
+    Of one table, equal ones are the same object: comparing and hashing them costs nothing.
+    """
 
     name: str
     frames: tuple[Frame, ...]
@@ -31,7 +35,9 @@ class SiteTable:
         self._names = OperationNames()
         self.scope = scope
         self._known: dict[tuple[bool, int], Site] = {}
-        self._sites: dict[Site, Site] = {}
+        self._sites: dict[tuple[object, ...], Site] = {}
+        self._stacks: dict[int, Stack] = {}
+        self._gaps: dict[tuple[Stack, Stack], GapSite | None] = {}
 
     def site(self, number: int, *, with_set_up: bool = False) -> Site:
         """Return the site with a number in `CallSites`.
@@ -45,12 +51,22 @@ class SiteTable:
         site = self._known.get(key)
         if site is None:
             site = self._make(self._call_sites.sites[number], with_set_up)
-            site = self._known[key] = self._sites.setdefault(site, site)
+            value = (site.name, site.frames, site.module_path, site.module_class, site.kept)
+            site = self._known[key] = self._sites.setdefault(value, site)
         return site
 
     def stack(self, number: int) -> Stack:
         """Return the part of the stack at a site that is shown."""
-        return self.scope.frames(self._call_sites.sites[number].stack)
+        stack = self._stacks.get(number)
+        if stack is None:
+            stack = self._stacks[number] = self.scope.frames(self._call_sites.sites[number].stack)
+        return stack
+
+    def gap(self, stacks: tuple[Stack, Stack]) -> GapSite | None:
+        """Return the lines between two operations with these stacks; see `gap_site`."""
+        if stacks not in self._gaps:
+            self._gaps[stacks] = gap_site(*stacks)
+        return self._gaps[stacks]
 
     def _make(self, call: CallSite, with_set_up: bool) -> Site:
         func = call.func

@@ -32,11 +32,23 @@ class Driver:
         progress: Callable[[str], None],
         on_finished: Callable[[], None] = lambda: None,
         on_failure: Callable[[Stage, Exception], None] = lambda _stage, _error: None,
+        on_iteration: Callable[[Sequence[Instrument]], None] = lambda _: None,
     ) -> None:
+        """Take the stages in their order.
+
+        Args:
+            stages: What is measured, and how often.
+            progress: Told what begins.
+            on_finished: Called once all stages are complete.
+            on_failure: Told what an instrument raised, and in which stage.
+            on_iteration: Called when an iteration is complete and the next has not begun, but not
+                after the last one; told the instruments that are not stopped.
+        """
         self._stages = tuple(stage for stage in stages if stage.iterations > 0)
         self._progress = progress
         self._on_finished = on_finished
         self._on_failure = on_failure
+        self._on_iteration = on_iteration
         self._at = 0
         self._done = 0
         self._open: list[Instrument] = []
@@ -68,10 +80,13 @@ class Driver:
                 instrument.end_iteration(self._done)
             self._done += 1
             if self._done < self._stages[self._at].iterations:
+                self._on_iteration(self._open)
                 self._begin_iteration()
                 return
             self._leave_stage(complete=True)
             self._at += 1
+            if not self.finished:
+                self._on_iteration(())
             self._enter_stage()
 
     def restart(self, stage: int) -> None:

@@ -27,6 +27,7 @@ from unified_prof.tracking.program.driver import Driver, Stage
 from unified_prof.tracking.program.elsewhere import Elsewhere
 from unified_prof.tracking.program.instruments import Instrument
 from unified_prof.tracking.program.program import last_user_line
+from unified_prof.tracking.program.saving import Saving
 from unified_prof.tracking.records import (
     ActivationRecord,
     IterationRecord,
@@ -69,6 +70,8 @@ class Options:
     instruments: tuple[Instrument, ...] = ()
     on_measured: Callable[[TrackedRun | None], None] = lambda _: None
     """See `run_workload`."""
+    on_partial: Callable[[TrackedRun], None] | None = None
+    """See `run_workload`."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -98,6 +101,7 @@ class Session:
         self.report_error: Exception | None = None
         """What `Options.on_measured` raised."""
         self._final: TrackedRun | None = None
+        self._saving = Saving()
         self.faults: list[str] = []
         """What uprof itself failed in."""
         self.on_abandon: list[Callable[[], None]] = []
@@ -185,7 +189,30 @@ class Session:
             self.options.progress,
             on_finished=self.remove,
             on_failure=self._stage_failed,
+            on_iteration=self._save,
         )
+
+    def _save(self, running: Sequence[Instrument]) -> None:
+        """Hand over what the complete iterations gave, lest it is lost with the process.
+
+        Args:
+            running: What is not stopped; nothing but the trackers may see how this takes time.
+        """
+        trackers = (self.whole, self.run_time, self.memory)
+        hand_over = self.options.on_partial
+        if hand_over is None or any(one not in trackers for one in running):
+            return
+        # What waits for a device would empty its queue, and the next iteration begin otherwise.
+        if running and not self.device.is_cpu:
+            return
+        measured = (*(one.count for one in trackers), self.peak.peak_bytes)
+        with self._saving.of(measured) as is_due:
+            if not is_due:
+                return
+            with self.anomalies.fenced("not_saved_meanwhile", "for `uprof recover`"):
+                so_far = self.result_or_none()
+                if so_far is not None:
+                    hand_over(so_far)
 
     def _stage_failed(self, stage: Stage, error: Exception) -> None:
         """An instrument failed: what it would have measured is missing, the rest is not."""

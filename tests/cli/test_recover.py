@@ -1,0 +1,355 @@
+"""What a run that was killed had measured is not lost: `uprof recover`."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_report import uprof
+from tests.conftest import ROOT
+from tests.records import tracked_run
+from unified_prof.store import ownership, spool
+from unified_prof.store.spool import Spooled
+
+TRAINING = """\
+import os, sys, time, torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps, pause=0.0):
+    for step in range(steps):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(pause)
+"""
+REPORTS = ["memory.sqlite", "run_time.sqlite"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+
+def start(source: str, *options: str, **more: str) -> subprocess.Popen[str]:
+    Path("train.py").write_text(TRAINING + source)
+    settings = ["--backend", "cpu", "-o", "out", "--scope", "project"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "unified_prof", "run", *settings, *options, "train.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**more),
+    )
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    return process.communicate(timeout=120)[1]
+
+
+def files() -> list[str]:
+    return sorted(path.name for path in Path("out").iterdir())
+
+
+def facts(path: str) -> dict[str, str | None]:
+    with closing(sqlite3.connect(path)) as db:
+        return dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+
+
+def left(suffix: str = "", tag: str = "0badc0de-7-7", **changes: object) -> Path:
+    """Leave a spool as a process that cannot be seen from here would."""
+    fields: dict[str, object] = {
+        "reports": ("run-time", "memory"),
+        "rank": int(suffix.removeprefix("_rank")) if suffix else None,
+        "iterations": 10,
+        "saved": "2026-01-02T03:04:05+00:00",
+        "facts": {"started": "2026-01-02T03:00:00+00:00", "host": "node7"},
+        "run": tracked_run(complete=False),
+        **changes,
+    }
+    path = Path("out", f".uprof{suffix}.{tag}.spool")
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(spool.encode(Spooled(**fields)))  # type: ignore[arg-type]
+    return path
+
+
+def tag_of_the_dead() -> str:
+    """Return the tag of a process of this machine that has ended."""
+    process = subprocess.run([sys.executable, "-c", PRINT_TAG], stdout=subprocess.PIPE, check=True)
+    return process.stdout.decode().strip()
+
+
+PRINT_TAG = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from unified_prof.store import ownership
+print(ownership.tag())
+"""
+
+
+def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
+    process = start("train(7, 0.3)\nos.kill(os.getpid(), 9)\n", "--iterations", "99")
+    assert end(process) is not None
+    assert process.returncode == -signal.SIGKILL
+    (name,) = files()
+    assert name.endswith(".spool")
+
+    done = uprof("recover", "out")
+    assert done.returncode == 0, done.stderr
+    assert "of 99 iterations" in done.stderr
+    assert files() == REPORTS
+    found = facts("out/run_time.sqlite")
+    assert found["complete"] == "false"
+    assert "the process ended before it had written its reports" in str(found["failure"])
+    assert (found["exit_code"], found["finished"]) == (None, None)
+    assert found["target"] == "train.py"
+    shown = uprof("report", "out")
+    assert shown.returncode == 0, shown.stderr
+    assert "linear" in shown.stdout
+
+
+def test_a_program_that_leaves_by_os_exit_in_step_7_can_be_recovered() -> None:
+    process = start("train(7)\nos._exit(3)\n", "--iterations", "99")
+    end(process)
+    assert process.returncode == 3
+    assert uprof("recover", "out", "-q").returncode == 0
+    assert files() == REPORTS
+
+
+def test_before_the_first_iteration_there_is_nothing_to_recover() -> None:
+    process = start("os._exit(3)\n")
+    end(process)
+    done = uprof("recover", "out")
+    assert done.returncode == 1
+    assert "nothing to recover" in done.stderr
+    assert files() == []
+
+
+def test_after_all_was_measured_nothing_is_left_to_recover() -> None:
+    process = start("train(30)\nos.kill(os.getpid(), 9)\n", "--iterations", "2")
+    end(process)
+    assert files() == REPORTS
+    assert facts("out/run_time.sqlite")["complete"] == "true"
+    assert uprof("recover", "out").returncode == 1
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_it_leaves_reports_or_what_makes_them(seed: int) -> None:
+    process = start("print('go', flush=True)\ntrain(400, 0.01)\n", "--iterations", "200")
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0.0, 4.0))
+    process.kill()
+    end(process)
+    had_something = bool(files())
+    done = uprof("recover", "out")
+    assert done.returncode == (1 if not had_something or files() == [] else 0), done.stderr
+    assert files() in ([], REPORTS)
+
+
+def test_a_run_that_ends_in_order_leaves_no_spool() -> None:
+    process = start("train(5)\nsys.exit(4)\n")
+    end(process)
+    assert process.returncode == 4
+    assert files() == REPORTS
+
+
+def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
+    process = start("train(2)\nprint('up', flush=True)\ntime.sleep(600)\n")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = files()
+        assert len(before) == 1
+        done = uprof("recover", "out", "--force")
+        assert done.returncode == 1
+        assert "its process still runs" in done.stderr
+        assert files() == before
+        assert "recover" not in uprof("report", "out").stderr
+    finally:
+        process.kill()
+        end(process)
+    assert uprof("recover", "out").returncode == 0
+
+
+def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() -> None:
+    ranks = [
+        start(
+            "train(5)\nif os.environ['RANK'] == '1':\n    os._exit(9)\n",
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+        )
+        for rank in range(2)
+    ]
+    for process in ranks:
+        end(process)
+    done = uprof("report", "out")
+    assert done.returncode == 7
+    assert "`uprof recover out`" in done.stderr
+    done = uprof("recover", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    (record,) = json.loads(done.stdout)
+    assert record["rank"] == 1
+    assert record["files"]["memory"] == "out/memory_rank1.sqlite"
+    entry = json.loads(Path("out/run.json").read_text())["ranks"]["1"]
+    assert entry["files"] == {
+        "run-time": ["run_time_rank1.sqlite"],
+        "memory": ["memory_rank1.sqlite"],
+    }
+    assert "the process ended before it had written its reports" in entry["failure"]
+    assert uprof("report", "out").returncode == 0
+
+
+def test_other_commands_on_the_folder_name_the_way() -> None:
+    left(tag=tag_of_the_dead())
+    done = uprof("report", "out")
+    assert done.returncode == 7
+    assert "`uprof recover out` makes reports of them" in done.stderr
+    process = start("train(5)\n")
+    assert "`uprof recover out` makes reports of them" in end(process)
+    assert len(files()) == 3, "what is not recovered stays"
+    process = start("train(5)\n", "--force")
+    assert "recover" not in end(process)
+    assert files() == REPORTS, "--force is for what earlier runs left"
+
+
+def test_reports_of_another_run_are_not_replaced_unasked() -> None:
+    path = left()
+    Path("out/memory.sqlite").write_bytes(b"mine")
+    done = uprof("recover", "out")
+    assert done.returncode == 9
+    assert "memory.sqlite already exists" in done.stderr
+    assert files() == [path.name, "memory.sqlite"]
+    assert uprof("recover", "out", "--force").returncode == 0
+    assert files() == REPORTS
+
+
+def test_a_process_that_cannot_be_seen_from_here_is_recovered_with_a_remark() -> None:
+    left()
+    done = uprof("recover", "out")
+    assert done.returncode == 0
+    assert "process 7 of node7 still runs cannot be seen from here" in done.stderr
+
+
+def test_of_two_attempts_the_newer_gets_the_usual_names() -> None:
+    older = left(tag="0badc0de-10-1", facts={"started": "1", "host": "a"})
+    os.utime(older, (1, 1))
+    left(tag="0badc0de-11-1", facts={"started": "2", "host": "a"})
+    assert uprof("recover", "out").returncode == 0
+    assert files() == ["memory.sqlite", "memory_16.sqlite", "run_time.sqlite", "run_time_16.sqlite"]
+    assert facts("out/run_time.sqlite")["started"] == "2"
+
+
+def test_killed_between_its_reports_a_run_keeps_the_one_that_it_wrote() -> None:
+    path = left()
+    content = path.read_bytes()
+    assert uprof("recover", "out").returncode == 0
+    Path("out/run_time.sqlite").unlink()
+    written = Path("out/memory.sqlite").stat().st_ino
+    path.write_bytes(content)
+    assert uprof("recover", "out").returncode == 0
+    assert files() == REPORTS
+    assert Path("out/memory.sqlite").stat().st_ino == written
+
+
+def test_a_damaged_spool_is_named_and_the_others_are_recovered() -> None:
+    whole = left("_rank1")
+    cut = Path("out", ".uprof_rank0.0badc0de-8-8.spool")
+    cut.write_bytes(whole.read_bytes()[:-1])
+    done = uprof("recover", "out")
+    assert done.returncode == 6
+    assert f"{cut}: is cut" in done.stderr
+    assert files() == [cut.name, "memory_rank1.sqlite", "run_time_rank1.sqlite"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_of_that_name_does_not_hang() -> None:
+    Path("out").mkdir()
+    os.mkfifo("out/.uprof.0badc0de-8-8.spool")
+    done = uprof("recover", "out")
+    assert done.returncode == 6
+    assert "is not a regular file" in done.stderr
+
+
+def test_a_folder_that_is_none_is_wrong_use() -> None:
+    done = uprof("recover", "nowhere")
+    assert done.returncode == 2
+    assert "nowhere is not an existing folder" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+def test_a_full_disk_costs_an_anomaly_and_not_the_program() -> None:
+    """The limit allows no spool; it is lifted before the reports are written."""
+    process = start(
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))\n"
+        "train(5)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+        "sys.exit(6)\n"
+    )
+    err = end(process)
+    assert process.returncode == 6, err
+    assert files() == REPORTS
+    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
+        found = dict(db.execute("SELECT name, detail FROM UPROF_ANOMALIES"))
+    assert "File too large" in found["not_saved_meanwhile"]
+
+
+def test_a_profiled_block_can_be_recovered() -> None:
+    Path("train.py").write_text(
+        TRAINING
+        + "import unified_prof\n"
+        + "with unified_prof.profile('out', scope='project', iterations=99):\n"
+        + "    train(5)\n    os._exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "train.py"], env=environment(), check=False)
+    assert done.returncode == 3
+    assert uprof("recover", "out").returncode == 0
+    assert files() == REPORTS
+
+
+def test_file_names_that_are_not_utf_8_are_saved_too() -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    Path(folder).mkdir()
+    Path(folder, "train.py").write_text(TRAINING + "train(5)\nos._exit(3)\n")
+    settings = ["--backend", "cpu", "-o", "out", "--scope", "project"]
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "run", *settings, f"{folder}/train.py"],
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 3
+    assert uprof("recover", "out").returncode == 0
+    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
+        (name,) = db.execute("SELECT DISTINCT file_path FROM stack_frames").fetchone()
+    assert name == "caf\\xe9/train.py"
+
+
+def test_recovering_needs_no_torch() -> None:
+    left()
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from unified_prof.cli.app import main\nmain(['recover', 'out'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), check=False)
+    assert done.returncode == 0
+
+
+def test_a_tag_says_who_is_alive() -> None:
+    assert ownership.is_of_here(ownership.tag())
+    assert not ownership.is_of_here("0badc0de-7-7")

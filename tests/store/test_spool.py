@@ -1,0 +1,129 @@
+"""The spool of a run: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.records import tracked_run
+from unified_prof.errors import RawFormatError
+from unified_prof.store import spool
+from unified_prof.store.spool import Spool, Spooled
+from unified_prof.tracking.records import Frame
+
+CONTENT = Spooled(
+    reports=("run-time", "memory"),
+    rank=3,
+    iterations=10,
+    saved="2026-01-02T03:04:05+00:00",
+    facts={"host": "node7", "exit_code": None},
+    run=tracked_run(),
+)
+DATA = spool.encode(CONTENT)
+
+
+def changed_run(**changes: Any) -> bytes:
+    return spool.encode(replace(CONTENT, run=replace(CONTENT.run, **changes)))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = Spool(tmp_path, "_rank3")
+    written.write(replace(CONTENT, iterations=1))
+    written.write(CONTENT)
+    assert spool.read(written.path) == CONTENT
+    assert spool.find(tmp_path) == [written.path]
+    assert spool.state_of(written.path) == spool.RUNS
+    written.remove()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_one_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Spool(tmp_path, "")
+    written.write(CONTENT)
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        written.write(replace(CONTENT, iterations=1))
+    assert [*tmp_path.iterdir()] == [written.path]
+    assert spool.read(written.path) == CONTENT
+
+
+@given(st.integers(0, len(DATA) - 1))
+def test_a_cut_one_is_refused(size: int) -> None:
+    with pytest.raises(RawFormatError, match="somewhere"):
+        spool.decode(DATA[:size], where="somewhere")
+
+
+@given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
+def test_one_with_a_wrong_byte_is_refused(at: int, change: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[at] ^= change
+    with pytest.raises(RawFormatError, match="somewhere"):
+        spool.decode(bytes(damaged), where="somewhere")
+
+
+@given(st.binary(max_size=200))
+def test_foreign_records_with_a_sound_checksum_are_refused(payload: bytes) -> None:
+    with pytest.raises(RawFormatError, match="somewhere"):
+        spool.decode(_framed(payload), where="somewhere")
+
+
+def _framed(payload: bytes, version: int = 1) -> bytes:
+    import zlib
+
+    return spool._HEADER.pack(spool._MAGIC, version, len(payload), zlib.crc32(payload)) + payload
+
+
+def test_deep_nesting_is_refused_and_not_a_crash() -> None:
+    with pytest.raises(RawFormatError):
+        spool.decode(_framed(b"\x91" * 200_000), where="somewhere")
+
+
+def test_a_later_version_is_named() -> None:
+    with pytest.raises(RawFormatError, match="a spool of version 2, this build reads 1"):
+        spool.decode(_framed(b"", version=2), where="somewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"forward_ms": (1.0,)}, "more or fewer times"),
+        ({"forward_ms": (), "iterations": ()}, "iterations that there are not"),
+        ({"iterations": (0, 7)}, "iterations that there are not"),
+        ({"iterations": (1, 1)}, "twice in one iteration"),
+        ({"backward_ms": (1.0,)}, "more or fewer times"),
+        ({"forward_ms": (1.0, float("nan"))}, "a time of nan"),
+        ({"frames": (Frame("a.py", 1 << 63),)}, "the number 9223372036854775808"),
+    ],
+)
+def test_records_that_contradict_each_other_are_refused(
+    change: dict[str, Any], complaint: str
+) -> None:
+    first, *others = CONTENT.run.operations
+    with pytest.raises(RawFormatError, match=complaint):
+        spool.decode(changed_run(operations=(replace(first, **change), *others)), where="somewhere")
+
+
+@pytest.mark.parametrize("change", [{"reports": ("../x",)}, {"reports": ()}, {"rank": -1}])
+def test_no_spool_can_name_a_file_elsewhere(change: dict[str, Any]) -> None:
+    with pytest.raises(RawFormatError):
+        spool.decode(spool.encode(replace(CONTENT, **change)), where="somewhere")
+
+
+def test_names_that_are_not_utf_8_are_kept_as_escapes() -> None:
+    first, *others = CONTENT.run.operations
+    odd = replace(first, frames=(Frame("caf\udce9.py", 1),))
+    read = spool.decode(changed_run(operations=(odd, *others)), where="somewhere")
+    assert read.run.operations[0].frames[0].file_path == "caf\\xe9.py"
+    assert msgspec.to_builtins(read.run.iterations) == msgspec.to_builtins(CONTENT.run.iterations)
