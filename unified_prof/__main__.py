@@ -16,6 +16,8 @@ def main() -> None:
         if sys.stderr is not None:
             print(f"uprof: error: the installation is broken: {err}", file=sys.stderr)
         sys.exit(BUG_EXIT_CODE)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # Ctrl-C before there is a command to interrupt
     run()
 
 

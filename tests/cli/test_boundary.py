@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from unified_prof import __main__
 from unified_prof.cli import boundary
 from unified_prof.errors import BUG_EXIT_CODE, StoreError, UprofError, UsageError
 from unified_prof.migrate.create import create
@@ -235,6 +236,21 @@ def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
     monkeypatch.setattr(tempfile, "mkstemp", no_place)
     assert boundary.exit_code_of(lambda: _raise(KeyError("absent"))) == BUG_EXIT_CODE
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "unified_prof.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "unified_prof.cli.app", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
 
 
 def _raise(error: BaseException) -> object:
