@@ -109,18 +109,22 @@ def running_as(program: Program, name: str) -> Iterator[ModuleType]:
         __loader__=spec.loader if spec else None,
         __cached__=None,
     )
-    before = (sys.argv, sys.path[:], sys.modules.get(name))
+    # What spawned children send back is looked up by the second name, which multiprocessing, if
+    # it was imported before, has given to our own __main__.
+    names = (name, "__mp_main__") if name == "__main__" else (name,)
+    before = (sys.argv, sys.path[:], {each: sys.modules.get(each) for each in names})
     sys.argv = [program.first_argument, *program.arguments]
     sys.path[0:1] = [program.search_path]
-    sys.modules[name] = module
+    sys.modules.update(dict.fromkeys(names, module))
     try:
         yield module
     finally:
         sys.argv, sys.path[:], previous = before
-        if previous is None:
-            sys.modules.pop(name, None)
-        else:
-            sys.modules[name] = previous
+        for each, there in previous.items():
+            if there is None:
+                sys.modules.pop(each, None)
+            else:
+                sys.modules[each] = there
 
 
 def execute(code: CodeType, namespace: dict[str, Any]) -> None:
