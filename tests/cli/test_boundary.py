@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,8 +64,16 @@ COMMANDS = [
 ]
 
 
+def mostly_slow(commands: list[str]) -> list[Any]:
+    """Return the commands as cases: each starts processes, so only two run every time."""
+    return [
+        command if index < 2 else pytest.param(command, marks=pytest.mark.slow)
+        for index, command in enumerate(commands)
+    ]
+
+
 @needs_full
-@pytest.mark.parametrize("command", [command for command, _ in COMMANDS])
+@pytest.mark.parametrize("command", mostly_slow([command for command, _ in COMMANDS]))
 @pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", "2>&- >/dev/null <&-"])
 def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
     expected = shell(f"uprof {command} --force" if "-o" in command else f"uprof {command}", place)
@@ -80,7 +89,9 @@ def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
 
 
 @needs_full
-@pytest.mark.parametrize("command", [command for command, writes in COMMANDS if writes])
+@pytest.mark.parametrize(
+    "command", mostly_slow([command for command, writes in COMMANDS if writes])
+)
 def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: str) -> None:
     found = shell(f"uprof {command} >/dev/full", place)
     assert found.returncode == 9

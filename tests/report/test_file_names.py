@@ -38,7 +38,10 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
     return path
 
 
-@pytest.mark.parametrize("form", ["text", "csv", "markdown", "html"])
+@pytest.mark.parametrize(
+    "form",
+    ["text", *(pytest.param(form, marks=pytest.mark.slow) for form in ("csv", "markdown", "html"))],
+)
 def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> None:
     shown = command("report", file, "--format", form)
     output = file + b".out"
