@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # No example has a deadline: other programs on the machine would decide whether a test passes.
 settings.register_profile("uprof", deadline=None)
 settings.load_profile("uprof")
+
+# Under nohup a hang-up is ignored, by the processes that tests start as well; tests send it.
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Processes that a test starts import this checkout, whatever is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(
