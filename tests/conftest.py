@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ if hasattr(signal, "SIGHUP"):
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
 )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make those cases slow that a test with many has beyond its ``quick(cases=...)``."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (quick := item.get_closest_marker("quick")) is not None:
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > quick.kwargs["cases"]:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

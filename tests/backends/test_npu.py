@@ -385,6 +385,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_providers_are_driven_on_the_npu_and_their_iterations_marked(
     tmp_path: Path, world: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

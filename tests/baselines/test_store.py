@@ -330,6 +330,7 @@ def test_a_store_of_a_newer_build_is_refused_by_its_version(tmp_path: Path) -> N
         open_store(str(path), create=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "said"),
     [

@@ -72,6 +72,7 @@ def mostly_slow(commands: list[str]) -> list[Any]:
     ]
 
 
+@pytest.mark.quick(cases=1)
 @needs_full
 @pytest.mark.parametrize("command", mostly_slow([command for command, _ in COMMANDS]))
 @pytest.mark.parametrize("stream", ["2>&-", "2>/dev/full", "2>&- >/dev/null <&-"])
@@ -88,6 +89,7 @@ def test_stderr_never_decides(place: Path, command: str, stream: str) -> None:
         assert found.stdout == expected.stdout
 
 
+@pytest.mark.quick(cases=1)
 @needs_full
 @pytest.mark.parametrize(
     "command", mostly_slow([command for command, writes in COMMANDS if writes])
@@ -101,6 +103,7 @@ def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: st
     assert shell(f"uprof {command} >/dev/full 2>&-", place).returncode == 9
 
 
+@pytest.mark.slow
 @needs_full
 def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
     for stream in ("2>&-", "2>/dev/full", ""):
@@ -156,6 +159,7 @@ def test_version_needs_no_folder(place: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     "command",
     ["report NAME", "report NAME --json", "db current NAME", "db current NAME --json",

@@ -122,6 +122,7 @@ def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
     assert "linear" in shown.stdout
 
 
+@pytest.mark.slow
 def test_a_program_that_leaves_by_os_exit_in_step_7_can_be_recovered() -> None:
     process = start("train(7)\nos._exit(3)\n", "--iterations", "99")
     end(process)
@@ -130,6 +131,7 @@ def test_a_program_that_leaves_by_os_exit_in_step_7_can_be_recovered() -> None:
     assert files() == REPORTS
 
 
+@pytest.mark.slow
 def test_before_the_first_iteration_there_is_nothing_to_recover() -> None:
     process = start("os._exit(3)\n")
     end(process)
@@ -139,6 +141,7 @@ def test_before_the_first_iteration_there_is_nothing_to_recover() -> None:
     assert files() == []
 
 
+@pytest.mark.slow
 def test_after_all_was_measured_nothing_is_left_to_recover() -> None:
     process = start("train(30)\nos.kill(os.getpid(), 9)\n", "--iterations", "2")
     end(process)
@@ -147,6 +150,7 @@ def test_after_all_was_measured_nothing_is_left_to_recover() -> None:
     assert uprof("recover", "out").returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_at_any_moment_it_leaves_reports_or_what_makes_them(seed: int) -> None:
     process = start("print('go', flush=True)\ntrain(400, 0.01)\n", "--iterations", "200")
@@ -162,6 +166,7 @@ def test_killed_at_any_moment_it_leaves_reports_or_what_makes_them(seed: int) ->
     assert whole in ([], REPORTS)
 
 
+@pytest.mark.slow
 def test_a_run_that_ends_in_order_leaves_no_spool() -> None:
     process = start("train(5)\nsys.exit(4)\n")
     end(process)
@@ -169,6 +174,7 @@ def test_a_run_that_ends_in_order_leaves_no_spool() -> None:
     assert files() == REPORTS
 
 
+@pytest.mark.slow
 def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
     process = start("train(2)\nprint('up', flush=True)\ntime.sleep(600)\n")
     try:
@@ -187,6 +193,7 @@ def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
     assert uprof("recover", "out").returncode == 0
 
 
+@pytest.mark.slow
 def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() -> None:
     ranks = [
         start(
@@ -216,6 +223,7 @@ def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() 
     assert uprof("report", "out").returncode == 0
 
 
+@pytest.mark.slow
 def test_other_commands_on_the_folder_name_the_way() -> None:
     left(tag=tag_of_the_dead())
     done = uprof("report", "out")
@@ -293,6 +301,7 @@ def test_a_folder_that_is_none_is_wrong_use() -> None:
     assert "nowhere is not an existing folder" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_a_full_disk_costs_an_anomaly_and_not_the_program() -> None:
     """The limit allows no spool; it is lifted before the reports are written."""
@@ -311,6 +320,7 @@ def test_a_full_disk_costs_an_anomaly_and_not_the_program() -> None:
     assert "File too large" in found["not_saved_meanwhile"]
 
 
+@pytest.mark.slow
 def test_a_profiled_block_can_be_recovered() -> None:
     Path("train.py").write_text(
         TRAINING
@@ -324,6 +334,7 @@ def test_a_profiled_block_can_be_recovered() -> None:
     assert files() == REPORTS
 
 
+@pytest.mark.slow
 def test_file_names_that_are_not_utf_8_are_saved_too() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()

@@ -75,6 +75,7 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return db.execute(sql).fetchall()
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer", "train"])
 def test_every_example_runs_as_it_is(name: str, place: Path) -> None:
     project = ("--project-root", str(ROOT / "examples"))
@@ -203,6 +204,7 @@ for i in range(10_000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],

@@ -79,6 +79,7 @@ def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
     assert "all is measured, the reports are in out" in err
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_after_all_was_measured_leaves_complete_reports() -> None:
     process = start(f"train({MEASURED_IN})\nopen('up', 'w').close()\ntime.sleep(600)\n")
     wait_for("up", process)
@@ -88,6 +89,7 @@ def test_a_program_that_is_killed_after_all_was_measured_leaves_complete_reports
     assert facts("out/memory.sqlite")["complete"] == "true"
 
 
+@pytest.mark.slow
 def test_how_a_program_ended_is_added_to_the_reports_it_has_left_already() -> None:
     process = start(
         f"train({MEASURED_IN})\n"
@@ -104,6 +106,7 @@ def test_how_a_program_ended_is_added_to_the_reports_it_has_left_already() -> No
     assert str(found["started"]) < str(found["finished"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_run_that_is_asked_to_end_keeps_its_complete_iterations(number: signal.Signals) -> None:
     process = start("train(6)\nopen('up', 'w').close()\ntime.sleep(600)\n", "--iterations", "99")
@@ -115,6 +118,7 @@ def test_a_run_that_is_asked_to_end_keeps_its_complete_iterations(number: signal
     assert facts("out/run_time.sqlite")["complete"] == "false"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full", "<&- >&- 2>&-"])
 def test_broken_streams_change_nothing(redirection: str) -> None:
@@ -126,6 +130,7 @@ def test_broken_streams_change_nothing(redirection: str) -> None:
     assert sorted(path.name for path in Path("out").iterdir()) == REPORTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "closing_them",
     ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"],
@@ -139,6 +144,7 @@ def test_a_program_that_closes_its_streams_is_measured_all_the_same(closing_them
     assert facts("out/run_time.sqlite")["exit_code"] == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
 def test_a_path_that_is_not_utf_8_loses_nothing() -> None:
     folder = os.fsdecode(b"caf\xe9")

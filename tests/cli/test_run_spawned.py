@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 PROGRAM = """\
@@ -30,6 +32,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_what_a_spawned_child_sends_back_arrives(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     run = ["-m", "unified_prof", "run", "--backend", "cpu", "--iterations", "2", "train.py"]

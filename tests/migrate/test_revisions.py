@@ -45,6 +45,7 @@ def created(family: str, revision: str) -> dict[str, Any]:
         return declared(db)
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("target", REVISIONS)
 def test_migrating_from_any_earlier_revision_gives_what_creating_gives(target: str) -> None:
     expected = created("msprof", target)

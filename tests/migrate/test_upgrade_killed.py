@@ -79,6 +79,7 @@ def upgrade_until(path: Path, moment: int) -> None:
     upgrade(path)
 
 
+@pytest.mark.slow
 def test_the_original_survives_a_kill_at_every_moment(tmp_path: Path) -> None:
     whole = make_old(tmp_path / "whole.db")
     before = content(whole)

@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 
 TRAINING = """\
 import os
+import sys
 import torch
 import torch.distributed as dist
 
@@ -32,7 +33,8 @@ if {trains}:
         optimizer.zero_grad()
 dist.barrier()
 dist.destroy_process_group()
-print("trained", rank)
+# One write: what ranks print piece by piece is mixed on the pipe they share.
+sys.stdout.write(f"trained {{rank}}\\n")
 """
 
 DISK_IS_FULL = """\

@@ -85,6 +85,7 @@ def test_the_measured_iterations_become_a_report(spec: RunSpec) -> None:
     assert facts["exit_code"] == "0"
 
 
+@pytest.mark.slow
 def test_backward_operations_lead_to_the_line_of_their_forward_operation(spec: RunSpec) -> None:
     result = run(CpuBackend(), spec)
     chains = rows(
@@ -129,6 +130,7 @@ def test_an_option_of_the_timeline_without_one_names_the_report_to_ask_for(
     assert caught.value.hint == "add --report timeline"
 
 
+@pytest.mark.slow
 def test_other_reports_come_beside_it(spec: RunSpec) -> None:
     longer = replace(spec, reports=(RUN_TIME, TIMELINE), arguments=("12",))
     result = run(CpuBackend(), longer)
@@ -136,6 +138,7 @@ def test_other_reports_come_beside_it(spec: RunSpec) -> None:
     assert set(result.files) == {RUN_TIME, TIMELINE}
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_early_leaves_its_complete_iterations(spec: RunSpec) -> None:
     result = run(CpuBackend(), replace(spec, arguments=("4",)))
     assert result.exit_code == 0
@@ -143,12 +146,14 @@ def test_a_program_that_ends_early_leaves_its_complete_iterations(spec: RunSpec)
     assert rows(result, "SELECT id FROM STEP_TIME ORDER BY 1") == [(0,), (1,)]
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_before_the_first_one_leaves_nothing(spec: RunSpec) -> None:
     with pytest.raises(CaptureError):
         run(CpuBackend(), replace(spec, arguments=("1",)))
     assert not spec.output_dir.exists()
 
 
+@pytest.mark.slow
 def test_an_earlier_report_is_kept_without_force(spec: RunSpec) -> None:
     spec.output_dir.mkdir()
     report = spec.output_dir / "timeline.db"
@@ -203,6 +208,7 @@ own.export_chrome_trace("own.json")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loop", "trace", "steps"),
     [
@@ -243,6 +249,7 @@ def test_a_program_s_own_profiler_comes_first(
     assert ours == plain
 
 
+@pytest.mark.slow
 def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> None:
     result = run_changed(spec, "with torch.no_grad():\n    model(torch.ones(2, 4))\n")
     assert result.exit_code == 0
@@ -252,6 +259,7 @@ def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> Non
     assert "aten::addmm" in names
 
 
+@pytest.mark.slow
 def test_what_was_recorded_before_the_first_step_is_not_in_the_timeline(spec: RunSpec) -> None:
     result = run_changed(spec, "torch.special.erf(torch.ones(2, 4))\n" + LOOP)
     assert result.failure is None
@@ -268,6 +276,7 @@ def test_a_program_without_modules_and_steps_is_told_how_to_mark_them(spec: RunS
     assert "unified_prof.step()" in str(raised.value.hint)
 
 
+@pytest.mark.slow
 def test_a_long_program_without_steps_leaves_its_beginning(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_lost_task_is_tried_again(tmp_path: Path) -> None:
     assert sorted(workers.each(dies_once, tasks, 2)) == [(n, str(n)) for n in range(4)]
 
 
+@pytest.mark.slow
 def test_a_task_that_ends_its_process_twice_is_named_and_costs_no_other() -> None:
     results = dict(workers.each(dies_at_7, list(range(12)), 3))
     died = results.pop(7)

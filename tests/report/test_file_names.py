@@ -38,6 +38,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
     return path
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     "form",
     ["text", *(pytest.param(form, marks=pytest.mark.slow) for form in ("csv", "markdown", "html"))],
@@ -53,12 +54,14 @@ def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> No
     assert os.path.getsize(output) == len(shown.stdout)  # noqa: PTH202 (bytes)
 
 
+@pytest.mark.quick(cases=1)
 def test_so_is_a_trace(file: bytes) -> None:
     done = command("trace", file, "-o", file + b".json")
     assert done.returncode == 0, done.stderr
     assert not any(raw in done.stderr for raw in RAW)
 
 
+@pytest.mark.quick(cases=1)
 def test_a_damaged_one_is_named_on_one_line(file: bytes) -> None:
     os.truncate(file, 500)
     done = command("report", file)

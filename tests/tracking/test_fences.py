@@ -82,6 +82,7 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
     assert detail.startswith("whether the loss is finite: ")
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize(
     ("owner", "attribute", "anomaly"),
     [

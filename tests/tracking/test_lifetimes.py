@@ -115,6 +115,7 @@ def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: W
     )
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     ("before", "loss", "expected"),
     [

@@ -397,6 +397,7 @@ if __name__ == "__main__":
     assert capsys.readouterr().out == "done\n"
 
 
+@pytest.mark.slow
 def test_a_forked_child_trains_untouched(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def test_an_inherited_place_is_given_back_as_inherited() -> None:
     assert "place" not in vars(Heir)
 
 
+@pytest.mark.quick(cases=3)
 def test_a_program_runs_on_where_a_place_is_missing(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_program_runs_on_where_a_place_is_missing(
         assert names(outcome.tracked) == ["linear", "pow", *inside, "sum"]
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("key", sorted(set(PLACES) - ON_OBJECTS - REPLACED - {"log_level"}))
 def test_a_program_runs_on_where_a_place_has_changed(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +177,7 @@ def test_a_program_runs_on_where_a_place_has_changed(
     assert any(name.startswith("torch_place_missing_") for name in outcome.tracked.anomalies)
 
 
+@pytest.mark.quick(cases=2)
 def test_the_programs_own_failure_stays_what_the_caller_sees(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ print("nn.Module: Net" in text, "nn.Module: Linear" in text)
     assert capsys.readouterr().out == "True True\n"
 
 
+@pytest.mark.slow
 def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
     from unified_prof.tracking.watch.timeline import TimelineInstrument
 
@@ -255,6 +256,7 @@ for _ in range(12):
     assert "another thread" in detail
 
 
+@pytest.mark.slow
 def test_work_in_child_processes_is_the_reason_that_is_told(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import os, time
