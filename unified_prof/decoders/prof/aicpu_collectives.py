@@ -21,8 +21,8 @@ from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.compute_info import HostKnowledge, Schedulers
 from unified_prof.decoders.prof.device_tasks import C_CORE, type_name
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
 from unified_prof.decoders.prof.launches import MISSING, Launches
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT, pack_keys, streams_of
@@ -99,7 +99,7 @@ class Ground:
     @property
     def wide(self) -> bool:
         """Whether task ids have 32 bits."""
-        return self.device.platform in WIDE_TASK_ID_PLATFORMS
+        return self.device.platform in V6_PLATFORMS
 
 
 def find_collectives(ground: Ground, sink: Sink) -> Collectives | None:

@@ -1,8 +1,8 @@
-"""Reads what AI CPUs record of the collectives that they run: aicpu.data and mc2_comm_info."""
+"""Reads what AI CPUs record of the collectives that they run: aicpu.data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,31 +10,15 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.batches import Flips
-from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
-from unified_prof.decoders.prof.host_records import host_records, join
+from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.host_records import join
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.platforms import DEVICE_COLLECTIVE_PLATFORMS
 from unified_prof.decoders.prof.slices import Records
-
-# Elsewhere the exporter does not read which streams AI CPUs use (mc2_comm_info).
-DEVICE_COLLECTIVE_PLATFORMS = (4, 5, 15, 16)
 
 _OPERATOR, _FLIP, _BOUND, _TASKS = 10, 11, 12, 13
 _HEAD_BYTES = 24
 _TASKS_OF_A_RECORD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveStreams:
-    """Which streams serve which group of ranks; groups are hashes of their names."""
-
-    of_kernels: dict[int, int] = field(default_factory=dict)
-    """The group whose AI CPU kernels run on a stream."""
-    of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The groups whose kernels put their tasks on a stream."""
-
-    def kernel_streams(self) -> NDArray[np.int64]:
-        """Return the streams of AI CPU kernels, ascending."""
-        return np.array(sorted(self.of_kernels), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +46,6 @@ class AicpuRecords:
 
     def __len__(self) -> int:
         return len(self.tasks) + len(self.operators) + len(self.bounds)
-
-
-def read_collective_streams(host: HostDirectory, sink: Sink) -> CollectiveStreams:
-    """Read which streams AI CPUs use for which group, on chips that have such collectives."""
-    streams = CollectiveStreams()
-    if host.platform not in DEVICE_COLLECTIVE_PLATFORMS:
-        return streams
-    of_tasks: dict[int, dict[int, None]] = {}
-    for records in host_records(host, "additional", "mc2_comm_info", sink):
-        for record in records:
-            group = int(record["group_name"])
-            streams.of_kernels[int(record["stream_id"])] = group
-            for stream in record["comm_stream_ids"][: int(record["stream_num"])].tolist():
-                of_tasks.setdefault(stream, {})[group] = None
-    streams.of_tasks.update((stream, tuple(groups)) for stream, groups in of_tasks.items())
-    return streams
 
 
 def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:

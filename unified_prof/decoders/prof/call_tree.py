@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.decoders.prof.pools import Keys
+from unified_prof.decoders.prof.timeline import Keys
 
 NOWHERE = -1
 

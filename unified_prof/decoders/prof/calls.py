@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.pool import Pool
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import Intervals, without_overlaps
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import checked, join
 from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 from unified_prof.errors import RawFormatError
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000

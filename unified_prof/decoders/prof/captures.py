@@ -13,8 +13,8 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
 from unified_prof.decoders.prof.host_tasks import NO_MODEL
-from unified_prof.decoders.prof.pools import Timeline
 from unified_prof.decoders.prof.runs import Runs
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 
 _BEGUN = 0
 
@@ -28,20 +28,21 @@ class Captures:
     start: NDArray[np.uint64]
     """Host counter."""
     model_id: NDArray[np.uint32]
+    timeline: Timeline
 
     def models(
         self,
         device_id: int,
         stream_id: NDArray[Any],
         batch_id: NDArray[Any],
-        launched: NDArray[np.uint64],
+        launched: Keys,
     ) -> NDArray[np.uint32]:
         """Return the model of every task: of its capture if launched after that began."""
         if not len(self.key):
             return np.full(len(stream_id), NO_MODEL, np.uint32)
         key = _pack(np.uint64(device_id), stream_id, batch_id)
         row = find(self.key, key)
-        captured = (row != NOWHERE) & (launched >= self.start[row])
+        captured = (row != NOWHERE) & (self.timeline.ticks(launched) >= self.start[row])
         return np.where(captured, self.model_id[row], np.uint32(NO_MODEL))
 
 
@@ -56,6 +57,7 @@ def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captur
         _pack(device, stream, Runs(device, stream).rank()),
         records["timestamp"].copy(),
         records["model_id"].astype(np.uint32),
+        timeline,
     )
 
 

@@ -18,9 +18,9 @@ from unified_prof.decoders.prof.communication_records import CommunicationRecord
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.launches import MISSING, Launches
-from unified_prof.decoders.prof.pools import Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
+from unified_prof.decoders.prof.timeline import Timeline
 from unified_prof.decoders.prof.transfers import FINE_PARTS, bandwidth, closing_tasks
 
 NA_ENUM, _INVALID_ENUM = 65534, 65535

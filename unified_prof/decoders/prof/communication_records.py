@@ -12,9 +12,9 @@ from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
-from unified_prof.decoders.prof.pools import Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.aicpu_records import CollectiveStreams
 from unified_prof.decoders.prof.call_tree import NOWHERE
 from unified_prof.decoders.prof.captured_operators import CapturedOperators
+from unified_prof.decoders.prof.collective_streams import CollectiveStreams
 from unified_prof.decoders.prof.dictionaries import Dictionaries
 from unified_prof.decoders.prof.host_tasks import CallTree, HostTasks, TaskTypes
 from unified_prof.decoders.prof.launches import Launches

@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import pmu_metrics, samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.platforms import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.pmu_metrics import CUSTOM_PREFIX, TOTAL_CYCLES, TOTAL_TIME, Metric
 
 AIC, AIV = 0, 1
-
-V6_PLATFORMS = (15, 16)
-# Chips whose cube and vector units share their cores.
-_ONE_KIND_PLATFORMS = (7, 8, 11)
 
 # The last core of the cube kind in the records of sampled cores, by platform; the same on chips
 # whose cores are all of one kind.
@@ -101,7 +98,7 @@ def core_kinds(
         sink: takes the anomalies.
         sampled: whether cores were sampled instead of tasks counted.
     """
-    one_kind = device.platform in _ONE_KIND_PLATFORMS
+    one_kind = device.platform in ONE_CORE_KIND_PLATFORMS
     wanted = [("ai_core_metrics", "ai_core", "aic", "" if one_kind else "aic_")]
     if not one_kind:
         wanted.append(("aiv_metrics", "aiv", "aiv", "aiv_"))
@@ -133,7 +130,7 @@ def _report_unknown(device: DeviceDirectory, sink: Sink) -> None:
 def _family(platform: int) -> pmu_metrics.Family:
     if platform in V6_PLATFORMS:
         return "v6"
-    return "one kind" if platform in _ONE_KIND_PLATFORMS else "two kinds"
+    return "one kind" if platform in ONE_CORE_KIND_PLATFORMS else "two kinds"
 
 
 def _kind(

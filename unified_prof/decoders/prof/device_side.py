@@ -22,11 +22,12 @@ from unified_prof.decoders.prof.compute_info import (
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS, TaskTypes
+from unified_prof.decoders.prof.host_tasks import TaskTypes
 from unified_prof.decoders.prof.launches import MISSING, Launches
 from unified_prof.decoders.prof.marks import device_marks
 from unified_prof.decoders.prof.memory_copies import write_copies
 from unified_prof.decoders.prof.overlap import OverlapWriter
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
 from unified_prof.decoders.prof.task_ids import IdCounter, TaskIds
@@ -75,7 +76,7 @@ def decode_device(
         RawFormatError: a file that all tables need cannot be read.
     """
     platform = _platform(device, host_side)
-    wide = platform in WIDE_TASK_ID_PLATFORMS
+    wide = platform in V6_PLATFORMS
     expanded = host_side is not None and host_side.expanded_streams
     launches = Launches.none() if host_side is None else host_side.launches(device_id)
     track, rows, logged = Track.none(), no_rows(), no_rows().key
@@ -100,7 +101,15 @@ def decode_device(
     launch_ids, row_ids = resolved[: len(launches.key)], resolved[len(launches.key) :]
     with file.stage("tasks"):
         write_tasks(
-            device_id, rows, row_ids, launches, host_side, platform, file.process_id, file.sink
+            device_id,
+            rows,
+            row_ids,
+            launches,
+            None if host_side is None else host_side.knowledge.types,
+            None if host_side is None else host_side.captures,
+            platform,
+            file.process_id,
+            file.sink,
         )
         if device is not None and not wide:  # ts_track of those platforms has another layout
             device_marks(device, track.marks, file.process_id, ids, file.sink)

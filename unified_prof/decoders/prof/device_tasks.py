@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
 from unified_prof.decoders.prof.layouts import STARS_MAGIC, record_type
+from unified_prof.decoders.prof.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.stream_words import decode_words
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT
 
-HWTS_PLATFORMS = (1, 4)
 _310P = 4
 
 C_CORE = 20
@@ -77,14 +76,14 @@ def type_name(code: int, platform: int) -> str | None:
     if code >= _CONTEXT_TYPE_BASE:
         names, number = tuple(_CONTEXT_TYPES), code - _CONTEXT_TYPE_BASE
     else:
-        names = tuple(_SQE_TYPES_V6 if platform in WIDE_TASK_ID_PLATFORMS else _SQE_TYPES)
+        names = tuple(_SQE_TYPES_V6 if platform in V6_PLATFORMS else _SQE_TYPES)
         number = code
     return names[number] if number < len(names) and names[number] != "-" else None
 
 
 def read_task_log(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:
     """Read the task log that a device of this platform writes."""
-    if device.platform in WIDE_TASK_ID_PLATFORMS:
+    if device.platform in V6_PLATFORMS:
         return _read_stars_v6(device, sink)
     if device.platform in HWTS_PLATFORMS:
         return _read_hwts(device, sink)

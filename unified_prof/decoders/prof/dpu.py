@@ -13,8 +13,8 @@ from unified_prof.decoders.prof import device_names as names
 from unified_prof.decoders.prof.device_names import name_of
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
 from unified_prof.decoders.prof.json_text import array_text
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_ids import IdCounter
 from unified_prof.decoders.prof.tensors import NOT_KNOWN
@@ -89,7 +89,7 @@ def _on_dpu(records: Records, field: str) -> Iterator[Any]:
 
 def _collectives(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
     """Yield the sub tasks of collectives, on chips that have such."""
-    if host.platform not in WIDE_TASK_ID_PLATFORMS:
+    if host.platform not in V6_PLATFORMS:
         return
     for records in host_records(host, "additional", "dpu_hccl_info", sink):
         for record in records:

@@ -9,8 +9,8 @@ import numpy as np
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
-from unified_prof.decoders.prof.pools import Keys, Timeline
 from unified_prof.decoders.prof.slices import RawFile, Records
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 
 
 def host_records(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.aicpu_records import read_collective_streams
 from unified_prof.decoders.prof.calls import read_calls, write_calls
 from unified_prof.decoders.prof.captured_operators import read_captured
 from unified_prof.decoders.prof.captures import read_captures
+from unified_prof.decoders.prof.collective_streams import read_collective_streams
 from unified_prof.decoders.prof.communication import CommunicationWriter
 from unified_prof.decoders.prof.communication_records import read_communication
 from unified_prof.decoders.prof.compute_info import HostKnowledge
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records
 from unified_prof.decoders.prof.host_tasks import (
-    WIDE_TASK_ID_PLATFORMS,
     CallTree,
     place,
     read_host_tasks,
@@ -27,8 +23,9 @@ from unified_prof.decoders.prof.host_tasks import (
 from unified_prof.decoders.prof.launches import Launches, launches_of
 from unified_prof.decoders.prof.memory_copies import read_copies
 from unified_prof.decoders.prof.operators import read_contexts, read_descriptions
-from unified_prof.decoders.prof.pools import Timeline
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.stages import Stage
+from unified_prof.decoders.prof.timeline import Timeline
 
 _LEVEL0 = ("l0", "level0")
 
@@ -76,16 +73,6 @@ class HostSide:
         """Return the devices that something was launched for."""
         return set(np.unique(self.tasks.device_id).tolist())
 
-    def captured_models(
-        self,
-        device_id: int,
-        stream_id: NDArray[Any],
-        batch_id: NDArray[Any],
-        launched: NDArray[np.uint64],
-    ) -> NDArray[np.uint32]:
-        """Return the models that launches into captured streams belong to."""
-        return self.captures.models(device_id, stream_id, batch_id, self.timeline.ticks(launched))
-
     def launches(self, device_id: int) -> Launches:
         """Return the launches for one device."""
         return launches_of(
@@ -94,7 +81,7 @@ class HostSide:
             self.knowledge.types,
             self.node_contexts,
             self.communication_contexts,
-            wide_task_ids=self.host.platform in WIDE_TASK_ID_PLATFORMS,
+            wide_task_ids=self.host.platform in V6_PLATFORMS,
         )
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.pool import Pool
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.batches import Flips
 from unified_prof.decoders.prof.call_tree import NOWHERE, Intervals
 from unified_prof.decoders.prof.calls import ACL, COMMUNICATION, MODEL, NODE, RUNTIME, Calls
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import host_records, timed
-from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 
 _FLIP, _MAINTENANCE = 98, 6
 _EXTENDED_BYTES = 40
 """data_len of records whose ext bytes are filled."""
-
-WIDE_TASK_ID_PLATFORMS = (15, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def read_host_tasks(
     host: HostDirectory, timeline: Timeline, sink: Sink
 ) -> tuple[HostTasks, TaskTypes]:
     """Read all launches; they are not placed in calls yet (`place`)."""
-    wide = host.platform in WIDE_TASK_ID_PLATFORMS
+    wide = host.platform in V6_PLATFORMS
     types = Pool()
     parts: list[dict[str, NDArray[Any]]] = []
     flips: list[Records] = []

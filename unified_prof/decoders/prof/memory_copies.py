@@ -10,10 +10,10 @@ from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect
 from unified_prof.decoders.prof.host_tasks import TaskTypes
 from unified_prof.decoders.prof.launches import Launches
-from unified_prof.decoders.prof.pools import Keys, Timeline
 from unified_prof.decoders.prof.runs import Runs
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 
 _OTHER = 65535
 _LAST_DIRECTION = 7

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import find
+from unified_prof.arrays.pool import Pool
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.call_tree import NOWHERE, Intervals
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_records import collect, host_records, timed
-from unified_prof.decoders.prof.pools import Keys, Pool, Timeline
 from unified_prof.decoders.prof.runs import Runs, positions
 from unified_prof.decoders.prof.tensors import TensorTexts
+from unified_prof.decoders.prof.timeline import Keys, Timeline
 
 _RANGE_LEVEL = 5500
 _CONTEXTS = 1 << 16

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.core_metrics import AIC, AIV, V6_PLATFORMS
+from unified_prof.decoders.prof.core_metrics import AIC, AIV
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.slices import RawFile, Records
 from unified_prof.decoders.prof.stream_words import decode_words
 from unified_prof.decoders.prof.task_ids import NO_CONTEXT

@@ -17,12 +17,12 @@ from unified_prof.decoders.prof import pmu_metrics, samples
 from unified_prof.decoders.prof.core_metrics import (
     AIC,
     AIV,
-    V6_PLATFORMS,
     CoreKind,
     core_kinds,
     last_cube_core,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.slices import Records
 
 _SAMPLE_BASED = "sample-based"
@@ -30,7 +30,6 @@ _CORE_TYPES = ("AIC", "AIV")
 
 _STARS_FILES = (("ffts_profile", None),)
 _HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
-_HWTS_PLATFORMS = (1, 4)
 
 # What a mode byte of 0 means: nothing after it was recorded.
 _END_OF_FILE = 0
@@ -53,7 +52,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
     """Write every sample's cycles and usage, and the metrics of each core over all samples."""
     if device.sample.text("ai_core_profiling_mode") != _SAMPLE_BASED:
         return
-    files = _HWTS_FILES if device.platform in _HWTS_PLATFORMS else _STARS_FILES
+    files = _HWTS_FILES if device.platform in HWTS_PLATFORMS else _STARS_FILES
     if not any(device.data.get(name) for name, _ in files):
         return
     kinds = core_kinds(device, sink, sampled=True)

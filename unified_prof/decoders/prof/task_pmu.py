@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
-from unified_prof.decoders.prof.core_metrics import AIC, AIV, V6_PLATFORMS, CoreKind, core_kinds
+from unified_prof.decoders.prof.core_metrics import AIC, AIV, CoreKind, core_kinds
 from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.frequency import usable_changes
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.pmu_records import Counted, MixBlocks, PmuReader
 from unified_prof.decoders.prof.tasks import DeviceTasks
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.captures import Captures
 from unified_prof.decoders.prof.clocks import LinearClock
 from unified_prof.decoders.prof.device_tasks import OTHER, read_task_log, type_name
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.host_tasks import NO_MODEL
+from unified_prof.decoders.prof.host_tasks import NO_MODEL, TaskTypes
 from unified_prof.decoders.prof.launches import MISSING, Launches
 from unified_prof.decoders.prof.task_ids import pack_keys, streams_of
 from unified_prof.decoders.prof.ts_track import Track
@@ -109,7 +109,8 @@ def write_tasks(
     rows: TaskRows,
     row_ids: NDArray[np.int64],
     launches: Launches,
-    host_side: HostSide | None,
+    types: TaskTypes | None,
+    captures: Captures | None,
     platform: int,
     process_id: int,
     sink: Sink,
@@ -121,14 +122,15 @@ def write_tasks(
         rows: its tasks.
         row_ids: their globalTaskIds.
         launches: what `rows.launch` refers to.
-        host_side: what the host recorded, if it did.
+        types: the host's task types, if it recorded any.
+        captures: which streams were captured, likewise.
         platform: kind of chip.
         process_id: the process that was recorded.
         sink: takes the rows.
     """
     if not len(rows.key):
         return
-    names = _TypeNames(rows, launches, host_side, platform, sink)
+    names = _TypeNames(rows, launches, types, platform, sink)
     for low in range(0, len(rows.key), _WRITE_ROWS):
         piece = slice(low, low + _WRITE_ROWS)
         launch = rows.launch[piece]
@@ -138,9 +140,9 @@ def write_tasks(
         connection[known] = launches.tasks.connection_id[task]
         model = np.full(len(launch), NO_MODEL, np.uint32)
         model[known] = launches.tasks.model_id[task]
-        if host_side is not None:
+        if captures is not None:
             free = np.flatnonzero(known)[model[known] == NO_MODEL]
-            model[free] = host_side.captured_models(
+            model[free] = captures.models(
                 device_id,
                 rows.stream_id[piece][free],
                 rows.batch_id[piece][free],
@@ -171,7 +173,7 @@ class _TypeNames:
         self,
         rows: TaskRows,
         launches: Launches,
-        host_side: HostSide | None,
+        types: TaskTypes | None,
         platform: int,
         sink: Sink,
     ) -> None:
@@ -184,12 +186,12 @@ class _TypeNames:
             sink.anomaly("unknown_device_task_type", count, f"first: type code {unknown[0]}")
         for code in codes:
             self._by_code[code] = sink.strings.intern(type_name(code, platform) or OTHER)
-        types = () if host_side is None else host_side.knowledge.types.names
+        names = () if types is None else types.names
         used = np.unique(launches.tasks.type_index[launches.task]).tolist()
-        self._by_type = np.full(len(types) + 1, -1, np.int64)
+        self._by_type = np.full(len(names) + 1, -1, np.int64)
         for index in used:
-            if types[index] not in _NAMED_BY_DEVICE:
-                self._by_type[index] = sink.strings.intern(types[index])
+            if names[index] not in _NAMED_BY_DEVICE:
+                self._by_type[index] = sink.strings.intern(names[index])
 
     def ids(self, piece: slice) -> NDArray[np.int64]:
         """Return the string ids of some rows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof import samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_tasks import WIDE_TASK_ID_PLATFORMS
+from unified_prof.decoders.prof.platforms import V6_PLATFORMS
 
 _FILE = "ub"
 
@@ -15,7 +15,7 @@ def decode(device: DeviceDirectory, sink: Sink) -> None:
 
     The exporter keeps 32 bits of both counters; they are whole here.
     """
-    if device.platform not in WIDE_TASK_ID_PLATFORMS:
+    if device.platform not in V6_PLATFORMS:
         sink.anomaly(
             "ub_not_evaluated", 1, f"{device.data.path}: ub.data of platform {device.platform}"
         )

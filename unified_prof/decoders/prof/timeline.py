@@ -1,4 +1,4 @@
-"""Small building blocks of columns: pools of repeated values, keys of thread and time."""
+"""Threads and times of the host packed into keys that sort by thread, then time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.pool import Pool
 from unified_prof.errors import RawFormatError
 
 Keys = NDArray[np.uint64]
@@ -15,39 +16,6 @@ _TIME_BITS = 48
 _TIME_MASK = np.uint64((1 << _TIME_BITS) - 1)
 _BEFORE_START = 1 << 46
 _MAX_THREADS = 1 << (64 - _TIME_BITS)
-
-
-class Pool:
-    """Replaces repeated 64-bit values by small dense indexes, in the order of first use."""
-
-    def __init__(self) -> None:
-        self._sorted = np.zeros(0, np.uint64)
-        self._index_of_sorted = np.zeros(0, np.uint32)
-
-    def __len__(self) -> int:
-        return len(self._sorted)
-
-    @property
-    def values(self) -> NDArray[np.uint64]:
-        """The values by index."""
-        result = np.empty(len(self._sorted), np.uint64)
-        result[self._index_of_sorted] = self._sorted
-        return result
-
-    def index_of(self, values: NDArray[Any]) -> NDArray[np.uint32]:
-        """Return the index of every value; unseen ones get the next indexes."""
-        distinct, inverse = np.unique(np.asarray(values, np.uint64), return_inverse=True)
-        place = np.searchsorted(self._sorted, distinct)
-        known = place < len(self._sorted)
-        known[known] = self._sorted[place[known]] == distinct[known]
-        index = np.empty(len(distinct), np.uint32)
-        index[known] = self._index_of_sorted[place[known]]
-        new = ~known
-        if new.any():
-            index[new] = np.arange(len(self), len(self) + int(new.sum()), dtype=np.uint32)
-            self._sorted = np.insert(self._sorted, place[new], distinct[new])
-            self._index_of_sorted = np.insert(self._index_of_sorted, place[new], index[new])
-        return index[inverse]
 
 
 class Timeline:
