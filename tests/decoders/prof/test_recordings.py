@@ -15,9 +15,9 @@ from tests.decoders.prof.memory_sink import MemorySink, with_tasks
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, generate
 from tests.prof_generator.encode import records
 from tests.prof_generator.timing import DEVICE_COUNTER
-from unified_prof.decoders.prof import qos
-from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.samples import qos
 
 # Tables whose rows the generator does not foresee.
 _NOT_FORESEEN = {

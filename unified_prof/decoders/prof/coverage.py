@@ -10,9 +10,9 @@ import re
 
 import numpy as np
 
-from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
-from unified_prof.decoders.prof.layouts import record_type
-from unified_prof.decoders.prof.slices import DataFolder
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.raw.layouts import record_type
+from unified_prof.decoders.prof.raw.slices import DataFolder
 
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 """Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""

@@ -10,30 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.aicpu_collectives import Ground, find_collectives
-from unified_prof.decoders.prof.aicpu_records import AicpuRecords, read_aicpu
-from unified_prof.decoders.prof.aicpu_rows import write_collectives
-from unified_prof.decoders.prof.batches import Flips
-from unified_prof.decoders.prof.communication import CommunicationTimes, DeviceRows
-from unified_prof.decoders.prof.compute_info import (
+from unified_prof.decoders.prof.collectives.aicpu_collectives import Ground, find_collectives
+from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords, read_aicpu
+from unified_prof.decoders.prof.collectives.aicpu_rows import write_collectives
+from unified_prof.decoders.prof.collectives.communication import CommunicationTimes, DeviceRows
+from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
+from unified_prof.decoders.prof.device.logged_tasks import TaskRows, no_rows, read_rows, write_tasks
+from unified_prof.decoders.prof.device.overlap import OverlapWriter
+from unified_prof.decoders.prof.device.ts_track import Track, read_track
+from unified_prof.decoders.prof.host.compute_info import (
     ComputeTasks,
     Schedulers,
     write_compute_info,
 )
-from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
+from unified_prof.decoders.prof.host.launches import MISSING, Launches
+from unified_prof.decoders.prof.host.marks import device_marks
+from unified_prof.decoders.prof.host.memory_copies import write_copies
+from unified_prof.decoders.prof.host.task_track import TaskTypes
 from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.host_tasks import TaskTypes
-from unified_prof.decoders.prof.launches import MISSING, Launches
-from unified_prof.decoders.prof.marks import device_marks
-from unified_prof.decoders.prof.memory_copies import write_copies
-from unified_prof.decoders.prof.overlap import OverlapWriter
-from unified_prof.decoders.prof.platforms import V6_PLATFORMS
+from unified_prof.decoders.prof.identity.flips import Flips
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, TaskIds
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory, HostDirectory
+from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.task_ids import IdCounter, TaskIds
-from unified_prof.decoders.prof.task_rows import TaskRows, no_rows, read_rows, write_tasks
-from unified_prof.decoders.prof.tasks import DeviceTasks
-from unified_prof.decoders.prof.ts_track import Track, read_track
 from unified_prof.errors import RawFormatError
 
 _LARGEST_NARROW_ID = 0xFFFF
@@ -167,12 +167,13 @@ def decode_registered(
     """Run the decoders whose files are there; one that fails costs its own tables."""
     for module, files in decoders:
         if not files or any(part.data.get(name) for name in files):
-            with file.stage(module):
+            name = module.rpartition(".")[2]
+            with file.stage(name):
                 try:
                     decoder = import_module(f"unified_prof.decoders.prof.{module}")
                     decoder.decode(part, *more, file.sink)
                 except RawFormatError as err:
-                    file.sink.anomaly("undecoded_part", 1, f"{module}: {err}")
+                    file.sink.anomaly("undecoded_part", 1, f"{name}: {err}")
 
 
 def _streams(

@@ -5,27 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.calls import read_calls, write_calls
-from unified_prof.decoders.prof.captured_operators import read_captured
-from unified_prof.decoders.prof.captures import read_captures
-from unified_prof.decoders.prof.collective_streams import read_collective_streams
-from unified_prof.decoders.prof.communication import CommunicationWriter
-from unified_prof.decoders.prof.communication_records import read_communication
-from unified_prof.decoders.prof.compute_info import HostKnowledge
-from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import host_records
-from unified_prof.decoders.prof.host_tasks import (
+from unified_prof.decoders.prof.collectives.communication import CommunicationWriter
+from unified_prof.decoders.prof.collectives.communication_records import read_communication
+from unified_prof.decoders.prof.host.api_events import read_calls, write_calls
+from unified_prof.decoders.prof.host.captured_operators import read_captured
+from unified_prof.decoders.prof.host.captured_streams import read_captures
+from unified_prof.decoders.prof.host.collective_streams import read_collective_streams
+from unified_prof.decoders.prof.host.compute_info import HostKnowledge
+from unified_prof.decoders.prof.host.launches import Launches, launches_of
+from unified_prof.decoders.prof.host.memory_copies import read_copies
+from unified_prof.decoders.prof.host.operators import read_contexts, read_descriptions
+from unified_prof.decoders.prof.host.task_track import (
     CallTree,
     place,
     read_host_tasks,
     without_lost_calls,
 )
-from unified_prof.decoders.prof.launches import Launches, launches_of
-from unified_prof.decoders.prof.memory_copies import read_copies
-from unified_prof.decoders.prof.operators import read_contexts, read_descriptions
-from unified_prof.decoders.prof.platforms import V6_PLATFORMS
+from unified_prof.decoders.prof.raw.directory import HostDirectory
+from unified_prof.decoders.prof.raw.host_records import host_records
+from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
+from unified_prof.decoders.prof.raw.timeline import Timeline
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.timeline import Timeline
 
 _LEVEL0 = ("l0", "level0")
 

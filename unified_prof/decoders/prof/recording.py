@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.device.overlap import OverlapWriter
 from unified_prof.decoders.prof.device_side import File, decode_device, decode_registered
-from unified_prof.decoders.prof.dictionaries import report_gaps
-from unified_prof.decoders.prof.directory import HostDirectory, ProfDirectory
+from unified_prof.decoders.prof.host.marks import write_marks
 from unified_prof.decoders.prof.host_side import HostSide
-from unified_prof.decoders.prof.marks import write_marks
-from unified_prof.decoders.prof.overlap import OverlapWriter
+from unified_prof.decoders.prof.identity.task_keys import IdCounter
+from unified_prof.decoders.prof.raw.dictionaries import report_gaps
+from unified_prof.decoders.prof.raw.directory import HostDirectory, ProfDirectory
 from unified_prof.decoders.prof.registry import DEVICE_DECODERS, HOST_DECODERS, HOST_TASK_DECODERS
-from unified_prof.decoders.prof.session import write_session
+from unified_prof.decoders.prof.session_tables import write_session
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.prof.task_ids import IdCounter
 from unified_prof.errors import RawFormatError
 
 

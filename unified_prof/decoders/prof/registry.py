@@ -11,37 +11,37 @@ Decoders = tuple[tuple[str, tuple[str, ...]], ...]
 
 # decode(device, sink)
 DEVICE_DECODERS: Decoders = (
-    ("ddr", ("ddr",)),
-    ("frequency", ()),
-    ("hbm", ("hbm",)),
-    ("hccs", ("hccs",)),
-    ("llc", ("llc",)),
-    ("netdev_stats", ("netdev_stats",)),
-    ("nic", ("nic", "roce")),
-    ("npu_mem", ("npu_mem", "npu_mem.app")),
-    ("npu_module_mem", ("npu_module_mem",)),
-    ("pcie", ("pcie",)),
-    ("qos", ("qos",)),
-    ("sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
-    ("stars_samples", ("stars_soc", "stars_soc_profile")),
-    ("unified_bus", ("ub",)),
+    ("samples.ddr", ("ddr",)),
+    ("pmu.frequency", ()),
+    ("samples.hbm", ("hbm",)),
+    ("samples.hccs", ("hccs",)),
+    ("samples.llc", ("llc",)),
+    ("samples.netdev_stats", ("netdev_stats",)),
+    ("samples.nic", ("nic", "roce")),
+    ("samples.npu_mem", ("npu_mem", "npu_mem.app")),
+    ("samples.npu_module_mem", ("npu_module_mem",)),
+    ("samples.pcie", ("pcie",)),
+    ("samples.qos", ("qos",)),
+    ("pmu.sample_pmu", ("ffts_profile", "aicore", "aiVectorCore")),
+    ("samples.stars_samples", ("stars_soc", "stars_soc_profile")),
+    ("samples.unified_bus", ("ub",)),
 )
 
 # decode(device, tasks, sink): after the tasks of the device are known.
 TASK_DECODERS: Decoders = (
-    ("ccu", ("ccu0.instr", "ccu1.instr")),
-    ("task_pmu", ("ffts_profile",)),
+    ("collectives.ccu", ("ccu0.instr", "ccu1.instr")),
+    ("pmu.task_pmu", ("ffts_profile",)),
 )
 
 # decode(host, sink)
 HOST_DECODERS: Decoders = (
-    ("host_cpu", ("host_cpu",)),
-    ("host_disk", ("host_disk",)),
-    ("host_mem", ("host_mem",)),
-    ("host_network", ("host_network",)),
-    ("os_calls", ("host_syscall", "host_pthreadcall")),
+    ("samples.host_cpu", ("host_cpu",)),
+    ("samples.host_disk", ("host_disk",)),
+    ("samples.host_mem", ("host_mem",)),
+    ("samples.host_network", ("host_network",)),
+    ("host.os_calls", ("host_syscall", "host_pthreadcall")),
     (
-        "operator_memory",
+        "host.operator_memory",
         ("unaging.additional.task_memory_info", "aging.additional.task_memory_info"),
     ),
 )
@@ -49,7 +49,7 @@ HOST_DECODERS: Decoders = (
 # decode(host, ids, sink): tasks that only the host records.
 HOST_TASK_DECODERS: Decoders = (
     (
-        "dpu",
+        "collectives.dpu",
         (
             "unaging.compact.dpu_track",
             "aging.compact.dpu_track",

@@ -51,7 +51,7 @@ class Prof(Source):
     def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
         """Write every table that the recording can feed; see `decoders.prof`."""
         from unified_prof.decoders.prof.coverage import undecoded
-        from unified_prof.decoders.prof.directory import ProfDirectory
+        from unified_prof.decoders.prof.raw.directory import ProfDirectory
         from unified_prof.decoders.prof.recording import decode_recording
 
         prof = ProfDirectory(path)
@@ -76,7 +76,7 @@ class Prof(Source):
     def undecodable(self, path: Path) -> tuple[str, ...]:
         """Say which chips and kinds of files have a table that nothing here fills."""
         from unified_prof.decoders.prof.coverage import undecoded
-        from unified_prof.decoders.prof.directory import ProfDirectory
+        from unified_prof.decoders.prof.raw.directory import ProfDirectory
 
         return undecoded(ProfDirectory(path))
 

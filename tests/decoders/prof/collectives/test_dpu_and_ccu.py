@@ -1,0 +1,140 @@
+"""Tasks of data processing units, and what collective communication units did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.decoders.prof.memory_sink import MemorySink
+from tests.prof_generator import Recipe, generate
+from tests.prof_generator.encode import host_records, records, write_file
+from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
+from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.recording import decode_recording
+
+DPU = 0x1000
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return generate(tmp_path, Recipe(platform=15, operators=0)).path
+
+
+def decoded(recording: Path) -> MemorySink:
+    sink = MemorySink()
+    decode_recording(ProfDirectory(recording), sink)
+    return sink
+
+
+def host_file(recording: Path, name: str, part: np.ndarray) -> None:
+    write_file(recording / "host" / "data" / f"{name}.slice_0", part.tobytes())
+
+
+def texts(sink: MemorySink, ids: np.ndarray) -> list[str]:
+    by_id = [*sink.strings.ids]
+    return [str(value) if isinstance(value, str) else by_id[int(value)] for value in ids.tolist()]
+
+
+def test_a_kernel_of_a_dpu_has_the_name_of_its_launch(recording: Path) -> None:
+    launch = host_records(
+        "task_track", 1, 0, 0, device_id=DPU | 2, task_id=7, kernel_name=5, timestamp=HOST_COUNTER
+    )
+    ran = host_records(
+        "dpu_track",
+        2,
+        0,
+        0,
+        device=DPU | 2,
+        stream_id=90,
+        task_id=[7, 8],
+        thread_id=11,
+        start=HOST_COUNTER + 1000,
+        timestamp=HOST_COUNTER + 3000,
+    )
+    host_file(recording, "unaging.compact.task_track", launch)
+    host_file(recording, "unaging.compact.dpu_track", ran)
+    host_file(recording, "unaging.additional.hash_dic", np.frombuffer(b"5:softmax\n", np.uint8))
+    sink = decoded(recording)
+    found = sink.tables()["DPU_TASK"]
+    assert texts(sink, found["opName"]) == ["softmax", "N/A"]
+    assert found["dpuDeviceId"].tolist() == [2, 2]
+    assert found["globalTid"].tolist() == [11, 11]
+    assert len(set(found["globalTaskId"].tolist())) == 2
+    assert texts(sink, found["args"])[0] == (
+        '["Thread Id",11,"Physic Stream Id",90,"Task Id",7,"Task Type","AI_CPU"]'
+    )
+    assert "TASK" not in sink.tables()
+
+
+def missions(recording: Path, **fields: object) -> None:
+    part = records("ccu_instr", 1, task_id=65_541, **fields)  # type: ignore[arg-type]
+    write_file(recording / "device_0" / "data" / "ccu1.instr.0.slice_0", part.tobytes())
+
+
+def test_a_wait_is_for_the_peer_that_came_last(recording: Path) -> None:
+    spans = [0] * 16
+    spans[3], spans[9] = 25, 25  # equal: the first of them, which is the higher peer
+    missions(recording, wait_start=DEVICE_COUNTER + 1000, wait_spans=[spans], wait_instruction=4)
+    told = host_records(
+        "ccu_wait_signal_info",
+        1,
+        0,
+        0,
+        timestamp=HOST_COUNTER,
+        stream_id=0xFFFF,
+        task_id=65_541,
+        instruction=4,
+        die=1,
+        mask=9,
+        channels=[[31] + [0xFFFF] * 15],
+        remote_ranks=[[2] + [0xFFFFFFFF] * 15],
+    )
+    host_file(recording, "unaging.additional.ccu_wait_signal_info", told)
+    words = np.zeros(704, np.uint32)
+    at = 2 * (5 * 11 + 9) + 5 * 7  # channel 31: two dozens of channels and seven more before it
+    words[at : at + 3] = (DEVICE_COUNTER + 500) & 0xFFFFFFFF, (DEVICE_COUNTER + 500) >> 32, 77
+    path = recording / "device_0" / "data" / "ccu0.stat.0.slice_0"
+    write_file(path, words.tobytes())
+    sink = decoded(recording)
+    found = sink.tables()["CCU"]
+    assert texts(sink, found["name"]) == ["Wait"]
+    assert (found["endNs"] - found["startNs"]).tolist() == [100 * 1000 // 50]
+    assert texts(sink, found["args"]) == [
+        '["Physic Stream Id",65535,"Task Id",65541,"Notify Instruction ID",4,"Notify Rank ID",12,'
+        '"Die Id",1,"Mask",9,"Maximum Delay Channel",31,"Maximum Channel Delay",77]'
+    ]
+
+
+def test_a_group_of_loops_has_a_bandwidth_where_it_took_time(recording: Path) -> None:
+    begin = DEVICE_COUNTER + 1000
+    missions(recording, loop_start=begin, loop_end=begin + 50, loop_instruction=6)
+    told = host_records(
+        "ccu_group_info",
+        1,
+        0,
+        0,
+        timestamp=HOST_COUNTER,
+        stream_id=0xFFFF,
+        task_id=65_541,
+        instruction=6,
+        size_bytes=4096,
+        reduction=1,
+        input_type=3,
+        output_type=13,
+        channels=[[1] + [0xFFFF] * 15],
+        remote_ranks=[[2] + [0xFFFFFFFF] * 15],
+    )
+    host_file(recording, "aging.additional.ccu_group_info", told)
+    sink = decoded(recording)
+    assert texts(sink, sink.tables()["CCU"]["args"]) == [
+        '["Physic Stream Id",65535,"Task Id",65541,"Instruction ID",6,"Die Id",0,"Data Size",4096,'
+        '"Bandwidth (B/s)",4096000000.0,"Reduce Op Type","PROD","Input Data Type","FP16",'
+        '"Output Data Type","13"]'
+    ]
+
+
+def test_a_mission_that_measured_nothing_has_no_row(recording: Path) -> None:
+    missions(recording)
+    assert "CCU" not in decoded(recording).tables()

@@ -1,0 +1,47 @@
+"""JSON as the exporter writes it: texts of doubles, compact arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.decoders.prof.collectives.json_text import array_text, double_text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_every_double_reads_back_as_itself(value: float) -> None:
+    assert float(double_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0"),
+        (2687186122000000.0, "2687186122000000.0"),
+        (0.001, "0.001"),
+        (1.5e-7, "1.5e-7"),
+        (1e30, "1e30"),
+        (-2.5, "-2.5"),
+        # Safely inside the rounding interval, but not the closest digits as Python writes them.
+        (1492853880555555.5, "1492853880555555.6"),
+        (50617993570993576.0, "50617993570993579.0"),
+        (97968894789356.98, "97968894789356.99"),
+    ],
+)
+def test_doubles_have_the_digits_of_the_exporters_writer(value: float, text: str) -> None:
+    assert double_text(value) == text
+
+
+def test_an_array_is_compact_and_keeps_texts_as_they_are() -> None:
+    items = ["Group Name", 'dpu_组("1")', "Rank Size", 4, "Bandwidth(B/s)", 0.5]
+    assert (
+        array_text(items) == '["Group Name","dpu_组(\\"1\\")","Rank Size",4,"Bandwidth(B/s)",0.5]'
+    )
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    assert json.loads(array_text([math.inf, math.nan, 1.0])) == [None, None, 1.0]

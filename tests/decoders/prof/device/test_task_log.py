@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.decoders.prof.device.task_log import first_to_first, mark_order, type_name
+from unified_prof.decoders.prof.identity.stream_words import decode_words
+from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, IdCounter, TaskIds, pack_keys
+
+MARKS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), min_size=0, max_size=60
+)
+
+
+@given(MARKS)
+def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int, bool]]) -> None:
+    expected = []
+    open_starts: dict[int, deque[int]] = {}
+    for task, moment, ends in sorted(marks, key=lambda mark: mark[:2]):
+        waiting = open_starts.setdefault(task, deque())
+        if not ends:
+            waiting.append(moment)
+        elif waiting:
+            expected.append((task, waiting.popleft(), moment))
+    identity = np.array([mark[0] for mark in marks], np.uint64)
+    ticks = np.array([mark[1] for mark in marks], np.uint64)
+    is_end = np.array([mark[2] for mark in marks], bool)
+    order = mark_order(identity, ticks)
+    start, end = first_to_first(identity[order], is_end[order])
+    found = zip(
+        identity[order][start].tolist(),
+        ticks[order[start]].tolist(),
+        ticks[order[end]].tolist(),
+        strict=True,
+    )
+    assert sorted(found) == sorted(expected)
+
+
+@given(
+    stream=st.integers(0, 2047), task=st.integers(0, 0xFFFF), notation=st.sampled_from([0, 1, 2])
+)
+def test_three_notations_of_stream_and_task_mean_the_same(
+    stream: int, task: int, notation: int
+) -> None:
+    words = (
+        (stream, task),
+        (stream | 0x1000 | task & 0xE000, task & 0x1FFF),
+        (task & 0x0FFF | 0x2000, stream | task & 0xF000),
+    )[notation]
+    found = decode_words(np.array([words[0]]), np.array([words[1]]), expanded=False)
+    assert (int(found[0][0]), int(found[1][0])) == (stream, task)
+
+
+@given(stream=st.integers(0, 0x7FFF), task=st.integers(0, 0xFFFF), swapped=st.booleans())
+def test_expanded_notation_has_streams_of_15_bits(stream: int, task: int, swapped: bool) -> None:
+    words = (0x8000 | task & 0x7FFF, stream | task & 0x8000) if swapped else (stream, task)
+    found = decode_words(np.array([words[0]]), np.array([words[1]]), expanded=True, sqe_type=0)
+    assert (int(found[0][0]), int(found[1][0])) == (stream, task)
+
+
+def test_place_holders_and_event_records_keep_plain_words_when_expanded() -> None:
+    found = decode_words(
+        np.array([0x8001, 0x8001]), np.array([7, 7]), expanded=True, sqe_type=np.array([3, 0])
+    )
+    assert found[0].tolist() == [1, 7]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 0xFFFF),
+            st.integers(0, 0xFFFF),
+            st.integers(0, 0xFFFF),
+            st.sampled_from([0, 1, 54, NO_CONTEXT]),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_equal_tasks_have_one_id_and_different_ones_have_different(
+    tasks: list[tuple[int, int, int, int]],
+) -> None:
+    columns = [np.array(column) for column in zip(*tasks, strict=True)]
+    keys = pack_keys(*columns, wide_task_ids=False)
+    ids = TaskIds(IdCounter())
+    first = ids.resolve(keys[: len(keys) // 2]).tolist()
+    both = ids.resolve(keys).tolist()
+    assert both[: len(first)] == first
+    assert len(set(zip(tasks, both, strict=True))) == len(set(tasks))
+    assert set(both) == set(range(len(set(tasks))))
+
+
+def test_wide_task_ids_have_32_bits() -> None:
+    tasks = np.array([5, 65_541])
+    zeros = np.zeros(2, np.int64)
+    keys = pack_keys(zeros, tasks, zeros, np.full(2, NO_CONTEXT), wide_task_ids=True)
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "platform", "name"),
+    [
+        (0, 5, "AI_CORE"),
+        (2, 5, "AIV_SQE"),
+        (2, 15, "FUSION"),
+        (11, 15, "SDMA_SQE"),
+        (3, 4, "PLACE_HOLDER_SQE"),
+        (9, 4, "SDMA_SQE"),
+        (11, 4, "Other"),
+        (0, 1, "Other"),
+        (70, 5, "MIX_AIC"),
+        (63, 5, None),
+    ],
+)
+def test_device_names_of_task_types(code: int, platform: int, name: str | None) -> None:
+    assert type_name(code, platform) == name

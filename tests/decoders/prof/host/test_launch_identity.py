@@ -1,0 +1,99 @@
+"""What tells tasks and collectives apart: devices, contexts, names with the number 0."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.decoders.prof.memory_sink import MemorySink
+from tests.prof_generator import Recipe, generate
+from unified_prof.decoders.prof.host.call_tree import NOWHERE
+from unified_prof.decoders.prof.host.launches import Launches, launches_of
+from unified_prof.decoders.prof.host.operators import Contexts
+from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
+from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
+from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.recording import decode_recording
+
+TYPES = TaskTypes(("KERNEL_AIVEC", "FFTS_PLUS", "EVENT_RECORD"))
+KERNEL, GRAPH, EVENT = range(3)
+
+
+def host_tasks(*, node: list[int], communication: list[int], kind: list[int]) -> HostTasks:
+    """Return launches on device 0, numbered from 0 in stream 1."""
+    none = HostTasks.none()
+    count = len(node)
+    blank = {
+        field.name: np.zeros((count, *getattr(none, field.name).shape[1:]), column.dtype)
+        for field in fields(none)
+        for column in (getattr(none, field.name),)
+    }
+    return replace(
+        HostTasks(**blank),
+        stream_id=np.ones(count, np.uint16),
+        task_id=np.arange(count, dtype=np.uint32),
+        type_index=np.array(kind, np.uint16),
+        node=np.array(node, np.int32),
+        communication=np.array(communication, np.int32),
+    )
+
+
+def contexts(row: int, *ids: int) -> Contexts:
+    """Return that the call in `row` was told to consist of these contexts."""
+    return Contexts(np.array([row]), np.array([0]), np.array([len(ids)]), np.array(ids, np.uint32))
+
+
+def told(launches: Launches) -> set[tuple[int, int, bool]]:
+    """Return launch, context, and whether it only stands for its contexts."""
+    columns = (launches.task, launches.context_id, launches.placeholder)
+    return {(int(t), int(c), bool(p)) for t, c, p in zip(*columns, strict=True)}
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_launch_in_a_collective_has_the_contexts_of_the_collective(wide: bool) -> None:
+    tasks = host_tasks(node=[2, 2, 2], communication=[5, NOWHERE, 5], kind=[GRAPH, GRAPH, EVENT])
+    found = launches_of(tasks, 0, TYPES, contexts(2, 7), contexts(5, 3, 4), wide_task_ids=wide)
+    whole = {(0, NO_CONTEXT, True), (2, NO_CONTEXT, False)}
+    # The second is in the same NODE call and in no collective: the operator's contexts are its.
+    second = {(1, NO_CONTEXT, False)} if wide else {(1, NO_CONTEXT, True), (1, 7, False)}
+    assert told(found) == whole | second | {(0, 3, False), (0, 4, False)}
+
+
+def test_a_number_of_a_node_is_none_of_a_collective() -> None:
+    tasks = host_tasks(node=[5], communication=[NOWHERE], kind=[KERNEL])
+    found = launches_of(tasks, 0, TYPES, contexts(9, 1), contexts(5, 3), wide_task_ids=False)
+    assert told(found) == {(0, NO_CONTEXT, False)}
+
+
+def test_collectives_of_all_devices_have_numbers_of_their_own(tmp_path: Path) -> None:
+    recording = generate(tmp_path, Recipe(devices=(0, 3), operators=4, collectives=5))
+    sink = MemorySink()
+    decode_recording(ProfDirectory(recording.path), sink)
+    tables = sink.tables()
+    operators = tables["COMMUNICATION_OP"]
+    ids = operators["opId"].tolist()
+    assert len(ids) >= 10
+    assert sorted(ids) == list(range(len(ids)))
+    assert set(operators["deviceId"].tolist()) == {0, 3}
+    device_of_task = dict(
+        zip(tables["TASK"]["globalTaskId"].tolist(), tables["TASK"]["deviceId"], strict=True)
+    )
+    device_of = dict(zip(ids, operators["deviceId"].tolist(), strict=True))
+    steps = tables["COMMUNICATION_TASK_INFO"]
+    for op, task in zip(steps["opId"].tolist(), steps["globalTaskId"].tolist(), strict=True):
+        assert device_of[op] == device_of_task[task]
+
+
+def test_a_type_whose_text_has_the_number_0_is_taken_from_the_host(tmp_path: Path) -> None:
+    recording = generate(tmp_path, Recipe(operators=12))
+    first, again = MemorySink(), MemorySink()
+    decode_recording(ProfDirectory(recording.path), first)
+    types = first.tables()["TASK"]["taskType"].tolist()
+    for text in sorted(set(types)):
+        again = MemorySink()
+        assert again.strings.intern(text) == 0
+        decode_recording(ProfDirectory(recording.path), again)
+        assert again.tables()["TASK"]["taskType"].tolist() == types, text

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unified_prof.decoders.prof.host.tensors import TensorTexts, data_type_text, format_text
+
+
+def record(*tensors: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    words = np.zeros(55, np.uint32)
+    for place, tensor in enumerate(tensors):
+        words[11 * place : 11 * place + len(tensor)] = tensor
+    return words
+
+
+def test_inputs_and_outputs_have_texts_of_their_own() -> None:
+    texts = TensorTexts()
+    first = record([0, 2, 1, 128, 256], [1, 29, 0, 7], [0, 0x12000003, 99, 2**31 - 1, 1])
+    lists = texts.signatures(np.stack([first, first]), np.array([3, 2]))
+    inputs, outputs = texts.texts(int(lists[0]))
+    assert (inputs.formats, inputs.data_types) == ("ND;NC1HWC0", "FLOAT16;99")
+    assert inputs.shapes == '"128,256;2147483647,1"'
+    assert (outputs.formats, outputs.data_types, outputs.shapes) == ("FRACTAL_NZ", "FLOAT", '"7"')
+    assert texts.texts(int(lists[1]))[0].shapes == '"128,256"'
+
+
+def test_an_operator_without_tensors_is_not_known_and_a_scalar_has_an_empty_shape() -> None:
+    texts = TensorTexts()
+    assert texts.texts(0)[0].shapes == "N/A"
+    scalar = texts.signatures(np.stack([record([1, 2, 3])]), np.array([1]))
+    assert texts.texts(int(scalar[0]))[1].shapes == '""'
+
+
+def test_records_of_one_operator_continue_each_other() -> None:
+    texts = TensorTexts()
+    rows = np.stack([record(*[[0, 2, 0, n] for n in range(1, 6)]), record([0, 2, 0, 9])])
+    lists = texts.signatures(rows, np.array([5, 1]))
+    whole = texts.joined(lists[:1], lists[1:])
+    assert texts.texts(int(whole[0]))[0].shapes == '"1;2;3;4;5;9"'
+
+
+def test_a_number_of_tensors_beyond_the_record_counts_as_five() -> None:
+    texts = TensorTexts()
+    lists = texts.signatures(np.stack([record([0, 2, 0, 1])]), np.array([4_000_000_000]))
+    assert texts.texts(int(lists[0]))[0].formats.count(";") == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [(2, "ND"), (253, "253"), (999, "231:3"), (40, "RESERVED"), (3 | 5 << 8, "NC1HWC0:5")],
+)
+def test_formats(word: int, text: str) -> None:
+    assert format_text(word) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "FLOAT"), (5, "5"), (27, "DT_BF16"), (34, "DT_HIFLOAT8"), (99, "99")]
+)
+def test_data_types(number: int, text: str) -> None:
+    assert data_type_text(number) == text

@@ -1,0 +1,178 @@
+"""The formulas of every metric set, one set a test, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.prof_generator.device_side import EVENTS, EVENTS_V6
+from unified_prof.decoders.prof.pmu.pmu_metrics import Family, evaluate, metrics_of, parse_events
+
+CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
+COUNTERS = (100, 200, 300, 400, 500, 600, 700, 800, 900)
+
+
+def values(
+    name: str, family: Family = "two kinds", events: str = "", *, sampled: bool = False
+) -> dict[str, float]:
+    """Evaluate a set where the first event counted 100, the second 200, and so on."""
+    listed = events or (EVENTS_V6 if family == "v6" else EVENTS)[name]
+    numbers = parse_events(listed, 10)
+    counters = np.array([COUNTERS[: len(numbers)]], np.uint64)
+    metrics = metrics_of(name, numbers, family, sampled=sampled)
+    row = evaluate(metrics, numbers, counters, np.array([CYCLES]), np.array([TIME_NS]), MHZ)
+    return dict(zip([metric.name for metric in metrics], row[0].tolist(), strict=True))
+
+
+def test_ratios_are_shares_of_the_cycles_and_times_shares_of_the_time() -> None:
+    assert values("PipeUtilization") == pytest.approx(
+        {
+            "vec_ratio": 0.1,
+            "vec_time": 200.0,
+            "mac_ratio": 0.2,
+            "mac_time": 400.0,
+            "scalar_ratio": 0.3,
+            "scalar_time": 600.0,
+            "mte1_ratio": 0.4,
+            "mte1_time": 800.0,
+            "mte2_ratio": 0.5,
+            "mte2_time": 1000.0,
+            "mte3_ratio": 0.6,
+            "mte3_time": 1200.0,
+            "icache_miss_rate": 800 / 700,
+        }
+    )
+
+
+def test_extended_pipe_utilization_adds_the_two_kinds_of_multiplications() -> None:
+    found = values("PipeUtilizationExct")
+    assert found["mac_ratio"] == pytest.approx(0.3)
+    assert found["fixpipe_time"] == pytest.approx(1200.0)
+    assert "vec_ratio" not in found
+
+
+def test_arithmetic_utilization_counts_operations() -> None:
+    found = values("ArithmeticUtilization")
+    assert found["vec_fp16_ratio"] == pytest.approx(0.9)
+    assert found["cube_fops"] == 100 * 8192 + 200 * 16384
+    assert found["vector_fops"] == 300 * 64 + 400 * 128 + 500 * 64 + 600 * 64 + 700 * 32
+
+
+def test_memory_bandwidths_are_bytes_per_cycle_at_the_core_frequency() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    assert values("Memory") == pytest.approx(
+        {
+            "ub_read_bw": 100 * 128 * per_byte,
+            "ub_write_bw": 200 * 128 * per_byte,
+            "l1_read_bw": 300 * 512 * per_byte,
+            "l1_write_bw": 400 * 128 * per_byte,
+            "l2_read_bw": 500 * 256 * per_byte,
+            "l2_write_bw": 600 * 256 * per_byte,
+            "main_mem_read_bw": 700 * 8 * per_byte,
+            "main_mem_write_bw": 800 * 8 * per_byte,
+        }
+    )
+
+
+def test_memory_of_chips_with_one_kind_of_cores_has_no_l2() -> None:
+    found = values("Memory", "one kind")
+    assert not [name for name in found if name.startswith("l2_")]
+    assert found["l1_write_bw"] == pytest.approx(2 * values("Memory")["l1_write_bw"])
+
+
+def test_memory_l0_and_ub_bytes_of_a_count() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    l0, ub = values("MemoryL0"), values("MemoryUB")
+    assert l0["l0b_write_bw"] == pytest.approx(400 * 256 * per_byte)
+    assert l0["l0c_write_bw_cube"] == pytest.approx(800 * 1024 * per_byte)
+    assert ub["ub_read_bw_scalar"] == pytest.approx(300 * 16 * per_byte)
+    assert ub["ub_write_bw_vector"] == pytest.approx(800 * 32 * per_byte)
+
+
+def test_memory_access_is_in_kilobytes_and_may_be_negative() -> None:
+    assert values("MemoryAccess") == pytest.approx(
+        {
+            "read_main_memory_datas": (700 + 800) / 8,
+            "write_main_memory_datas": 600 / 8,
+            "GM_to_L1_datas": (100 - 400) / 4,
+            "L0C_to_L1_datas": 400 / 8,
+            "L0C_to_GM_datas": (500 - 400) / 8,
+            "GM_to_UB_datas": 300 / 8,
+            "UB_to_GM_datas": 200 / 8,
+        }
+    )
+
+
+def test_cache_and_custom_events_are_plain_counts() -> None:
+    assert values("L2Cache")["r1_read_cache_miss_allocate"] == 600
+    assert values("Custom", events="0x8,10,0x500") == {"r8": 100, "ra": 200, "r500": 300}
+
+
+def test_platform_15_has_events_of_its_own() -> None:
+    found = values("PipeUtilization", "v6")
+    assert found["fixpipe_ratio"] == pytest.approx(0.9)
+    assert found["icache_miss_rate"] == pytest.approx(800 / 700)
+    assert metrics_of("PipeUtilization", parse_events(EVENTS["PipeUtilization"], 10), "v6") == ()
+
+
+def test_a_metric_needs_all_its_events() -> None:
+    names = [metric.name for metric in metrics_of("PipeUtilizationExct", (0x416, 0x9), "two kinds")]
+    assert names == ["scalar_time", "scalar_ratio"]
+    assert metrics_of("NoSuchSet", (0x8,), "two kinds") == ()
+
+
+def test_cores_that_did_not_run_have_zeros() -> None:
+    metrics = metrics_of("PipeUtilization", parse_events(EVENTS["PipeUtilization"], 8), "two kinds")
+    none = np.zeros((1, 8), np.uint64)
+    row = evaluate(metrics, (8, 10, 9, 11, 12, 13, 0x54, 0x55), none, np.zeros(1), np.zeros(1), MHZ)
+    assert not row.any()
+
+
+@pytest.mark.parametrize("text", ["0x8;0xa", "eight", "0x8,,0xzz"])
+def test_events_that_are_no_numbers_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        parse_events(text, 8)
+
+
+def test_executed_pipes_of_chips_with_one_kind_of_cores() -> None:
+    events = "0x12c,0x49,0x4a,0x9,0x302,0xc,0xd,0x303"
+    found = values("PipelineExecuteUtilization", "one kind", events)
+    assert len(found) == 14
+    assert found["vec_exe_ratio"] == pytest.approx(0.1)
+    assert found["mac_exe_time"] == pytest.approx(1000.0)  # 200 and 300 of 1000 cycles, 2000 ns
+    assert found["fixpipe_exe_ratio"] == pytest.approx(0.8)
+
+
+def test_memory_l0_of_chips_with_one_kind_of_cores_has_narrower_counts() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    events = "0x1b,0x1c,0x21,0x22,0x27,0x28,0x29,0x2a"
+    found = values("MemoryL0", "one kind", events)
+    assert found["l0a_read_bw"] == pytest.approx(100 * 512 * per_byte)
+    assert found["l0b_read_bw"] == pytest.approx(300 * 256 * per_byte)
+    assert found["l0c_read_bw_cube"] == pytest.approx(600 * 256 * per_byte)
+    assert values("MemoryL0", "one kind", events, sampled=True)["l0b_read_bw"] == pytest.approx(
+        300 * 512 * per_byte
+    )
+
+
+def test_samples_see_the_transfers_of_the_memory_engine() -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    events = "0x10,0x13,0x37,0x38,0x3d,0x3e,0x43,0x44"
+    of_tasks, of_cores = (values("MemoryUB", events=events, sampled=kind) for kind in (False, True))
+    assert set(of_cores) - set(of_tasks) == {"ub_read_bw_mte", "ub_write_bw_mte"}
+    assert of_cores["ub_read_bw_mte"] == pytest.approx(500 * 16 * per_byte)
+    assert of_cores["ub_write_bw_vector"] == pytest.approx(800 * 16 * per_byte)
+    assert of_tasks["ub_write_bw_vector"] == pytest.approx(800 * 32 * per_byte)
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "metric", "value"),
+    [
+        ("ArithmeticUtilization", "0x323,0x324", "cube_fops", 100 * 8192 + 200 * 16384),
+        ("L2Cache", "0x424,0x425,0x426,0x42a,0x42b,0x42c", "write_local_l2_victim", 600),
+        ("ResourceConflictRatio", "0x540,0x556,0x502,0x528", "vec_bank_cflt_ratio", 0.3),
+        ("ResourceConflictRatio", "0x540,0x556,0x502,0x528", "vec_resc_cflt_ratio", 400 / 300),
+    ],
+)
+def test_sets_of_platform_15(name: str, events: str, metric: str, value: float) -> None:
+    assert values(name, "v6", events)[metric] == pytest.approx(value)

@@ -1,0 +1,189 @@
+"""Counters of tasks: whose they are, which blocks a MIX adds up, how long the task took."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tests.decoders.prof.memory_sink import MemorySink
+from tests.prof_generator import Recipe, generate
+from tests.prof_generator.encode import Records, joined, records
+from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
+from unified_prof.decoders.prof.identity.flips import Flips
+from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.pmu.core_metrics import CoreKind
+from unified_prof.decoders.prof.pmu.pmu_records import Blocks, Counted, MixBlocks
+from unified_prof.decoders.prof.pmu.task_pmu import decode
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory
+
+STREAM = 7
+
+
+def device_with(tmp_path: Path, pmu: Records, **options: object) -> DeviceDirectory:
+    """Return a device whose only data are these PMU records, at 1500 MHz and 20 AIC cores."""
+    recipe = Recipe(operators=0, pmu="Custom", **options)  # type: ignore[arg-type]
+    folder = generate(tmp_path, recipe).path / "device_0"
+    (folder / "data" / "ffts_profile.data.0.slice_0").write_bytes(pmu.tobytes())
+    return DeviceDirectory(folder, 0)
+
+
+def tasks_of(*task_ids: int, blocks: int = 0) -> DeviceTasks:
+    ids = np.array(task_ids, np.uint32)
+    none = np.zeros(len(ids), np.uint32)
+    key = pack_keys(none + STREAM, ids, none, none + np.uint32(NO_CONTEXT), wide_task_ids=False)
+    return DeviceTasks(
+        TaskIds(IdCounter()),
+        Flips.none(),
+        False,
+        False,
+        np.sort(key),
+        none + np.uint32(blocks),
+        none,
+        None,
+        (none[:0], none[:0]),
+    )
+
+
+def task_records(task_id: int, **fields: object) -> Records:
+    plain = {"w0": 40, "stream_id": STREAM, "task_id": task_id, "total_cycle": 3000}
+    return records("ffts_context_pmu", 1, **plain | fields)  # type: ignore[arg-type]
+
+
+def metrics(device: DeviceDirectory, tasks: DeviceTasks) -> tuple[dict[str, float], MemorySink]:
+    sink = MemorySink()
+    decode(device, tasks, sink)
+    table = sink.tables().get("TASK_PMU_INFO")
+    rows = {} if table is None else dict(zip(table["name"], table["value"].tolist(), strict=True))
+    return rows, sink
+
+
+def test_a_task_has_the_metrics_of_both_kinds_of_cores(tmp_path: Path) -> None:
+    pmu = task_records(1, pmu=[5, 6, 7, 0, 0, 0, 0, 0])
+    found, _ = metrics(device_with(tmp_path, pmu), tasks_of(1, blocks=10))
+    assert found == {
+        "aic_total_time": 200.0, "aic_total_cycles": 3000, "aic_r8": 5, "aic_ra": 6, "aic_r500": 7,
+        "aiv_total_time": 0, "aiv_total_cycles": 0, "aiv_r8": 0, "aiv_ra": 0, "aiv_r500": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("blocks", "time_ns"), [(1, 2000), (20, 100), (21, 190), (40, 100), (0, 0)]
+)
+def test_time_is_that_of_the_rounds_the_blocks_need(
+    blocks: int, time_ns: float, tmp_path: Path
+) -> None:
+    """3000 cycles at 1500 MHz are 2 us of block time; custom metrics round to 10 ns."""
+    found, _ = metrics(device_with(tmp_path, task_records(1)), tasks_of(1, blocks=blocks))
+    assert found["aic_total_time"] == pytest.approx(time_ns)
+
+
+def test_the_frequency_is_the_one_at_the_end_of_the_task(tmp_path: Path) -> None:
+    """The generated device changes to 1200 MHz at its counter 3000060000."""
+    pmu = task_records(1, start=3_000_000_000, end=3_000_070_000)
+    device = device_with(tmp_path, pmu, frequency_changes=1)
+    found, _ = metrics(device, tasks_of(1, blocks=1))
+    assert found["aic_total_time"] == pytest.approx(2500)
+
+
+def test_counters_of_tasks_without_a_log_are_counted_not_shown(tmp_path: Path) -> None:
+    found, sink = metrics(device_with(tmp_path, task_records(2)), tasks_of(1))
+    assert not found
+    assert sink.anomalies == {"pmu_without_task": 1}
+
+
+def test_what_cannot_be_meant_is_counted(tmp_path: Path) -> None:
+    pmu = joined(
+        [
+            task_records(1, subtask_word=1 << 10),  # a counter overflowed
+            task_records(1, w0=13),  # no kind of record
+            task_records(1, ffts_type_word=7 << 13),  # no kind of task
+        ]
+    )
+    _, sink = metrics(device_with(tmp_path, pmu), tasks_of(1))
+    assert sink.anomalies == {
+        "pmu_counter_overflow": 1,
+        "pmu_unknown_record": 1,
+        "pmu_unknown_task_kind": 1,
+    }
+
+
+def test_unknown_metrics_are_said(tmp_path: Path) -> None:
+    device = device_with(tmp_path, task_records(1))
+    path = device.path / "sample.json"
+    path.write_text(path.read_text().replace("Custom:", "Novel:"))
+    _, sink = metrics(DeviceDirectory(device.path, 0), tasks_of(1))
+    assert sink.anomalies == {"unknown_pmu_metrics": 1}
+
+
+def test_without_cores_there_is_no_time() -> None:
+    kind = CoreKind("", (), (), cores=0, frequency_mhz=float(Decimal(1000)), rounded=False)
+    one = np.ones(1)
+    assert kind.time_on_cores_ns(one, one, np.ones(1, np.uint32)).tolist() == [0]
+
+
+# Tasks and blocks as (key, start, length or core); few values, so that they meet.
+TASKS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 5), st.integers(0, 1)),
+    min_size=1, max_size=8, unique_by=lambda task: task[:2],
+)  # fmt: skip
+BLOCKS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 4), st.integers(0, 1)),
+    max_size=30,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TASKS, BLOCKS, st.integers(0, 3), st.integers(1, 30))
+def test_blocks_belong_to_the_latest_task_with_their_ids_that_encloses_them(
+    tasks: list[tuple[int, int, int, int]],
+    blocks: list[tuple[int, int, int, int]],
+    limit: int,
+    piece: int,
+) -> None:
+    expected = np.zeros(len(tasks))
+    left = [limit] * len(tasks)
+    for number, (key, start, length, core) in enumerate(blocks, start=1):
+        started = [
+            (task[1], row) for row, task in enumerate(tasks) if task[0] == key and task[1] <= start
+        ]
+        if started:
+            row = max(started)[1]
+            task = tasks[row]
+            if start + length <= task[1] + task[2] and core != task[3] and left[row]:
+                left[row] -= 1
+                expected[row] += number
+    sums = MixBlocks(_counted(tasks), np.full(len(tasks), limit))
+    numbers = np.arange(1, len(blocks) + 1, dtype=np.uint64)
+    for first in range(0, len(blocks), piece):
+        part = blocks[first : first + piece]
+        keys, starts, lengths, cores = (np.array(column) for column in zip(*part, strict=True))
+        cycles = numbers[first : first + piece]
+        sums.add(
+            Blocks(
+                keys.astype(np.uint64), cores, starts.astype(np.uint64),
+                (starts + lengths).astype(np.uint64), cycles, np.repeat(cycles[:, None], 8, axis=1),
+            )
+        )  # fmt: skip
+    assert sums.cycles.tolist() == expected.tolist()
+    assert sums.counters[:, 3].tolist() == expected.tolist()
+
+
+def _counted(tasks: list[tuple[int, int, int, int]]) -> Counted:
+    key, start, length, core = (np.array(column) for column in zip(*tasks, strict=True))
+    counters: NDArray[np.uint64] = np.zeros((len(tasks), 8), np.uint64)
+    return Counted(
+        task_row=np.arange(len(tasks)),
+        block_key=key.astype(np.uint64),
+        core=core,
+        is_mix=np.ones(len(tasks), bool),
+        start=start.astype(np.uint64),
+        end=(start + length).astype(np.uint64),
+        cycles=np.zeros(len(tasks)),
+        counters=counters,
+    )

@@ -1,0 +1,69 @@
+"""What decoders of samples share, against the obvious slow way of doing it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from unified_prof.decoders.prof.raw import sampling
+from unified_prof.decoders.prof.raw.slices import RawFile, scan
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=40), st.integers(1, 9))
+def test_neighbours_are_found_across_pieces(rows: list[tuple[int, int]], piece: int) -> None:
+    last: dict[int, int] = {}
+    expected = []
+    for group, value in rows:
+        expected.append(last.get(group))
+        last[group] = value
+    neighbours = sampling.Neighbours()
+    found: list[int | None] = []
+    for first in range(0, len(rows), piece):
+        part = np.array(rows[first : first + piece])
+        known, (before,) = neighbours.previous(part[:, 0], part[:, 1])
+        found += [
+            int(value) if is_known else None for is_known, value in zip(known, before, strict=True)
+        ]
+    assert found == expected
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=20), st.sampled_from([2, 3, 6]))
+@example([0.125, 2.675, 1.005, 0.0005, 1234.5675], 3)
+def test_rounding_is_pythons(values: list[float], decimals: int) -> None:
+    found = sampling.rounded(np.array(values), decimals)
+    assert found.tolist() == [round(value, decimals) for value in values]
+
+
+def test_integers_are_what_int64_holds() -> None:
+    assert sampling.integer("9223372036854775807") == 2**63 - 1
+    for text in ("9223372036854775808", "1" * 400, "", "-", "0x10", "1.5", "١٢", " 1"):
+        assert sampling.integer(text) is None
+    assert sampling.integers("1 -2  3") == [1, -2, 3]
+    assert sampling.integers("1 two 3") is None
+
+
+def _file(folder: Path, *slices: bytes) -> RawFile:
+    for index, content in enumerate(slices):
+        (folder / f"hccs.data.0.slice_{index}").write_bytes(content)
+    file = scan(folder).get("hccs")
+    assert file is not None
+    return file
+
+
+def test_lines_are_joined_across_slices(tmp_path: Path) -> None:
+    file = _file(tmp_path, b"first li", b"ne\n\nsecond\n \nthi", b"rd")
+    lines = [line for batch in sampling.text_lines(file) for line in batch]
+    assert lines == ["first line", "second", "third"]
+
+
+def test_undecodable_bytes_are_shown_as_escapes(tmp_path: Path) -> None:
+    file = _file(tmp_path, b"caf\xe9\n")
+    assert list(sampling.text_lines(file)) == [["caf\\xe9"]]
+
+
+def test_times_beyond_int64_become_the_latest() -> None:
+    assert sampling.whole_ns(np.array([1.0, 1e30])).tolist() == [1, 2**63 - 1]

@@ -1,0 +1,1 @@
+"""Collective operators and their tasks, whoever ran them: the host, AI CPUs, DPUs, CCUs."""

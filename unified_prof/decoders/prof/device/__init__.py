@@ -1,0 +1,1 @@
+"""What the device logged of its tasks, joined with what launched them."""

@@ -1,0 +1,277 @@
+"""Task logs of the device: when each task started and ended, and what the device calls it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.runs import Runs
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.identity.stream_words import decode_words
+from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory
+from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
+from unified_prof.decoders.prof.raw.platforms import HWTS_PLATFORMS, V6_PLATFORMS
+from unified_prof.decoders.prof.raw.slices import Records
+
+_310P = 4
+
+C_CORE = 20
+"""Type code of what the control core runs, on chips that have such tasks (`type_name`)."""
+
+OTHER = "Other"
+"""What the exporter calls a task whose type has no name."""
+
+_START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
+_CONTEXT_TYPE_BASE = 64
+
+_SQE_TYPES = (
+    "AI_CORE AI_CPU AIV_SQE PLACE_HOLDER_SQE EVENT_RECORD_SQE EVENT_WAIT_SQE"
+    " NOTIFY_RECORD_SQE NOTIFY_WAIT_SQE WRITE_VALUE_SQE VQ6_SQE TOF_SQE SDMA_SQE VPC_SQE"
+    " JPEGE_SQE JPEGD_SQE DSA_SQE ROCCE_SQE PCIE_DMA_SQE HOST_CPU_SQE CDQM_SQE C_CORE_SQE"
+).split()
+# The 310P, whose log is of another kind; the exporter names no type of the 910A.
+_SQE_TYPES_HWTS = (*_SQE_TYPES[:9], "SDMA_SQE", "MAX_SQE")
+_SQE_TYPES_V6 = (
+    "AI_CORE AIV_SQE FUSION PLACE_HOLDER_SQE AICPU_H AICPU_D NOTIFY_RECORD_SQE"
+    " NOTIFY_WAIT_SQE WRITE_VALUE_SQE UBDMA ASYNCDMA SDMA_SQE VPC_SQE JPEGE_SQE"
+    " JPEGD_SQE CMO_SQE CCU_SQE - - - CONDITION_SQE END_SQE"
+).split()
+_CONTEXT_TYPES = (
+    "AIC AIV NOP NOTIFY_WAIT NOTIFY_RECORD WRITE_VALUE MIX_AIC MIX_AIV SDMA DATA"
+    " INVALIDATE_DATA WRITEBACK_DATA AI_CPU LOAD - DSA"
+).split()
+
+
+@dataclass(slots=True)
+class DeviceTaskLog:
+    """Tasks and FFTS+ contexts that ran, in order of their identity; columns of one length."""
+
+    stream_id: NDArray[np.uint32]
+    """On platforms with 32-bit task ids this is 0: device logs have no stream there."""
+    task_id: NDArray[np.uint32]
+    context_id: NDArray[np.uint32]
+    type_code: NDArray[np.uint8]
+    """Of `type_name`."""
+    start: NDArray[np.uint64]
+    """Device counter."""
+    end: NDArray[np.uint64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, rows: NDArray[Any]) -> DeviceTaskLog:
+        """Return some rows."""
+        return DeviceTaskLog(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def type_name(code: int, platform: int) -> str | None:
+    """Return the device's name of a task type; None when it has none that is known."""
+    if platform in HWTS_PLATFORMS:
+        names = _SQE_TYPES_HWTS if platform == _310P else ()
+        return names[code] if code < len(names) else OTHER
+    if code >= _CONTEXT_TYPE_BASE:
+        names, number = tuple(_CONTEXT_TYPES), code - _CONTEXT_TYPE_BASE
+    else:
+        names = tuple(_SQE_TYPES_V6 if platform in V6_PLATFORMS else _SQE_TYPES)
+        number = code
+    return names[number] if number < len(names) and names[number] != "-" else None
+
+
+def read_task_log(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:
+    """Read the task log that a device of this platform writes."""
+    if device.platform in V6_PLATFORMS:
+        return _read_stars_v6(device, sink)
+    if device.platform in HWTS_PLATFORMS:
+        return _read_hwts(device, sink)
+    return _read_stars(device, sink, expanded=expanded)
+
+
+class _Marks:
+    """Start and end marks as they are read: packed identity, time, type."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[Any], ...]] = []
+
+    def add(
+        self,
+        identity: NDArray[np.uint64],
+        ticks: NDArray[np.uint64],
+        is_end: NDArray[np.bool_],
+        type_code: NDArray[np.uint8],
+    ) -> None:
+        self._parts.append((identity, ticks.copy(), is_end, type_code))
+
+    def paired(self, kind: str, sink: Sink) -> tuple[NDArray[Any], ...]:
+        """Return (identity, start, end, type) of every start that has an end, first to first."""
+        if not self._parts:
+            none = np.zeros(0, np.uint64)
+            return none, none, none, np.zeros(0, np.uint8)
+        identity, ticks, is_end, code = (
+            np.concatenate(column) for column in zip(*self._parts, strict=True)
+        )
+        self._parts.clear()
+        order = mark_order(identity, ticks)
+        is_end = is_end[order]
+        identity = identity[order]
+        start, end = first_to_first(identity, is_end)
+        if lost := len(order) - 2 * len(start):
+            sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
+        return identity[start], ticks[order[start]], ticks[order[end]], code[order[start]]
+
+
+def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the order by identity, time and place in the log."""
+    if (ticks[1:] >= ticks[:-1]).all():  # as logs are: the place in the file tells the time
+        count = len(identity)
+        if count < 1 << 24 and int(identity.max(initial=0)) < 1 << 40:
+            # Sorting the packed values is several times faster than sorting their indexes.
+            packed = identity << np.uint64(24) | np.arange(count, dtype=np.uint64)
+            packed.sort()
+            return (packed & np.uint64((1 << 24) - 1)).astype(np.int64)
+        return np.argsort(identity, kind="stable")
+    return np.lexsort((ticks, identity))
+
+
+def first_to_first(
+    identity: NDArray[np.uint64], is_end: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Match marks sorted by identity and time: the first open start with the next end."""
+    count = len(identity)
+    rows = np.arange(count)
+    same = np.r_[identity[1:] == identity[:-1], False]
+    if count % 2 == 0 and not is_end[::2].any() and is_end[1::2].all() and same[::2].all():
+        return rows[::2], rows[1::2]
+    tasks = Runs(identity)
+    group, step = tasks.number(), np.where(is_end, -1, 1)
+    balance = np.cumsum(step)
+    balance -= tasks.spread((balance - step)[tasks.starts])
+    # An end that takes the balance of its identity to a new low below 0 has no start. Each
+    # identity is put below all before it, so that one running minimum serves them all.
+    depth = group * (2 * count + 2)
+    lowered = balance - depth
+    lowest = np.minimum.accumulate(np.r_[2 * count + 2, lowered])[:-1]
+    good_end = is_end & (lowered >= np.minimum(lowest, -depth))
+    starts, ends = np.flatnonzero(~is_end), np.flatnonzero(good_end)
+    key_start = group[starts] * (count + 1) + Runs(group[starts]).rank()
+    key_end = group[ends] * (count + 1) + Runs(group[ends]).rank()
+    _, of_start, of_end = np.intersect1d(
+        key_start, key_end, assume_unique=True, return_indices=True
+    )
+    return starts[of_start], ends[of_end]
+
+
+def _read_stars(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:
+    """Read stars_soc: whole tasks, and the contexts of FFTS+ tasks."""
+    tasks, contexts = _Marks(), _Marks()
+    for piece in _stars_pieces(device, "stars_acsq", sink):
+        function = piece["w0"] & 0x3F
+        rows = piece[function <= _END]
+        sqe = (rows["w0"] >> 10).astype(np.uint8)
+        stream, task = decode_words(
+            rows["stream_id"], rows["task_id"], expanded=expanded, sqe_type=sqe
+        )
+        tasks.add(
+            stream.astype(np.uint64) << np.uint64(16) | task,
+            rows["timestamp"],
+            (rows["w0"] & 1).astype(bool),
+            sqe,
+        )
+        is_context = (function == _CONTEXT_START) | (function == _CONTEXT_END)
+        if is_context.any():
+            rows = piece.view(record_type("stars_ffts_log"))[is_context]
+            stream, task = decode_words(rows["stream_id"], rows["task_id"], expanded=expanded)
+            identity = (
+                stream.astype(np.uint64) << np.uint64(48)
+                | task.astype(np.uint64) << np.uint64(32)
+                | rows["subtask_id"].astype(np.uint64) << np.uint64(16)
+                | rows["thread_id"]
+            )
+            contexts.add(
+                identity,
+                rows["timestamp"],
+                rows["w0"] & 0x3F == _CONTEXT_END,
+                np.minimum(rows["subtask_type"], 191) + np.uint8(_CONTEXT_TYPE_BASE),
+            )
+    whole = tasks.paired("device_task", sink)
+    part = contexts.paired("device_context", sink)
+    return DeviceTaskLog(
+        np.concatenate([whole[0] >> np.uint64(16), part[0] >> np.uint64(48)]).astype(np.uint32),
+        np.concatenate([whole[0], part[0] >> np.uint64(32)]).astype(np.uint16).astype(np.uint32),
+        np.concatenate(
+            [
+                np.full(len(whole[0]), NO_CONTEXT, np.uint32),
+                (part[0] >> np.uint64(16)).astype(np.uint32) & 0xFFFF,
+            ]
+        ),
+        np.concatenate([whole[3], part[3]]),
+        np.concatenate([whole[1], part[1]]),
+        np.concatenate([whole[2], part[2]]),
+    )
+
+
+def _read_stars_v6(device: DeviceDirectory, sink: Sink) -> DeviceTaskLog:
+    """Read the 32-byte stars_soc records of platforms 15 and 16: 32-bit task ids, no stream."""
+    marks = _Marks()
+    for piece in _stars_pieces(device, "stars_acsq_v6", sink):
+        rows = piece[piece["w0"] & 0x3F <= _END]
+        task = rows["task_id_high"].astype(np.uint64) << np.uint64(16) | rows["task_id_low"]
+        marks.add(
+            task,
+            rows["timestamp"],
+            (rows["w0"] & 1).astype(bool),
+            (rows["w0"] >> 10).astype(np.uint8),
+        )
+    return _whole_tasks(*marks.paired("device_task", sink), wide=True)
+
+
+def _read_hwts(device: DeviceDirectory, sink: Sink) -> DeviceTaskLog:
+    """Read hwts of platforms 1 and 4."""
+    marks = _Marks()
+    file = device.data.get("hwts")
+    if file is not None:
+        for piece in file.pieces(record_type("hwts_log")):
+            rows = piece[piece["w0"] & 0x7 <= _END]
+            stream = (rows["stream_word"] % 2048).astype(np.uint64)
+            marks.add(
+                stream << np.uint64(16) | rows["task_id"],
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                rows["task_type"].copy(),
+            )
+    return _whole_tasks(*marks.paired("device_task", sink), wide=False)
+
+
+def _whole_tasks(
+    identity: NDArray[np.uint64],
+    start: NDArray[np.uint64],
+    end: NDArray[np.uint64],
+    code: NDArray[np.uint8],
+    *,
+    wide: bool,
+) -> DeviceTaskLog:
+    stream = np.zeros(len(start), np.uint32) if wide else (identity >> np.uint64(16))
+    task = identity.astype(np.uint32 if wide else np.uint16).astype(np.uint32)
+    return DeviceTaskLog(
+        stream.astype(np.uint32),
+        task,
+        np.full(len(start), NO_CONTEXT, np.uint32),
+        code,
+        start,
+        end,
+    )
+
+
+def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> list[Records] | Any:
+    file = device.data.get("stars_soc")
+    if file is None:
+        return
+    for piece in file.pieces(record_type(layout), magic=STARS_MAGIC):
+        good = piece["magic"] == STARS_MAGIC
+        if not good.all():
+            sink.anomaly("bad_magic_stars_soc", int((~good).sum()), "stars_soc records")
+            piece = piece[good]
+        yield piece

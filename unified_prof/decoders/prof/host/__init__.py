@@ -1,0 +1,1 @@
+"""What the host recorded: calls, launches, operators and their tensors, captures, copies, marks."""

@@ -1,0 +1,372 @@
+"""COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO: the operators behind kernel launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.host.call_tree import NOWHERE
+from unified_prof.decoders.prof.host.captured_operators import CapturedOperators
+from unified_prof.decoders.prof.host.collective_streams import CollectiveStreams
+from unified_prof.decoders.prof.host.launches import Launches
+from unified_prof.decoders.prof.host.operators import Descriptions
+from unified_prof.decoders.prof.host.task_track import CallTree, HostTasks, TaskTypes
+from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
+from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
+
+# By the task type number of a description.
+_TASK_TYPES = (
+    "AI_CORE AI_CPU AI_VECTOR_CORE WRITE_BACK MIX_AIC MIX_AIV FFTS_PLUS DSA DVPP"
+    " COMMUNICATION FUSION"
+).split()
+_COMMUNICATION = 9
+_KERNEL_TASK_TYPES = {
+    "KERNEL_AICORE": "AI_CORE",
+    "KERNEL_AIVEC": "AI_VECTOR_CORE",
+    "KERNEL_AICPU": "AI_CPU",
+    "KERNEL_MIX_AIC": "MIX_AIC",
+    "KERNEL_MIX_AIV": "MIX_AIV",
+}
+_SCHEDULE_SUFFIX = "AicpuKernel"
+_COMMUNICATION_SUFFIX = "AivKernel"
+_RATIO_BITS = 0x7
+_TENSOR_COLUMNS = (
+    "inputFormats",
+    "inputDataTypes",
+    "inputShapes",
+    "outputFormats",
+    "outputDataTypes",
+    "outputShapes",
+)
+_WRITE_ROWS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class HostKnowledge:
+    """What the host recorded that operators are told from."""
+
+    calls_items: NDArray[np.uint64]
+    """Item hashes of calls by index."""
+    tree: CallTree
+    types: TaskTypes
+    descriptions: Descriptions
+    dictionaries: Dictionaries
+    collective_streams: CollectiveStreams
+    """Streams whose AI CPU kernels run collectives, and those of their tasks."""
+    captured: CapturedOperators
+    level0: bool
+    """The lowest trace level: operators have a name and blocks, nothing else."""
+
+    def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
+        """Return for every launch the row of the captured operator that it runs, or -1."""
+        return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeTasks:
+    """Which launches are operators: rows of `Launches` with what other tables need."""
+
+    launch: NDArray[np.int64]
+    block_num: NDArray[np.uint32]
+    mix_block_num: NDArray[np.uint32]
+    counts_as_compute: NDArray[np.bool_]
+    """Neither schedules nor is communication."""
+    schedulers: Schedulers
+
+    @classmethod
+    def none(cls) -> ComputeTasks:
+        """Return no operators."""
+        none = np.zeros(0, np.int64)
+        return cls(
+            none,
+            none.astype(np.uint32),
+            none.astype(np.uint32),
+            none.astype(bool),
+            Schedulers.joined([]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Schedulers:
+    """Operators that schedule communication, AI CPU kernels as a rule; columns of one length."""
+
+    launch: NDArray[np.int64]
+    """Row in `Launches`."""
+    name: NDArray[np.uint64]
+    """Hash."""
+    op_type: NDArray[np.int64]
+    """Id of the text in the string pool."""
+
+    @classmethod
+    def joined(cls, parts: list[Schedulers]) -> Schedulers:
+        """Return the rows of all parts."""
+        none = np.zeros(0, np.int64)
+        return cls(
+            np.concatenate([none, *(part.launch for part in parts)]),
+            np.concatenate([none.astype(np.uint64), *(part.name for part in parts)]),
+            np.concatenate([none, *(part.op_type for part in parts)]),
+        )
+
+
+class _Names:
+    """Texts behind columns of hashes: interned on use, and asked for their endings."""
+
+    def __init__(self, dictionaries: Dictionaries, sink: Sink) -> None:
+        self._dictionaries, self._sink = dictionaries, sink
+
+    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Return those of some hashes that have a text."""
+        distinct = np.unique(hashes).tolist()
+        return np.array([h for h in distinct if self._dictionaries.knows(h)], np.uint64)
+
+    def ids(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Return string ids, whether names end as schedulers do, whether as communication."""
+        distinct, inverse = np.unique(hashes, return_inverse=True)
+        texts = [self._dictionaries.text(value) for value in distinct.tolist()]
+        ids = self._sink.strings.intern_all(texts)
+        schedule = np.array([text.endswith(_SCHEDULE_SUFFIX) for text in texts], bool)
+        communication = np.array([text.endswith(_COMMUNICATION_SUFFIX) for text in texts], bool)
+        return ids[inverse], schedule[inverse], communication[inverse]
+
+
+def write_compute_info(
+    launches: Launches, global_task_id: NDArray[np.int64], host: HostKnowledge, sink: Sink
+) -> ComputeTasks:
+    """Write the operators of one device's launches.
+
+    Args:
+        launches: the launches.
+        global_task_id: their ids.
+        host: what the host knows about them.
+        sink: takes the rows.
+    """
+    tasks = launches.tasks
+    kernel = host.types.kernels()[tasks.type_index]
+    other = host.types.named("STARS_COMMON")[tasks.type_index]
+    graph = host.types.named("FFTS_PLUS")[tasks.type_index] & (tasks.communication == NOWHERE)
+    in_node = tasks.node != NOWHERE
+    described = np.zeros(len(tasks), bool)
+    described[in_node] = host.descriptions.described[tasks.node[in_node]]
+    named = (tasks.kernel_name != 0) | (host.captured_rows(tasks) >= 0)
+    operator = np.where(
+        in_node, (kernel | other | graph) & (described | host.level0), kernel & named
+    )
+    launch = np.flatnonzero(operator[launches.task] & ~launches.placeholder)
+    launch = _one_per_id(launch, global_task_id, sink)
+    block_num = np.zeros(len(launch), np.uint32)
+    mix_block_num = np.zeros(len(launch), np.uint32)
+    counts = np.zeros(len(launch), bool)
+    names = _Names(host.dictionaries, sink)
+    schedulers: list[Schedulers] = []
+    for low in range(0, len(launch), _WRITE_ROWS):
+        piece = slice(low, low + _WRITE_ROWS)
+        rows = _Rows(launches, launch[piece], host)
+        columns, schedule, counts[piece] = rows.columns(names, sink)
+        block_num[piece], mix_block_num[piece] = columns["blockNum"], columns["mixBlockNum"]
+        columns["globalTaskId"] = global_task_id[launch[piece]]
+        if schedule.any():
+            schedulers.append(
+                Schedulers(
+                    launch[piece][schedule],
+                    rows.name_hashes()[schedule],
+                    columns["opType"][schedule],
+                )
+            )
+        _write(columns, schedule, sink)
+    return ComputeTasks(launch, block_num, mix_block_num, counts, Schedulers.joined(schedulers))
+
+
+def _write(columns: dict[str, Any], schedule: NDArray[np.bool_], sink: Sink) -> None:
+    if schedule.any():
+        short = ("name", "globalTaskId", "taskType", "opType")
+        sink.write(
+            "COMMUNICATION_SCHEDULE_TASK_INFO", {name: columns[name][schedule] for name in short}
+        )
+        columns = {name: values[~schedule] for name, values in columns.items()}
+    if len(columns["name"]):
+        sink.write("COMPUTE_TASK_INFO", columns)
+
+
+class _Rows:
+    """Some operators, and what their columns are made from."""
+
+    def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostKnowledge) -> None:
+        self.host = host
+        self.tasks = launches.tasks.take(launches.task[launch])
+        self.in_node = self.tasks.node != NOWHERE
+        self.in_communication = self.in_node & (self.tasks.communication != NOWHERE)
+        self.node = np.where(self.in_node, self.tasks.node, 0)
+        self.described = self.in_node & ~np.bool_(host.level0)
+        self.type_names = np.array(host.types.names, object)
+
+        self.captured = host.captured_rows(self.tasks)
+        self.captured[self.in_node] = -1
+        self.told = (self.captured >= 0) & ~np.bool_(host.level0)
+        """Tasks of captured graphs that a record describes."""
+        self.record = self.captured[self.told]
+
+    def columns(
+        self, names: _Names, sink: Sink
+    ) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the columns, which rows are scheduling, which count as compute."""
+        described, about = self.described, self.host.descriptions
+        none = sink.strings.intern(NOT_KNOWN)
+        count = len(described)
+        name, schedule, communication = names.ids(self.name_hashes())
+        schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
+        op_type = np.full(count, none, np.int64)
+        node = self.node[described]
+        op_type[described] = names.ids(about.hashes[about.op_type[node]])[0]
+        bare = ~self.in_node & ~np.bool_(self.host.level0)
+        op_type[bare] = name[bare]
+        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])[0]
+        block_num, mix_block_num = self._blocks()
+        columns: dict[str, Any] = {
+            "name": name,
+            "blockNum": block_num,
+            "mixBlockNum": mix_block_num,
+            "taskType": self._task_types(none, sink),
+            "opType": op_type,
+            **self._tensor_columns(none, sink),
+            "attrInfo": np.full(count, none, np.int64),
+            "opState": np.full(count, none, np.int64),
+            "hf32Eligible": np.full(count, none, np.int64),
+            **self._dimension_columns(none, sink),
+        }
+        attribute = self._attributes()
+        with_attribute = np.flatnonzero(attribute)
+        if len(with_attribute):
+            hashes = attribute[with_attribute]
+            # A hash without text says nothing about attributes, unlike one of a name.
+            known = np.isin(hashes, names.known(hashes))
+            columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])[0]
+        told, record, captured = self.told, self.record, self.host.captured
+        for column, flag, captured_flag, texts in (
+            ("opState", about.static, captured.static, ("dynamic", "static")),
+            ("hf32Eligible", about.hf32, captured.hf32, ("NO", "YES")),
+        ):
+            if len(node) or len(record):
+                ids = sink.strings.intern_all(texts)
+                columns[column][described] = ids[flag[node].astype(np.int64)]
+                columns[column][told] = ids[captured_flag[record].astype(np.int64)]
+        return columns, schedule, ~schedule & ~communication
+
+    def _attributes(self) -> NDArray[np.uint64]:
+        """Return the hash of every operator's attributes, 0 where it has none."""
+        about = self.host.descriptions
+        result = np.zeros(len(self.described), np.uint64)
+        result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
+        result[self.told] = self.host.captured.attribute[self.record]
+        return result
+
+    def name_hashes(self) -> NDArray[np.uint64]:
+        """Return the hash of every name: communication item, operator, call item or kernel."""
+        about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
+        result = self.tasks.kernel_name.copy()
+        captured = self.captured >= 0
+        result[captured] = self.host.captured.name[self.captured[captured]]
+        result[self.described] = about.hashes[about.name[self.node[self.described]]]
+        unnamed = self.in_node & ~self.described
+        result[unnamed] = items[tree.node.item[self.node[unnamed]]]
+        inside = self.in_communication
+        row = self.tasks.communication[inside]
+        result[inside] = items[tree.communication.item[row]]
+        return result
+
+    def _blocks(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return blocks and mix blocks: of the launch where it says them, else described ones."""
+        tasks = self.tasks
+        packed = np.zeros(len(tasks), np.uint32)
+        packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
+        packed[self.told] = self.host.captured.block_dim[self.record]
+        blocks: NDArray[np.uint32] = packed & np.uint32(0xFFFF)
+        factor = packed >> np.uint32(16)
+        dimensions = self.host.types.named("KERNEL_SIMT")[tasks.type_index]
+        said = tasks.extended & ~dimensions
+        blocks[said] = tasks.ext[said, 0]
+        factor[said] = tasks.ext[said, 2] & _RATIO_BITS
+        return blocks, np.asarray(blocks * factor, np.uint32)
+
+    def _task_types(self, none: int, sink: Sink) -> NDArray[np.int64]:
+        described = self.described
+        result = np.full(len(described), none, np.int64)
+        kind = self.host.descriptions.task_type[self.node[described]].astype(np.int64)
+        on_cpu = self.host.types.named("KERNEL_AICPU")[self.tasks.type_index[described]]
+        kind[on_cpu & (kind == _COMMUNICATION) & self.in_communication[described]] = 256
+        result[described] = _looked_up(kind, _described_task_type, sink)
+        bare = ~self.in_node & ~np.bool_(self.host.level0)
+        result[bare] = _looked_up(
+            self.tasks.type_index[bare].astype(np.int64),
+            lambda index: _KERNEL_TASK_TYPES.get(
+                self.host.types.names[index], self.host.types.names[index]
+            ),
+            sink,
+        )
+        kinds = self.host.captured.task_type[self.record]
+        result[self.told] = _looked_up(kinds, _described_task_type, sink)
+        return result
+
+    def _tensor_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
+        about = self.host.descriptions
+        columns = {name: np.full(len(self.described), none, np.int64) for name in _TENSOR_COLUMNS}
+        for rows, lists, captured in (
+            (self.described, about.tensors[self.node[self.described]], False),
+            (self.told, self.host.captured.tensors[self.record], True),
+        ):
+            distinct, inverse = np.unique(lists, return_inverse=True)
+            sides = [
+                about.tensor_texts.texts(index, captured=captured) for index in distinct.tolist()
+            ]
+            for offset, side in ((0, 0), (3, 1)):
+                for position, part in enumerate(("formats", "data_types", "shapes")):
+                    ids = sink.strings.intern_all(getattr(both[side], part) for both in sides)
+                    if len(ids):
+                        columns[_TENSOR_COLUMNS[offset + position]][rows] = ids[inverse]
+        return columns
+
+    def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
+        count = len(self.described)
+        columns = {
+            "gridDim": np.full(count, none, np.int64),
+            "blockDim": np.full(count, none, np.int64),
+        }
+        simt = self.host.types.named("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
+        rows = np.flatnonzero(simt & ~np.bool_(self.host.level0))
+        for name, words in (("gridDim", slice(0, 3)), ("blockDim", slice(3, 6))):
+            distinct, inverse = np.unique(self.tasks.ext[rows, words], axis=0, return_inverse=True)
+            ids = sink.strings.intern_all(",".join(map(str, dims)) for dims in distinct.tolist())
+            if len(rows):
+                columns[name][rows] = ids[inverse.ravel()]
+        return columns
+
+
+def _described_task_type(kind: int) -> str:
+    if kind == 256:
+        return "HCCL_AI_CPU"
+    return _TASK_TYPES[kind] if kind < len(_TASK_TYPES) else str(kind)
+
+
+def _looked_up(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
+    distinct, inverse = np.unique(numbers, return_inverse=True)
+    ids = sink.strings.intern_all(text(number) for number in distinct.tolist())
+    return ids[inverse]
+
+
+def _one_per_id(
+    launch: NDArray[np.int64], global_task_id: NDArray[np.int64], sink: Sink
+) -> NDArray[np.int64]:
+    """Leave one row for every id, the last launched: the tables' key is the id."""
+    ids = global_task_id[launch]
+    distinct, last = np.unique(ids[::-1], return_index=True)
+    if len(distinct) == len(ids):
+        return launch
+    sink.anomaly(
+        "ambiguous_task",
+        len(ids) - len(distinct),
+        "operators with the same device, stream, task id, batch and context: the last is kept",
+    )
+    return launch[np.sort(len(ids) - 1 - last)]

@@ -1,0 +1,220 @@
+"""task_track: what the host launched, for which stream of which device, from which call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.pool import Pool
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.host.api_events import (
+    ACL,
+    COMMUNICATION,
+    MODEL,
+    NODE,
+    RUNTIME,
+    Calls,
+)
+from unified_prof.decoders.prof.host.call_tree import NOWHERE, Intervals
+from unified_prof.decoders.prof.identity.flips import Flips
+from unified_prof.decoders.prof.raw.directory import HostDirectory
+from unified_prof.decoders.prof.raw.host_records import host_records, timed
+from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
+from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+
+_FLIP, _MAINTENANCE = 98, 6
+_EXTENDED_BYTES = 40
+"""data_len of records whose ext bytes are filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTree:
+    """The calls that tasks can lie in, by level."""
+
+    acl: Intervals
+    model: Intervals
+    node: Intervals
+    communication: Intervals
+
+    @classmethod
+    def of(cls, calls: Calls) -> CallTree:
+        """Take the tree levels out of all calls."""
+        return cls(*(calls.intervals(level) for level in (ACL, MODEL, NODE, COMMUNICATION)))
+
+
+@dataclass(slots=True)
+class HostTasks:
+    """Launched tasks, sorted by thread and time; columns of one length."""
+
+    key: Keys
+    device_id: NDArray[np.uint16]
+    stream_id: NDArray[np.uint16]
+    task_id: NDArray[np.uint32]
+    batch_id: NDArray[np.uint32]
+    type_index: NDArray[np.uint16]
+    kernel_name: NDArray[np.uint64]
+    """Hash."""
+    extended: NDArray[np.bool_]
+    """`ext` is filled."""
+    ext: NDArray[np.uint16]
+    """Six words: grid and block dimensions of SIMT kernels; of others the number of blocks in the
+    first and the mix ratio in the low bits of the third."""
+    node: NDArray[np.int32]
+    """Row of the NODE call around the launch, or -1."""
+    communication: NDArray[np.int32]
+    """Row of the communication call around the launch, or -1."""
+    connection_id: NDArray[np.int64]
+    """Of the NODE call, else of the call at the deepest level; -1 without one."""
+    model_id: NDArray[np.uint32]
+    """Of the MODEL call around the launch, else 0xFFFFFFFF."""
+
+    @classmethod
+    def none(cls) -> HostTasks:
+        """Return no tasks."""
+        return _joined([])
+
+    def take(self, rows: NDArray[Any]) -> HostTasks:
+        """Return some rows."""
+        return HostTasks(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+NO_MODEL = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTypes:
+    """Names of task types, by type index."""
+
+    names: tuple[str, ...]
+
+    def named(self, *names: str) -> NDArray[np.bool_]:
+        """Tell for every type index whether its name is one of `names`."""
+        return np.array([name in names for name in self.names], bool)
+
+    def kernels(self) -> NDArray[np.bool_]:
+        """Tell for every type index whether it is a kernel launch."""
+        return np.array([name.startswith("KERNEL") for name in self.names], bool)
+
+
+def read_host_tasks(
+    host: HostDirectory, timeline: Timeline, sink: Sink
+) -> tuple[HostTasks, TaskTypes]:
+    """Read all launches; they are not placed in calls yet (`place`)."""
+    wide = host.platform in V6_PLATFORMS
+    types = Pool()
+    parts: list[dict[str, NDArray[Any]]] = []
+    flips: list[Records] = []
+    for records in host_records(host, "compact", "task_track", sink):
+        rows, key = timed(records, "task_track", timeline, sink)
+        # The upper four bits of the device are its class; what is no NPU has its own records.
+        kind = np.where(rows["device_id"] >> 12 == 0, rows["task_type"], np.uint64(_MAINTENANCE))
+        if (flip := kind == _FLIP).any():
+            flips.append(rows[flip])
+        task = ~flip & (kind != _MAINTENANCE)
+        if not task.all():
+            rows, key, kind = rows[task], key[task], kind[task]
+        parts.append(
+            {
+                "key": key,
+                "device_id": rows["device_id"] & np.uint16(0x0FFF),
+                "stream_id": rows["stream_id"].copy(),
+                "task_id": rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF),
+                "type_index": types.index_of(kind).astype(np.uint16),
+                "kernel_name": rows["kernel_name"].copy(),
+                "extended": rows["data_len"] == _EXTENDED_BYTES,
+                "ext": np.concatenate([rows["grid_dim"], rows["block_dim"]], axis=1),
+            }
+        )
+    tasks = _joined(parts)
+    tasks.batch_id = _batches(tasks, flips, timeline, wide=wide)
+    names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
+    return tasks, TaskTypes(names)
+
+
+def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
+    """Find the call every task was launched from.
+
+    Args:
+        tasks: get their `node`, `communication`, `connection_id` and `model_id`.
+        tree: where they may lie.
+        items: item hashes by index, as in `Calls.items`; the model ids of MODEL calls.
+    """
+    tasks.node = tree.node.find(tasks.key).astype(np.int32)
+    tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
+    for level, rows in (
+        (tree.acl, tree.acl.find(tasks.key)),
+        (tree.model, tree.model.find(tasks.key)),
+        (tree.communication, tasks.communication),
+        (tree.node, tasks.node),
+    ):
+        inside = rows != NOWHERE
+        tasks.connection_id[inside] = level.connection_id[rows[inside]]
+        if level is tree.model and inside.any():
+            models = items[level.item[rows[inside]]]
+            tasks.model_id[inside] = np.minimum(models, np.uint64(NO_MODEL))
+
+
+def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
+    """Leave out what was launched from a communication call that lies in no NODE call.
+
+    The record of the call around it is lost, so that nothing says which operator these tasks
+    belong to; the exporter leaves them to the device's log alone.
+    """
+    in_node = tree.node.find(tree.communication.end) != NOWHERE
+    lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
+    if not lost.any():
+        return tasks
+    sink.anomaly(
+        "launch_in_lost_call", int(lost.sum()), "launches of collectives without their NODE call"
+    )
+    return tasks.take(np.flatnonzero(~lost))
+
+
+def _joined(parts: list[dict[str, NDArray[Any]]]) -> HostTasks:
+    def column(name: str, empty: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate([part.pop(name) for part in parts]) if parts else empty
+
+    key = column("key", np.zeros(0, np.uint64))
+    order = np.argsort(key, kind="stable")
+    count = len(order)
+    return HostTasks(
+        key[order],
+        column("device_id", np.zeros(0, np.uint16))[order],
+        column("stream_id", np.zeros(0, np.uint16))[order],
+        column("task_id", np.zeros(0, np.uint32))[order],
+        np.zeros(count, np.uint32),
+        column("type_index", np.zeros(0, np.uint16))[order],
+        column("kernel_name", np.zeros(0, np.uint64))[order],
+        column("extended", np.zeros(0, bool))[order],
+        column("ext", np.zeros((0, 6), np.uint16))[order],
+        np.full(count, NOWHERE, np.int32),
+        np.full(count, NOWHERE, np.int32),
+        np.full(count, -1, np.int64),
+        np.full(count, NO_MODEL, np.uint32),
+    )
+
+
+def _batches(
+    tasks: HostTasks, flips: list[Records], timeline: Timeline, *, wide: bool
+) -> NDArray[np.uint32]:
+    """Count the flips before every task; a stream is one of one device."""
+    if not flips or wide:
+        return np.zeros(len(tasks), np.uint32)
+    stream = tasks.device_id.astype(np.uint32) << 16 | tasks.stream_id
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([part[name] for part in flips])
+
+    recorded = Flips(
+        (column("device_id") & 0x0FFF).astype(np.uint32) << 16 | column("stream_id"),
+        column("task_id") & 0xFFFF,
+        column("timestamp"),
+    )
+    return recorded.batch_of(stream, tasks.task_id, timeline.ticks(tasks.key), at_flip=False)
