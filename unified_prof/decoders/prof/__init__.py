@@ -1,8 +1,9 @@
 """Decodes PROF_* directories, the raw recordings of Ascend NPUs.
 
-Modules everything builds on: `layouts` (binary records), `slices` (data files), `control` (JSON
-and start logs), `clocks`, `dictionaries` (texts of hash ids), `directory` (a recording and its
-host and device parts).
+The rooms, in the order in which data passes: `raw`, `identity`, `host`, `device`, and side by side
+`collectives`, `pmu` and `samples`. The modules here put together what they yield. Everything builds
+on `raw`: `layouts` (binary records), `slices` (data files), `control` (JSON and start logs),
+`clocks`, `dictionaries` (texts of hash ids), `directory` (a recording, its host and its devices).
 
 A decoder is one module for one kind of raw file (or few that belong together) with one function
 
