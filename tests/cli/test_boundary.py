@@ -125,6 +125,7 @@ def test_a_closed_stdout_harms_no_file(place: Path) -> None:
     assert (place / "empty.db").read_bytes() == before
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
@@ -221,6 +222,7 @@ ENDED = (
 )
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_end_a_command_as_sys_exit_does(
     tmp_path: Path, number: signal.Signals, code: int
@@ -344,6 +346,7 @@ def test_stderr_of_the_workload_is_what_it_would_be_alone(place: Path) -> None:
     assert (place / "said").read_text() == "None"
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("command", "told"),
     [

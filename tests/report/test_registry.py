@@ -88,6 +88,7 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "unified_prof", *map(str, arguments)]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("form", formats.NAMES)
 def test_a_full_disk_behind_stdout_is_told_and_has_its_exit_code(report: Path, form: str) -> None:

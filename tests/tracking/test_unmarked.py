@@ -33,6 +33,7 @@ def test_a_training_without_an_optimizer_has_iterations_and_a_timeline(workload:
     assert tracked.anomalies == {}
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("grad", ["torch.no_grad()", "torch.enable_grad()"])
 def test_inference_has_an_iteration_for_each_call_of_the_model(
     workload: Workload, grad: str
@@ -123,6 +124,7 @@ for _ in range(12):"""))  # fmt: skip
     assert tracked.facts["iterations_end_with"] == "backward passes"
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("made", ["before", "after"])
 def test_an_optimizer_that_steps_has_the_last_word(workload: Workload, made: str) -> None:
     optimizer = "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
