@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unified_prof.tracking.records import (
+from unified_prof.runs.records import (
     ActivationRecord,
     Frame,
     GapRecord,

@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 from unified_prof.cli.app import app
 from unified_prof.errors import UprofError
 from unified_prof.migrate.create import create
-from unified_prof.store import skyline
-from unified_prof.tracking.records import (
+from unified_prof.runs.records import (
     ActivationRecord,
     Frame,
     GapRecord,
@@ -23,6 +22,7 @@ from unified_prof.tracking.records import (
     OperationRecord,
     TrackedRun,
 )
+from unified_prof.store import skyline
 
 ITERATIONS = 12
 

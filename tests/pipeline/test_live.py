@@ -11,8 +11,8 @@ import unified_prof
 from tests.conftest import ROOT
 from tests.records import tracked_run
 from unified_prof.errors import CaptureError, OutputError, UsageError
+from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking import live
-from unified_prof.tracking.records import TrackedRun
 
 
 class Tracks:

@@ -7,8 +7,8 @@ import pytest
 from tests.records import tracked_run
 from unified_prof.pipeline.run_summary import RunSummary
 from unified_prof.pipeline.run_summary import summarize as summary_of_files
+from unified_prof.runs.records import IterationRecord, OperationRecord, TrackedRun
 from unified_prof.store import skyline
-from unified_prof.tracking.records import IterationRecord, OperationRecord, TrackedRun
 
 
 @pytest.fixture(autouse=True)

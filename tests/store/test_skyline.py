@@ -12,9 +12,9 @@ import pytest
 from tests.records import tracked_run
 from unified_prof.errors import OutputError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
+from unified_prof.runs.records import ActivationRecord, Frame, TrackedRun
 from unified_prof.store import skyline
 from unified_prof.store.sql import open_unfinished
-from unified_prof.tracking.records import ActivationRecord, Frame, TrackedRun
 
 FACTS = {"uprof": "0.1.0", "command": '["uprof"]'}
 WRITERS = [skyline.write_run_time, skyline.write_memory]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.records import tracked_run
 from unified_prof.errors import RawFormatError
+from unified_prof.runs.records import Frame
 from unified_prof.store import spool
 from unified_prof.store.spool import Spool, Spooled
-from unified_prof.tracking.records import Frame
 
 CONTENT = Spooled(
     reports=("run-time", "memory"),

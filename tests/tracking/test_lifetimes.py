@@ -6,7 +6,7 @@ import pytest
 
 from tests.tracking.test_memory import weights
 from tests.tracking.workloads import Workload
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking.watch.modules import ModuleNames
 
 NET = """

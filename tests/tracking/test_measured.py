@@ -9,7 +9,7 @@ import pytest
 from tests.tracking.test_driver import Spy
 from tests.tracking.test_scripts import LOOP, NET
 from tests.tracking.workloads import PROVIDERS, Workload, names
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 
 
 def test_the_records_are_told_while_the_script_runs_on(

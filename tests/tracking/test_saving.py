@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload
+from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking.program import saving
 from unified_prof.tracking.program.saving import Saving
-from unified_prof.tracking.records import TrackedRun
 
 NET = """
 class Net(nn.Module):

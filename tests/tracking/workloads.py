@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unified_prof.tracking.records import OperationRecord, TrackedRun
+from unified_prof.runs.records import OperationRecord, TrackedRun
 from unified_prof.tracking.workload import Outcome, run_workload
 
 PROVIDERS = """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from unified_prof.errors import UsageError
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 
 RUN_TIME = "run-time"
 MEMORY = "memory"

@@ -33,7 +33,7 @@ from unified_prof.errors import (
     UsageError,
 )
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 
 _TOLD = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
 EXPORTERS = ("uprof", "native")

@@ -20,7 +20,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking.watch.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"

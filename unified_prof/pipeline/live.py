@@ -15,7 +15,7 @@ from unified_prof.pipeline import outputs
 from unified_prof.pipeline.ranks import rank_of
 from unified_prof.pipeline.reports import Reports
 from unified_prof.pipeline.run_summary import RunSummary, summarize
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from unified_prof.backends.base import RunSpec
 from unified_prof.pipeline.ranks import Rank
 from unified_prof.plain import printable
 from unified_prof.redaction import redact, redact_arguments
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 from unified_prof.version import VERSION
 
 

@@ -15,11 +15,11 @@ from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline import outputs, provenance
 from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_of
 from unified_prof.pipeline.recordings import build_databases
+from unified_prof.runs.records import TrackedRun
 from unified_prof.store import run_folder
 from unified_prof.store.run_folder import RankEntry
 from unified_prof.store.spool import Spool, Spooled
 from unified_prof.store.uprof_tables import complete_run
-from unified_prof.tracking.records import TrackedRun
 
 _AT_THE_END = ("exit_code", "finished")
 """Facts that are NULL in reports written while the workload still runs."""

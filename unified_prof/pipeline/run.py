@@ -13,7 +13,7 @@ from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageE
 from unified_prof.pipeline import outputs
 from unified_prof.pipeline.ranks import ALL, Chosen, Rank
 from unified_prof.pipeline.reports import Reports, with_output
-from unified_prof.tracking.records import TrackedRun
+from unified_prof.runs.records import TrackedRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
 from unified_prof.models.skyline_memory import ACTIVATION, WEIGHT
 from unified_prof.plain import storable
-from unified_prof.store import uprof_tables
-from unified_prof.store.atomic import replacing
-from unified_prof.store.sql import open_unfinished, transaction
-from unified_prof.tracking.records import (
+from unified_prof.runs.records import (
     ActivationRecord,
     OperationRecord,
     TrackedRun,
     WeightRecord,
 )
+from unified_prof.store import uprof_tables
+from unified_prof.store.atomic import replacing
+from unified_prof.store.sql import open_unfinished, transaction
 
 
 def write_run_time(

@@ -24,9 +24,9 @@ import msgspec
 
 from unified_prof.errors import RawFormatError
 from unified_prof.plain import storable
+from unified_prof.runs.records import OperationRecord, TrackedRun
 from unified_prof.store import ownership
 from unified_prof.store.atomic import remove_abandoned
-from unified_prof.tracking.records import OperationRecord, TrackedRun
 
 _MAGIC = b"uprof spool\n"
 _VERSION = 1

@@ -12,8 +12,8 @@ from unified_prof.errors import UsageError
 from unified_prof.tracking.program.instruments import Instrument
 
 if TYPE_CHECKING:
+    from unified_prof.runs.records import TrackedRun
     from unified_prof.tracking.program.loop import TrackedLoop
-    from unified_prof.tracking.records import TrackedRun
 
 _loop: TrackedLoop | None = None
 

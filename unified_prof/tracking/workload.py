@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unified_prof.errors import MeasuringError, UprofError
+from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking.program.instruments import Instrument
 from unified_prof.tracking.program.program import exit_code_of, find_program, last_user_line
 from unified_prof.tracking.program.provider_run import ProviderRun
 from unified_prof.tracking.program.providers import prefix_of
 from unified_prof.tracking.program.script_run import ScriptRun
 from unified_prof.tracking.program.session import Options, Session
-from unified_prof.tracking.records import TrackedRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.measure.sites import Site, SiteTable
-from unified_prof.tracking.records import (
+from unified_prof.runs.records import (
     ActivationRecord,
     GapRecord,
     IterationRecord,
     OperationRecord,
 )
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.tracking.measure.sites import Site, SiteTable
 from unified_prof.tracking.watch.calls import MAX_CALLS
 from unified_prof.tracking.watch.frames import Stack
 from unified_prof.tracking.watch.measured import Measured, Span

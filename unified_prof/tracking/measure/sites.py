@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unified_prof.runs.records import Frame
 from unified_prof.tracking.measure.gaps import GapSite, gap_site
-from unified_prof.tracking.records import Frame
 from unified_prof.tracking.watch.calls import CallSite, CallSites
 from unified_prof.tracking.watch.frames import Stack, frames_of
 from unified_prof.tracking.watch.names import OperationNames, is_placeholder

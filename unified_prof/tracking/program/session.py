@@ -13,6 +13,13 @@ from types import CodeType
 from typing import Any
 
 from unified_prof.errors import CaptureError, UsageError
+from unified_prof.runs.records import (
+    ActivationRecord,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+    WeightRecord,
+)
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.measure.assemble import (
     Shown,
@@ -28,13 +35,6 @@ from unified_prof.tracking.program.elsewhere import Elsewhere
 from unified_prof.tracking.program.instruments import Instrument
 from unified_prof.tracking.program.program import last_user_line
 from unified_prof.tracking.program.saving import Saving
-from unified_prof.tracking.records import (
-    ActivationRecord,
-    IterationRecord,
-    OperationRecord,
-    TrackedRun,
-    WeightRecord,
-)
 from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
 from unified_prof.tracking.watch.calls import CallSites
 from unified_prof.tracking.watch.device import Device

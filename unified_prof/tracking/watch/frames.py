@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from unified_prof.tracking.records import Frame
+from unified_prof.runs.records import Frame
 
 _OWN_PACKAGE = Path(__file__).resolve().parents[2]
 _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unified_prof.runs.records import WeightRecord
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.records import WeightRecord
 from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
 from unified_prof.tracking.watch.frames import Stack, StackWalker, frames_of
 from unified_prof.tracking.watch.modules import ModuleNames
