@@ -26,9 +26,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from unified_prof.runs.spec import RunSpec
 from unified_prof.tracking.measure.assemble import shown
 from unified_prof.tracking.measure.sites import SiteTable
-from unified_prof.tracking.program.session import Options, Session
+from unified_prof.tracking.program.session import Session
 from unified_prof.tracking.program.steps import StepWatcher
 from unified_prof.tracking.watch.device import HostClock
 from unified_prof.tracking.watch.scopes import Scope
@@ -124,8 +125,9 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     """Return the figures for one case."""
     model, inputs = workload(size)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    options = Options(("run-time",), Path(__file__).parent, 0, 1, "module", lambda _: None)
-    session = Session("cpu", options)
+    here = Path(__file__).parent
+    spec = RunSpec(target="", reports=("run-time",), output_dir=here, project_root=here)
+    session = Session("cpu", spec)
     session.install(())
     steps = StepWatcher(
         boundary=lambda: None,

@@ -362,7 +362,7 @@ CPU_FOR_NPU = """\
 from unified_prof.tracking import workload
 
 real = workload.run_workload
-workload.run_workload = lambda device, **options: real("cpu", **options)
+workload.run_workload = lambda device, *asked, **options: real("cpu", *asked, **options)
 """
 
 MSTX = """\

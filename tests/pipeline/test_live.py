@@ -3,7 +3,6 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +11,7 @@ from tests.conftest import ROOT
 from tests.records import tracked_run
 from unified_prof.errors import CaptureError, OutputError, UsageError
 from unified_prof.runs.records import TrackedRun
+from unified_prof.runs.spec import RunSpec
 from unified_prof.tracking import live
 
 
@@ -19,12 +19,14 @@ class Tracks:
     """Stands for LiveTracking and ends as a test says."""
 
     ends_with: tuple[TrackedRun | None, str | None] = (tracked_run(), None)
-    made: dict[str, Any] = {}  # noqa: RUF012 (what the last one was made with)
+    device: str | None
+    spec: RunSpec
+    """What the last one was made with."""
 
-    def __init__(self, device: str | None, **options: Any) -> None:
+    def __init__(self, device: str | None, spec: RunSpec) -> None:
         self.tracked: TrackedRun | None = None
         self.failure: str | None = None
-        Tracks.made = {"device": device, **options}
+        Tracks.device, Tracks.spec = device, spec
 
     def __enter__(self) -> Tracks:
         return self
@@ -42,9 +44,9 @@ def tracks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
     with unified_prof.profile("out", device="cpu", iterations=3, project_root="..") as profile:
         assert not profile.files
-    assert Tracks.made["device"] == "cpu"
-    assert Tracks.made["iterations"] == 3
-    assert Tracks.made["project_root"] == tmp_path.parent
+    assert Tracks.device == "cpu"
+    assert Tracks.spec.iterations == 3
+    assert Tracks.spec.project_root == tmp_path.parent
     assert {*profile.files} == {"run-time", "memory"}
     assert profile.summary is not None
     assert profile.summary.forward_ms == 9.0

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import Workload
-from unified_prof.tracking.program.session import Options, Session
+from tests.tracking.workloads import Workload, a_spec
+from unified_prof.tracking.program.session import Session
 from unified_prof.tracking.watch.calls import Iteration
 
 
@@ -20,8 +20,7 @@ class Recording:
     """Records what runs between `begin` and `end`."""
 
     def __init__(self, folder: Path) -> None:
-        options = Options(("run-time",), folder, 0, 1, "project", lambda _: None)
-        self.session = Session("cpu", options)
+        self.session = Session("cpu", a_spec(folder, scope="project"))
         self.session.install(())
         self.session.run_time.start()
 

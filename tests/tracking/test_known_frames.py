@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from unified_prof.tracking.program.session import Options, Session
+from tests.tracking.workloads import a_spec
+from unified_prof.tracking.program.session import Session
 from unified_prof.tracking.watch.frames import KnownFrame, Project, StackWalker
 from unified_prof.tracking.watch.modules import NamedModule
 
@@ -183,7 +184,7 @@ class Doubler(nn.Module):  # type: ignore[misc]
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")
 def test_nothing_is_left_on_the_programs_frames() -> None:
-    session = Session("cpu", Options(("run-time",), HERE, 0, 1, "module", lambda _: None))
+    session = Session("cpu", a_spec(HERE))
     session.install(())
     model = Doubler()
     frame = sys._getframe()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tracking.workloads import names, places
+from tests.tracking.workloads import a_spec, names, places
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.tracking.live import LiveTracking, step
 
@@ -36,7 +36,8 @@ def train(steps: int) -> Net:
 
 
 def live(**options: Any) -> LiveTracking:
-    return LiveTracking("cpu", project_root=HERE, **{"warmup": 1, "iterations": 3, **options})
+    asked = {"reports": ("run-time", "memory"), "warmup": 1, "iterations": 3, **options}
+    return LiveTracking("cpu", a_spec(HERE, **asked))
 
 
 def test_a_loop_in_the_block_is_measured() -> None:

@@ -9,17 +9,17 @@ import pytest
 from tests.tracking.test_driver import Spy
 from tests.tracking.test_scripts import LOOP, NET
 from tests.tracking.workloads import PROVIDERS, Workload, names
-from unified_prof.runs.records import TrackedRun
+from unified_prof.runs.spec import Capture
 
 
 def test_the_records_are_told_while_the_script_runs_on(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[TrackedRun | None] = []
+    told: list[Capture] = []
     printed: list[str] = []
 
-    def on_measured(tracked: TrackedRun | None) -> None:
-        told.append(tracked)
+    def on_measured(capture: Capture) -> None:
+        told.append(capture)
         printed.append(capsys.readouterr().out)
 
     workload.write("main.py", NET + LOOP)
@@ -27,7 +27,7 @@ def test_the_records_are_told_while_the_script_runs_on(
     assert printed == [""]
     assert capsys.readouterr().out == "the end\n"
     assert len(told) == 1
-    assert told[0] is tracked
+    assert told[0].tracked is tracked
     assert names(tracked) == ["linear", "relu"]
 
 
@@ -52,23 +52,23 @@ def test_torch_is_as_it_was_and_instruments_have_stopped_when_it_is_told(
 
 
 def test_a_script_with_providers_tells_it_too(workload: Workload) -> None:
-    told: list[TrackedRun | None] = []
+    told: list[Capture] = []
     workload.write("main.py", NET + PROVIDERS)
     tracked = workload.tracked(on_measured=told.append)
-    assert told == [tracked]
+    assert [one.tracked for one in told] == [tracked]
 
 
 def test_a_failure_after_the_end_of_measuring_changes_nothing(workload: Workload) -> None:
-    told: list[TrackedRun | None] = []
+    told: list[Capture] = []
     workload.write("main.py", NET + LOOP.replace('print("the end")', "sys.exit(3)"))
     outcome = workload.run(on_measured=told.append)
     assert outcome.exit_code == 3
-    assert outcome.tracked is told[0]
+    assert outcome.tracked is told[0].tracked
     assert outcome.failure is None
 
 
 def test_what_ended_early_is_not_told_as_complete(workload: Workload) -> None:
-    told: list[TrackedRun | None] = []
+    told: list[Capture] = []
     workload.write("main.py", NET + LOOP.replace("main(12)", "main(4)"))
     outcome = workload.run(on_measured=told.append)
     assert told == []
@@ -78,19 +78,19 @@ def test_what_ended_early_is_not_told_as_complete(workload: Workload) -> None:
 def test_a_listener_that_fails_does_not_harm_the_script(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(_: TrackedRun | None) -> None:
+    def full(_: Capture) -> None:
         raise OSError("disk full")
 
     workload.write("main.py", NET + LOOP)
     outcome = workload.run(on_measured=full)
     assert outcome.exit_code == 0
-    assert str(outcome.report_error) == "disk full"
+    assert str(outcome.error) == "disk full"
     assert outcome.tracked is not None
     assert capsys.readouterr().out == "the end\n"
 
 
 def test_a_timeline_alone_is_told_without_records(workload: Workload, tmp_path: Path) -> None:
-    told: list[TrackedRun | None] = []
+    told: list[Capture] = []
     workload.write("main.py", NET + LOOP)
     workload.run(reports=(), instruments=[Spy([], "a")], on_measured=told.append)
-    assert told == [None]
+    assert told == [Capture(0)]

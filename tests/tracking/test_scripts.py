@@ -446,10 +446,12 @@ if __name__ == "__main__":
     )
     runner = (
         "from pathlib import Path\n"
+        "from unified_prof.runs.spec import RunSpec\n"
         "from unified_prof.tracking.workload import run_workload\n"
         "if __name__ == '__main__':\n"
-        "    print(run_workload('cpu', target='main.py', is_module=False, arguments=(),\n"
-        "          reports=('run-time',), project_root=Path('.'), warmup=0, iterations=1))\n"
+        "    here = Path('.')\n"
+        "    print(run_workload('cpu', RunSpec(target='main.py', reports=('run-time',),\n"
+        "          output_dir=here, project_root=here, warmup=0, iterations=1)))\n"
     )
     (workload.folder / "runner.py").write_text(runner, encoding="utf-8")
     done = subprocess.run(

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.runs.records import OperationRecord, TrackedRun
-from unified_prof.tracking.workload import Outcome, run_workload
+from unified_prof.runs.spec import Capture, RunSpec
+from unified_prof.tracking.workload import run_workload
 
 PROVIDERS = """
 def uprof_model_provider():
@@ -49,20 +50,13 @@ class Workload:
         path.write_text(HEADER.lstrip() + textwrap.dedent(source), encoding="utf-8")
         return path
 
-    def run(self, target: str = "main.py", *arguments: str, **options: Any) -> Outcome:
+    def run(self, target: str = "main.py", *arguments: str, **options: Any) -> Capture:
         """Track a script that was written."""
-        asked: dict[str, Any] = {
-            "device": "cpu",
-            "is_module": False,
-            "reports": ("run-time", "memory"),
-            "project_root": self.folder,
-            "warmup": 1,
-            "iterations": 2,
-            **options,
-        }
-        device = asked.pop("device")
+        device, instruments = options.pop("device", "cpu"), options.pop("instruments", ())
+        measured = {"reports": ("run-time", "memory"), "warmup": 1, "iterations": 2, **options}
+        spec = a_spec(self.folder, target=target, arguments=arguments, **measured)
         with fresh_imports():
-            return run_workload(device, target=target, arguments=arguments, **asked)
+            return run_workload(device, spec, instruments)
 
     def tracked(self, target: str = "main.py", *arguments: str, **options: Any) -> TrackedRun:
         """Track a script that must succeed; return what was measured."""
@@ -75,6 +69,12 @@ class Workload:
         """Track a script with providers around the module `Net` of `source`."""
         self.write("main.py", textwrap.dedent(source) + providers)
         return self.tracked(**options)
+
+
+def a_spec(folder: Path, **asked: Any) -> RunSpec:
+    """Return a specification of one iteration in a project, but for what is asked."""
+    usual = {"target": "main.py", "reports": ("run-time",), "warmup": 0, "iterations": 1}
+    return RunSpec(**{**usual, "output_dir": folder, "project_root": folder, **asked})
 
 
 @contextmanager

@@ -2,83 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection
 from typing import Protocol
 
 from unified_prof.errors import UsageError
-from unified_prof.runs.records import TrackedRun
+from unified_prof.runs.spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
 
-RUN_TIME = "run-time"
-MEMORY = "memory"
-TIMELINE = "timeline"
-
-
-@dataclass(frozen=True, slots=True)
-class RunSpec:
-    """What to run and what to measure; the same for every backend."""
-
-    target: str
-    """Path of a script, or a module name when `is_module`."""
-    is_module: bool
-    arguments: tuple[str, ...]
-    """The workload's own arguments."""
-    reports: tuple[str, ...]
-    """Of RUN_TIME, MEMORY, TIMELINE."""
-    output_dir: Path
-    """Exists; a backend may keep raw recordings below it."""
-    project_root: Path
-    warmup: int
-    iterations: int
-    scope: str = "module"
-    """`module`: operations below a module of the project; `project`: all with a project frame."""
-    include: tuple[str, ...] = ()
-    """Packages of others whose frames are kept besides the project's, by their dotted names."""
-    stop_after: bool = False
-    """End the script once the asked iterations are measured."""
-    options: Mapping[str, object] = field(default_factory=dict)
-    """Options only one backend knows, checked by that backend before anything starts."""
-    progress: Callable[[str], None] = lambda _: None
-    """Told in a few words what is going on; never called from a measured region."""
-    on_measured: Callable[[Capture], None] = lambda _: None
-    """Called once by a backend that measures within the workload's process, as soon as all is
-    measured and while the workload runs on: with the records and recordings of the `Capture` that
-    `run` will return, so that reports can be written at once. The capture's exit code is 0 as yet.
-    See `tracking.workload.run_workload` for where it runs; its exceptions leave `run` at the end
-    of a workload that succeeded, and are told in `Capture.failure` otherwise."""
-    on_partial: Callable[[TrackedRun], None] | None = None
-    """Called now and then before that by such a backend, with what the complete iterations have
-    given so far; see `tracking.workload.run_workload`."""
-    relay: Callable[[str], None] = lambda _: None
-    """Told what another program that runs the workload says, line by line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """Something raw that a backend left on disk for a decoder."""
-
-    kind: str
-    """`kind` of its source, of those in `pipeline.sources`: `prof` or `kineto`."""
-    path: Path
-    native: Path | None = None
-    """The vendor's own database of it, where the vendor's exporter made one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """What a backend brings back."""
-
-    exit_code: int
-    """The workload's own."""
-    tracked: TrackedRun | None = None
-    recordings: tuple[Recording, ...] = ()
-    failure: str | None = None
-    """Why the measurement is missing or partial, in a sentence for the user."""
-    facts: Mapping[str, str | None] = field(default_factory=dict)
-    """Provenance that only the backend knows."""
-    error: Exception | None = None
-    """What nobody foresaw, after the workload had ended: a bug, and no reason to end otherwise."""
+__all__ = [
+    "MEMORY",
+    "RUN_TIME",
+    "TIMELINE",
+    "Backend",
+    "Capture",
+    "Recording",
+    "RunSpec",
+    "check_options",
+]
 
 
 def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:

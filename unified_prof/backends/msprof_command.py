@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unified_prof.backends.base import MEMORY, RUN_TIME, RunSpec
+from unified_prof.backends.base import RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
 # What msprof refuses in its paths (a space is allowed).
@@ -140,16 +140,7 @@ def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracke
         tracked: Whether to drive the workload through the tracker.
     """
     job: dict[str, Any] = {
-        "target": spec.target,
-        "is_module": spec.is_module,
-        "arguments": list(spec.arguments),
-        "reports": [report for report in spec.reports if report in (RUN_TIME, MEMORY)],
-        "project_root": str(spec.project_root),
-        "warmup": spec.warmup,
-        "iterations": spec.iterations,
-        "scope": spec.scope,
-        "include": list(spec.include),
-        "stop_after": spec.stop_after,
+        "spec": spec.as_data(),
         "tracked": tracked,
         "streams": {},
     }

@@ -201,7 +201,7 @@ def _check_target(spec: RunSpec) -> None:
         raise UsageError(f"{spec.target} {found}, a script to run is expected")
     if not os.access(path, os.R_OK):
         raise UsageError(f"{spec.target} cannot be read by this user")
-    if (RUN_TIME in spec.reports or MEMORY in spec.reports) and msprof_command.is_program(spec):
+    if spec.asks_for_operations and msprof_command.is_program(spec):
         raise UsageError(
             f"{spec.target} is no Python script, its operations cannot be tracked",
             hint="leave out --report",
@@ -210,8 +210,7 @@ def _check_target(spec: RunSpec) -> None:
 
 def _needs_tracker(spec: RunSpec) -> bool:
     """Return whether the tracker drives the workload; otherwise it runs as it would alone."""
-    asked = RUN_TIME in spec.reports or MEMORY in spec.reports
-    return asked or msprof_command.has_providers(spec)
+    return spec.asks_for_operations or msprof_command.has_providers(spec)
 
 
 def _start_and_stop(duration_s: int | None) -> Feed:

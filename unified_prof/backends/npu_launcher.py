@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.errors import UprofError
+from unified_prof.runs.spec import RunSpec
 
 RESULT_FILE = "result.msgpack"
 
@@ -24,9 +25,10 @@ def main(job_file: str) -> None:
     folder = Path(job_file).parent
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     _restore_streams(job["streams"])
+    spec = RunSpec.of_data(job["spec"])
     result: dict[str, Any]
     try:
-        result = _run_tracked(job) if job["tracked"] else _run_plain(job)
+        result = _run_tracked(spec) if job["tracked"] else _run_plain(spec)
     except UprofError as err:
         # Told by the parent, where the error boundary is.
         told = {"kind": type(err).__name__, "message": str(err), "hint": err.hint}
@@ -50,35 +52,22 @@ def _restore_streams(streams: Mapping[str, Any]) -> None:
                 os.close(inherited)
 
 
-def _run_tracked(job: Mapping[str, Any]) -> dict[str, Any]:
+def _run_tracked(spec: RunSpec) -> dict[str, Any]:
     """Run providers, or a script whose operations are tracked, on the NPU."""
     from unified_prof.backends.mstx import MarkIterations
     from unified_prof.tracking.workload import run_workload
 
     marks = MarkIterations()
-    outcome = run_workload(
-        "npu",
-        target=job["target"],
-        is_module=job["is_module"],
-        arguments=job["arguments"],
-        reports=job["reports"],
-        project_root=Path(job["project_root"]),
-        warmup=job["warmup"],
-        iterations=job["iterations"],
-        scope=job["scope"],
-        include=job["include"],
-        stop_after=job["stop_after"],
-        instruments=[marks],
-    )
+    capture = run_workload("npu", spec, instruments=[marks])
     return {
-        "exit_code": outcome.exit_code,
-        "tracked": outcome.tracked if job["reports"] else None,
-        "failure": outcome.failure,
+        "exit_code": capture.exit_code,
+        "tracked": capture.tracked if spec.asks_for_operations else None,
+        "failure": capture.failure,
         "unmarked": marks.missing,
     }
 
 
-def _run_plain(job: Mapping[str, Any]) -> dict[str, Any]:
+def _run_plain(spec: RunSpec) -> dict[str, Any]:
     """Run a script or module as `python` itself would."""
     from unified_prof.tracking.program.program import (
         execute,
@@ -88,9 +77,7 @@ def _run_plain(job: Mapping[str, Any]) -> dict[str, Any]:
     )
 
     try:
-        program = find_program(
-            job["target"], is_module=job["is_module"], arguments=job["arguments"]
-        )
+        program = find_program(spec)
         code = program.compile()
         with running_as(program, "__main__") as module:
             execute(code, vars(module))

@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from unified_prof.backends.base import (
@@ -20,7 +21,6 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.runs.records import TrackedRun
 from unified_prof.tracking.watch.timeline import DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
@@ -94,29 +94,16 @@ class TorchBackend(ABC):
         timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
 
-        def measured(tracked: TrackedRun | None) -> None:
-            failure = timeline.remarks if timeline else None
-            spec.on_measured(Capture(0, tracked, _recordings(timeline), failure=failure))
+        def measured(capture: Capture) -> None:
+            spec.on_measured(_with_timeline(capture, timeline))
 
         process = os.getpid()
         try:
             with _world_of_workload(self.name):
-                outcome = run_workload(
+                capture = run_workload(
                     self.name,
-                    target=spec.target,
-                    is_module=spec.is_module,
-                    arguments=spec.arguments,
-                    reports=spec.reports,
-                    project_root=spec.project_root,
-                    warmup=spec.warmup,
-                    iterations=spec.iterations,
-                    scope=spec.scope,
-                    include=spec.include,
-                    stop_after=spec.stop_after,
-                    progress=spec.progress,
+                    replace(spec, on_measured=measured),
                     instruments=[timeline] if timeline else [],
-                    on_measured=measured,
-                    on_partial=spec.on_partial,
                 )
         except CaptureError as err:
             if timeline is None:
@@ -133,15 +120,8 @@ class TorchBackend(ABC):
             # The workload forked, and this is the child at its end: the report is its parent's.
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(outcome.exit_code)
-        failures = [outcome.failure, timeline.remarks if timeline else None]
-        return Capture(
-            outcome.exit_code,
-            outcome.tracked,
-            _recordings(timeline),
-            failure="; ".join(filter(None, failures)) or None,
-            error=outcome.report_error,
-        )
+            os._exit(capture.exit_code)
+        return _with_timeline(capture, timeline)
 
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:
         """Return what records the timeline, None if it is not asked for.
@@ -159,6 +139,16 @@ class TorchBackend(ABC):
                 f"no timeline detail {unknown[0]!r}", hint=f"known: {', '.join(DETAILS)}"
             )
         return TimelineInstrument(spec.output_dir / TRACE_NAME, self.name, names)
+
+
+def _with_timeline(capture: Capture, timeline: TimelineInstrument | None) -> Capture:
+    """Return `capture` with what the timeline left, and what there is to say of it."""
+    failures = [capture.failure, timeline.remarks if timeline else None]
+    return replace(
+        capture,
+        recordings=_recordings(timeline),
+        failure="; ".join(filter(None, failures)) or None,
+    )
 
 
 def _recordings(timeline: TimelineInstrument | None) -> tuple[Recording, ...]:

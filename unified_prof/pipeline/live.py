@@ -9,13 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unified_prof import signals
-from unified_prof.backends.base import MEMORY, RUN_TIME, Capture, RunSpec
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.pipeline import outputs
 from unified_prof.pipeline.ranks import rank_of
-from unified_prof.pipeline.reports import Reports
+from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.pipeline.run_summary import RunSummary, summarize
 from unified_prof.runs.records import TrackedRun
+from unified_prof.runs.spec import (
+    ITERATIONS,
+    MEMORY,
+    MODULE,
+    RUN_TIME,
+    WARMUP,
+    Capture,
+    RunSpec,
+)
 
 
 @dataclass(slots=True)
@@ -42,10 +50,10 @@ def profile(
     *,
     device: str | None = None,
     reports: Sequence[str] = (RUN_TIME, MEMORY),
-    warmup: int = 2,
-    iterations: int = 10,
+    warmup: int = WARMUP,
+    iterations: int = ITERATIONS,
     project_root: str | Path | None = None,
-    scope: str = "module",
+    scope: str = MODULE,
     include: Sequence[str] = (),
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
@@ -99,18 +107,7 @@ def profile(
         written.begin()
         from unified_prof.tracking.live import LiveTracking
 
-        tracking = LiveTracking(
-            device,
-            reports=spec.reports,
-            project_root=spec.project_root,
-            warmup=warmup,
-            iterations=iterations,
-            scope=scope,
-            include=spec.include,
-            progress=progress,
-            on_measured=lambda tracked: written.measured(Capture(0, tracked)),
-            on_partial=written.partial,
-        )
+        tracking = LiveTracking(device, with_output(spec, written))
         ended_well = False
         try:
             with tracking:

@@ -17,6 +17,9 @@ from unified_prof.redaction import redact, redact_arguments
 from unified_prof.runs.records import TrackedRun
 from unified_prof.version import VERSION
 
+_FACTS = ("target", "is_module", "arguments", "output_dir", "project_root", "options")
+"""Fields of a specification that are no entries of the fact `options`."""
+
 
 def of_run(
     spec: RunSpec, backend: str | None, rank: Rank, started: datetime
@@ -35,14 +38,7 @@ def of_run(
         "working_directory": str(Path.cwd()),
         "project_root": str(spec.project_root),
         "options": json.dumps(
-            {
-                "reports": list(spec.reports),
-                "warmup": spec.warmup,
-                "iterations": spec.iterations,
-                "scope": spec.scope,
-                "stop_after": spec.stop_after,
-                **{name: _without_secrets(value) for name, value in spec.options.items()},
-            },
+            {name: _without_secrets(value) for name, value in _options(spec).items()},
             default=str,
         ),
         "host": platform.node(),
@@ -72,6 +68,12 @@ def of_records(
         "complete": "true" if run.complete else "false",
     }
     return {**facts, "failure": failure} if failure else facts
+
+
+def _options(spec: RunSpec) -> dict[str, object]:
+    """Return what was asked for, besides what is a fact by itself or was left out."""
+    asked = {name: value for name, value in spec.as_data().items() if name not in _FACTS}
+    return {**{name: value for name, value in asked.items() if value != []}, **spec.options}
 
 
 def _without_secrets(value: object) -> object:

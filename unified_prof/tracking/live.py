@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from unified_prof.tracking.program.instruments import Instrument
 
 if TYPE_CHECKING:
     from unified_prof.runs.records import TrackedRun
+    from unified_prof.runs.spec import RunSpec
     from unified_prof.tracking.program.loop import TrackedLoop
 
 _loop: TrackedLoop | None = None
@@ -46,62 +46,29 @@ class LiveTracking:
 
     The first iteration is counted as warm-up, as it may hold the program's set-up; it is what
     is reported when no other was complete. After the block `tracked` holds what was measured,
-    None if no iteration was complete, and `failure` says why something is missing.
+    None if no iteration was complete, `failure` says why something is missing, and
+    `report_error` is what `spec.on_measured` raised.
 
     Args:
         device: A torch device type; None takes the current accelerator, or the CPU where there
             is none.
-        reports: What to measure, of `run-time` and `memory`.
-        project_root: Frames in files below it are the user's; None is the working directory.
-        warmup: Iterations to let pass before measuring.
-        iterations: Iterations to measure for the run time.
-        scope: `module` or `project`, as for `run_workload`.
-        include: Packages whose frames are kept as well, as for `run_workload`.
-        progress: Told in a few words what is going on.
+        spec: What to measure; `run-time` and `memory` of its reports are made from `tracked`.
         instruments: More recorders to drive over measured iterations.
-        on_measured: Called once all is measured, while the block still runs, as for
-            `run_workload`. After the block `report_error` is what it raised.
-        on_partial: Called now and then with what the complete iterations gave, as for
-            `run_workload`.
 
     Raises:
-        UsageError: A value makes no sense, or tracking is under way already.
+        UsageError: Tracking is under way already.
         DeviceUnavailableError: The device cannot be used here.
         CaptureError: On leaving: there was nothing to measure in the iterations.
     """
 
     def __init__(
-        self,
-        device: str | None = None,
-        *,
-        reports: Sequence[str] = ("run-time", "memory"),
-        project_root: Path | None = None,
-        warmup: int = 2,
-        iterations: int = 10,
-        scope: str = "module",
-        include: Sequence[str] = (),
-        progress: Callable[[str], None] = lambda _: None,
-        instruments: Sequence[Instrument] = (),
-        on_measured: Callable[[TrackedRun | None], None] = lambda _: None,
-        on_partial: Callable[[TrackedRun], None] | None = None,
+        self, device: str | None, spec: RunSpec, instruments: Sequence[Instrument] = ()
     ) -> None:
         from unified_prof.tracking.program.loop import TrackedLoop
-        from unified_prof.tracking.program.session import Options, Session
+        from unified_prof.tracking.program.session import Session
         from unified_prof.tracking.torch_internals import accelerator_kind
 
-        options = Options(
-            reports=tuple(reports),
-            project_root=project_root or Path.cwd(),
-            warmup=warmup,
-            iterations=iterations,
-            scope=scope,
-            include=tuple(include),
-            progress=progress,
-            instruments=tuple(instruments),
-            on_measured=on_measured,
-            on_partial=on_partial,
-        )
-        self._session = Session(device or accelerator_kind(), options)
+        self._session = Session(device or accelerator_kind(), spec, instruments)
         self._loop = TrackedLoop(self._session)
         self._session.facts["mode"] = "live"
         self.tracked: TrackedRun | None = None

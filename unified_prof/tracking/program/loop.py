@@ -109,7 +109,7 @@ class TrackedLoop:
 
     def _unmarked_boundary(self) -> None:
         if self._unmarked.boundaries == 1:
-            self._session.options.progress(
+            self._session.spec.progress(
                 f"no optimizer steps: iterations end with {self._unmarked.ended_by}"
             )
         self._session.facts[ENDED_BY] = str(self._unmarked.ended_by)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
@@ -15,6 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from unified_prof.errors import UsageError
+from unified_prof.runs.spec import RunSpec
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell reports it."""
@@ -45,15 +46,15 @@ class Program:
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
-def find_program(target: str, *, is_module: bool, arguments: Sequence[str]) -> Program:
-    """Read the script at path `target`, or the module of that name.
+def find_program(asked: RunSpec) -> Program:
+    """Read the script at path `asked.target`, or the module of that name.
 
     Raises:
         UsageError: There is no such file or module, or it cannot be read.
         Exception: Whatever importing the packages above a module raises.
     """
-    spec = None
-    if is_module:
+    target, spec = asked.target, None
+    if asked.is_module:
         spec = _find_module(target)
         path = first = str(spec.origin)
         search_path = str(Path.cwd())
@@ -68,7 +69,7 @@ def find_program(target: str, *, is_module: bool, arguments: Sequence[str]) -> P
         raise UsageError(f"{target} is a folder, expected the path of a .py file") from None
     except OSError as error:
         raise UsageError(f"cannot read {target}: {error.strerror}") from None
-    return Program(path, source, spec, first, search_path, tuple(arguments))
+    return Program(path, source, spec, first, search_path, asked.arguments)
 
 
 def _find_module(name: str) -> ModuleSpec:

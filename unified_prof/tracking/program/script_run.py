@@ -19,14 +19,14 @@ class _StopAfterMeasuring(BaseException):
 class ScriptRun:
     """One run of a script without providers."""
 
-    def __init__(
-        self, session: Session, program: Program, code: CodeType, stop_after: bool
-    ) -> None:
+    def __init__(self, session: Session, program: Program, code: CodeType) -> None:
         self._session = session
         self._program = program
         self._code = code
         self._loop = TrackedLoop(
-            session, self._stop if stop_after else None, frozenset((execute.__code__,))
+            session,
+            self._stop if session.spec.stop_after else None,
+            frozenset((execute.__code__,)),
         )
 
     @property

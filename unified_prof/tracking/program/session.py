@@ -7,12 +7,10 @@ import platform
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from unified_prof.errors import CaptureError, UsageError
+from unified_prof.errors import CaptureError
 from unified_prof.runs.records import (
     ActivationRecord,
     IterationRecord,
@@ -20,6 +18,7 @@ from unified_prof.runs.records import (
     TrackedRun,
     WeightRecord,
 )
+from unified_prof.runs.spec import MEMORY, RUN_TIME, SCOPES, Capture, RunSpec
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.measure.assemble import (
     Shown,
@@ -44,53 +43,25 @@ from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.watch.peak import AllocatorPeak, PeakMeter, ProfiledPeak
-from unified_prof.tracking.watch.scopes import SCOPES, Scope
+from unified_prof.tracking.watch.scopes import Scope
 from unified_prof.tracking.watch.weights import Weights
 
-RUN_TIME = "run-time"
-MEMORY = "memory"
 NOTHING_MARKED = (
     "nothing marked iterations (no optimizer stepped, and neither a backward pass nor a call of a "
     "model was repeated): the whole workload is one"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What to measure, as the user asked for it."""
-
-    reports: tuple[str, ...]
-    project_root: Path
-    warmup: int
-    iterations: int
-    scope: str
-    progress: Callable[[str], None]
-    include: tuple[str, ...] = ()
-    """Packages of others whose frames are kept, by their dotted names."""
-    instruments: tuple[Instrument, ...] = ()
-    on_measured: Callable[[TrackedRun | None], None] = lambda _: None
-    """See `run_workload`."""
-    on_partial: Callable[[TrackedRun], None] | None = None
-    """See `run_workload`."""
-
-    def __post_init__(self) -> None:
-        if self.warmup < 0:
-            raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
-        if self.iterations < 1:
-            raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
-        if self.scope not in SCOPES:
-            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}")
-
-
 class Session:
     """Tracks one workload in this process; there is at most one at a time."""
 
-    def __init__(self, device: str, options: Options) -> None:
+    def __init__(self, device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> None:
         self.device = Device(device)
-        self.options = options
+        self.spec = spec
+        self.instruments = tuple(instruments)
         self.anomalies = Anomalies()
         self.modules = ModuleNames()
-        self.walker = StackWalker(Project(options.project_root, (*MODEL_CODE, *options.include)))
+        self.walker = StackWalker(Project(spec.project_root, (*MODEL_CODE, *spec.include)))
         self.internals = TorchInternals(self.anomalies)
         self.interception = Interception(self.internals)
         self.weights = Weights(self.walker, self.internals)
@@ -99,7 +70,7 @@ class Session:
         self.ended_well = False
         """The program came to its end without an error."""
         self.report_error: Exception | None = None
-        """What `Options.on_measured` raised."""
+        """What `RunSpec.on_measured` raised."""
         self._final: TrackedRun | None = None
         self._saving = Saving()
         self.faults: list[str] = []
@@ -160,7 +131,7 @@ class Session:
             whole_first: The first iteration holds the program's set-up. It counts as warm-up,
                 and is what is reported if no other iteration is complete.
         """
-        asked = self.options
+        asked = self.spec
         stages = []
         warmup = asked.warmup
         if whole_first:
@@ -177,8 +148,8 @@ class Session:
             stages.append(Stage("activations and weights", (self.memory,), 1))
             stages.append(Stage("peak memory", (self.peak,), self.peak.lead_in + 1))
         stages.append(Stage("run time", (self.run_time,), remaining - 1))
-        if asked.instruments:
-            stages.append(Stage("timeline", asked.instruments, asked.iterations))
+        if self.instruments:
+            stages.append(Stage("timeline", self.instruments, asked.iterations))
         return [stage for stage in stages if stage.iterations > 0]
 
     def driver(self, *, whole_first: bool) -> Driver:
@@ -186,7 +157,7 @@ class Session:
         self.run_time.begins_with_forward = not whole_first
         return Driver(
             self.stages(whole_first=whole_first),
-            self.options.progress,
+            self.spec.progress,
             on_finished=self.remove,
             on_failure=self._stage_failed,
             on_iteration=self._save,
@@ -199,7 +170,7 @@ class Session:
             running: What is not stopped; nothing but the trackers may see how this takes time.
         """
         trackers = (self.whole, self.run_time, self.memory)
-        hand_over = self.options.on_partial
+        hand_over = self.spec.on_partial
         if hand_over is None or any(one not in trackers for one in running):
             return
         # What waits for a device would empty its queue, and the next iteration begin otherwise.
@@ -245,7 +216,7 @@ class Session:
 
     def _recorders_of_whole(self) -> list[Any]:
         """Return what else records a program that may mark no iterations: one at most."""
-        parts = (getattr(one, "whole_program", None) for one in self.options.instruments)
+        parts = (getattr(one, "whole_program", None) for one in self.instruments)
         return [one for one in parts if one is not None][:1]
 
     def note_never_stepped(self) -> None:
@@ -257,7 +228,7 @@ class Session:
     def why_incomplete(self, error: BaseException | None) -> str:
         """Say why not everything was measured that was asked for."""
         done = self.run_time.count
-        asked = self.options.iterations
+        asked = self.spec.iterations
         if isinstance(error, KeyboardInterrupt):
             what = "interrupted by Ctrl-C"
         elif isinstance(error, SystemExit) and error.code:
@@ -269,17 +240,17 @@ class Session:
         if what == "the workload ended" and "whole_program" in self.facts:
             elsewhere = self.elsewhere.reason()
             return elsewhere[0] if elsewhere else NOTHING_MARKED
-        if RUN_TIME not in self.options.reports:
+        if RUN_TIME not in self.spec.reports:
             return f"{what} before all was measured"
         return f"{what} after {done} of {asked} measured iterations"
 
     @property
     def has_some_of_all(self) -> bool:
         """Whether the program ended well and all kinds of figures were measured, if fewer times."""
-        asked = self.options
+        asked = self.spec
         return (
             self.ended_well
-            and not asked.instruments
+            and not self.instruments
             and (RUN_TIME not in asked.reports or self.run_time.count > 0)
             and (MEMORY not in asked.reports or self.peak.peak_bytes is not None)
         )
@@ -295,7 +266,7 @@ class Session:
 
     def forget_set_up(self) -> None:
         """Drop the first iteration, with all that it holds, once later ones have it all."""
-        reports = self.options.reports
+        reports = self.spec.reports
         if (RUN_TIME not in reports or self.run_time.count) and (
             MEMORY not in reports or self.memory.count
         ):
@@ -320,7 +291,7 @@ class Session:
         """
         if self._final is not None:
             return self._final
-        reports, facts, anomalies = self.options.reports, dict(self.facts), Anomalies()
+        reports, facts, anomalies = self.spec.reports, dict(self.facts), Anomalies()
         anomalies.merge(self.anomalies)
         times = self._iterations_of(self.run_time, RUN_TIME)
         memory: ActivationTracker = self.memory if self.memory.count else self.whole
@@ -386,10 +357,10 @@ class Session:
         """
         with suppress(Exception):
             self._final = self.result(complete=True)
-        if self._final is None and not self.options.instruments:
+        if self._final is None and not self.instruments:
             return
         try:
-            self.options.on_measured(self._final)
+            self.spec.on_measured(Capture(0, self._final))
         except Exception as error:
             self.report_error = error
 
@@ -401,7 +372,7 @@ class Session:
             return None
 
     def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
-        if report not in self.options.reports:
+        if report not in self.spec.reports:
             return []
         return tracker.iterations or self.whole.iterations
 
@@ -423,7 +394,7 @@ class Session:
         Raises:
             CaptureError: There was no operation at all.
         """
-        scope: Scope | None = Scope(self.options.scope)
+        scope: Scope | None = Scope(self.spec.scope)
         while scope is not None:
             table, found = SiteTable(self.sites, scope), Anomalies()
             operations, records, reference = operations_of(
@@ -438,13 +409,13 @@ class Session:
                 "is it the right script? It has to run a model in this process and thread",
             )
             raise CaptureError(message, hint=hint)
-        if operations and table.scope.name != self.options.scope:
+        if operations and table.scope.name != self.spec.scope:
             anomalies.add("scope_widened", self._why_wider(table.scope))
         anomalies.merge(found)
         return table, operations, records, reference
 
     def _why_wider(self, scope: Scope) -> str:
-        root = self.options.project_root
+        root = self.spec.project_root
         if scope.name in SCOPES:
             what = (
                 f"no operation was called below a method of an nn.Module in {root}: shown are all"
@@ -464,8 +435,8 @@ class Session:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "torch_threads": str(torch.get_num_threads()),
-            "warmup": str(self.options.warmup),
-            "iterations": str(self.options.iterations),
+            "warmup": str(self.spec.warmup),
+            "iterations": str(self.spec.iterations),
         }
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from unified_prof.runs.spec import MODULE, PROJECT
 from unified_prof.tracking.watch.calls import CallSite
 from unified_prof.tracking.watch.frames import Stack
 
-MODULE = "module"
-PROJECT = "project"
-SCOPES = (MODULE, PROJECT)
-"""What a user may ask for."""
 _EVERYTHING = "everything"
 
 _WIDER = {MODULE: PROJECT, PROJECT: _EVERYTHING}

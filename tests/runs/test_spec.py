@@ -1,0 +1,67 @@
+"""The specification of a run: what it refuses, and that all of it reaches another process."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unified_prof.errors import UsageError
+from unified_prof.runs.spec import RunSpec
+
+ODD = os.fsdecode(b"caf\xe9 \n")
+LISTENERS = {"progress", "on_measured", "on_partial", "relay"}
+SPEC = RunSpec(
+    target="train",
+    is_module=True,
+    arguments=("--name", ODD, ""),
+    reports=("run-time", "timeline"),
+    output_dir=Path("out") / ODD,
+    project_root=Path("/project"),
+    warmup=3,
+    iterations=7,
+    scope="project",
+    include=("mylibrary.models",),
+    stop_after=True,
+    options={"preset": "full", "pid": 12, "msprof_arg": ["--a=b"]},
+)
+
+
+def test_another_process_is_told_every_wish() -> None:
+    usual = RunSpec(target="", reports=(), output_dir=Path(), project_root=Path())
+    for one in fields(RunSpec):
+        same = getattr(SPEC, one.name) == getattr(usual, one.name)
+        assert not same or one.name in LISTENERS, f"SPEC has the usual {one.name}"
+    assert RunSpec.of_data(json.loads(json.dumps(SPEC.as_data()))) == SPEC
+
+
+def test_who_listens_stays_in_its_process() -> None:
+    listening = replace(SPEC, progress=print, relay=print, on_measured=print, on_partial=print)
+    assert RunSpec.of_data(listening.as_data()) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"warmup": -1}, "warm-up is -1 iterations; it cannot be negative"),
+        ({"iterations": 0}, "0 iterations to measure; at least 1 is needed"),
+        ({"scope": "all"}, "no scope 'all'; there are module and project"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        replace(SPEC, **wish)
+
+
+@pytest.mark.parametrize(
+    ("reports", "asks"),
+    [(("timeline",), False), ((), False), (("timeline", "memory"), True), (("run-time",), True)],
+)
+def test_operations_are_asked_for_by_the_reports_made_of_them(
+    reports: tuple[str, ...], asks: bool
+) -> None:
+    assert replace(SPEC, reports=reports).asks_for_operations is asks

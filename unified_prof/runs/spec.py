@@ -1,0 +1,162 @@
+"""What a run is asked to do, in one record that goes down whole, and what it brings back.
+
+Every wish of the user's is a field of `RunSpec` and stands nowhere else between the place where it
+is said (an option of `uprof run`, an argument of `unified_prof.profile`) and the place that acts on
+it: not in signatures on the way, nor in what another process is told (`as_data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from unified_prof.errors import UsageError
+from unified_prof.runs.records import TrackedRun
+
+RUN_TIME = "run-time"
+MEMORY = "memory"
+TIMELINE = "timeline"
+
+MODULE = "module"
+PROJECT = "project"
+SCOPES = (MODULE, PROJECT)
+
+WARMUP = 2
+"""Iterations that pass before measuring unless asked otherwise."""
+ITERATIONS = 10
+"""Iterations that are measured unless asked otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Something raw that a backend left on disk for a decoder."""
+
+    kind: str
+    """`kind` of its source, of those in `pipeline.sources`: `prof` or `kineto`."""
+    path: Path
+    native: Path | None = None
+    """The vendor's own database of it, where the vendor's exporter made one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What a run brings back."""
+
+    exit_code: int
+    """The workload's own; 1 after an exception of its own, 130 after Ctrl-C."""
+    tracked: TrackedRun | None = None
+    """None: not one iteration was measured completely."""
+    recordings: tuple[Recording, ...] = ()
+    failure: str | None = None
+    """Why the measurement is missing or partial, in a sentence for the user."""
+    facts: Mapping[str, str | None] = field(default_factory=dict)
+    """Provenance that only the backend knows."""
+    error: Exception | None = None
+    """What nobody foresaw, after the workload had ended, or what `RunSpec.on_measured` raised: a
+    bug, and no reason to end otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What to run and what to measure; the same for every backend.
+
+    Raises:
+        UsageError: A value makes no sense.
+    """
+
+    target: str
+    """Path of a script, or a module name when `is_module`."""
+    is_module: bool = False
+    """Whether `target` is a module name, as for `python -m`."""
+    arguments: tuple[str, ...] = ()
+    """The workload's own arguments, its `sys.argv[1:]`."""
+    reports: tuple[str, ...]
+    """Of RUN_TIME, MEMORY, TIMELINE."""
+    output_dir: Path
+    """Exists; a backend may keep raw recordings below it."""
+    project_root: Path
+    """Frames in files below it are the user's."""
+    warmup: int = WARMUP
+    """Iterations to let pass before measuring."""
+    iterations: int = ITERATIONS
+    """Iterations to measure for the run time."""
+    scope: str = MODULE
+    """`module`: operations below a module of the project; `project`: all with a project frame."""
+    include: tuple[str, ...] = ()
+    """Packages of others whose frames are kept besides the project's and those of the model code
+    of known libraries, by their dotted names."""
+    stop_after: bool = False
+    """End the script once the asked iterations are measured."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options only one backend knows, checked by that backend before anything starts."""
+
+    progress: Callable[[str], None] = lambda _: None
+    """Told in a few words what is going on; never called from a measured region."""
+    on_measured: Callable[[Capture], None] = lambda _: None
+    """Called once by what measures within the workload's process, as soon as all is measured and
+    while the workload runs on: with the records and recordings of the `Capture` that the run will
+    return. Its exit code is 0 as yet, and its `tracked` None where only instruments measured.
+
+    Nothing is measured any more by then, all instruments have stopped and torch is as it was
+    found, so the reports can be written at once, before the workload can be killed or leave by
+    `os._exit`. Nothing that comes later changes the records. It runs on the workload's thread,
+    between two iterations, in whatever working folder and with whatever `sys.stdout` the workload
+    has by then. It is not called where measuring ended early or there was nothing to measure. An
+    exception of its does not reach the workload; it is `Capture.error`."""
+    on_partial: Callable[[TrackedRun], None] | None = None
+    """Called now and then before that, between two iterations, with what the complete ones have
+    given so far, so that it can be kept from being lost with the process: after the first of them
+    at once, later so rarely that it takes a fiftieth of the time. An exception of its becomes an
+    anomaly."""
+    relay: Callable[[str], None] = lambda _: None
+    """Told what another program that runs the workload says, line by line."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0:
+            raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
+        if self.iterations < 1:
+            raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
+        if self.scope not in SCOPES:
+            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}")
+
+    @property
+    def asks_for_operations(self) -> bool:
+        """Whether a report is asked for that is made from operations."""
+        return RUN_TIME in self.reports or MEMORY in self.reports
+
+    def as_data(self) -> dict[str, Any]:
+        """Return all but who listens here, for `of_data` in another process."""
+        return {name: _plain(getattr(self, name)) for name in _data_names()}
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> RunSpec:
+        """Return what `as_data` was made from; nobody listens."""
+        import msgspec
+
+        types = get_type_hints(cls)
+        return cls(
+            **{
+                name: msgspec.convert(value, types[name], dec_hook=_of_plain)
+                for name, value in data.items()
+            }
+        )
+
+
+def _data_names() -> list[str]:
+    listeners = {"progress", "on_measured", "on_partial", "relay"}
+    return [one.name for one in fields(RunSpec) if one.name not in listeners]
+
+
+def _of_plain(kind: type, value: object) -> object:
+    return Path(str(value)) if kind is Path else value
+
+
+def _plain(value: object) -> object:
+    """Return `value` as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
