@@ -1,0 +1,16 @@
+"""The backend of the bench: what CUDA has, on the test device."""
+
+from __future__ import annotations
+
+from tests.device import build
+from unified_prof.backends.torch_device import TorchBackend
+
+
+class BenchBackend(TorchBackend):
+    """Track operations on the test device."""
+
+    name = "bench"
+
+    def device_missing_reason(self) -> str | None:
+        """Return why the test device cannot be built, or None."""
+        return build.why_not()

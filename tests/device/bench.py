@@ -1,0 +1,210 @@
+"""The device as torch knows it: `torch.bench`, with what `torch.cuda` has that programs ask for.
+
+`install()` makes it known in this process. Other processes have it as soon as they import torch,
+where `environment()` is part of theirs: torch loads devices that an installed package declares.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.device import build
+
+NAME_VARIABLE = "UPROF_BENCH_NAME"
+"""What the device is called; torch allows one device of others in a process."""
+KERNEL_NS_VARIABLE = "UPROF_BENCH_KERNEL_NS"
+_INSTALLED = Path(__file__).with_name("installed")
+_library: Any = None
+
+
+def environment(name: str = "bench", **settings: str) -> dict[str, str]:
+    """Return the variables that give a process the device."""
+    paths = [str(_INSTALLED), str(_INSTALLED.parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths)), NAME_VARIABLE: name, **settings}
+
+
+def autoload() -> None:
+    """Install it as torch is imported: the entry point."""
+    if NAME_VARIABLE in os.environ and build.why_not() is None:
+        install(os.environ[NAME_VARIABLE])
+
+
+def install(name: str = "bench") -> ModuleType:
+    """Make the device known to torch under `name`; return torch's module of it."""
+    import torch
+
+    global _library
+    if _library is None:
+        _library = ctypes.CDLL(str(build.library()), mode=ctypes.RTLD_GLOBAL)
+        _declare(_library)
+        torch.utils.rename_privateuse1_backend(name)
+        torch._register_device_module(name, _module(name))
+        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+        atexit.register(_let_autograd_rest)
+        if ns := os.environ.get(KERNEL_NS_VARIABLE):
+            set_duration(int(ns))
+    module: ModuleType = getattr(torch, name)
+    return module
+
+
+def set_duration(ns: int, kernel: str = "") -> None:
+    """Let kernels of a name, or all others, take so long."""
+    _library.bench_set_duration(kernel.encode(), ns)
+
+
+def set_capacity(size_bytes: int) -> None:
+    """Let each device have so much memory."""
+    _library.bench_set_capacity(size_bytes)
+
+
+def lose_kernels(share: float) -> None:
+    """Let the profiler lose this share of the records of kernels and copies."""
+    _library.bench_set_lost_kernels(share)
+
+
+def recover() -> None:
+    """Forget errors, work under way and settings."""
+    _library.bench_recover()
+
+
+def launch(name: str, ns: int) -> None:
+    """Put a kernel on the current stream."""
+    _raise(_library.bench_launch(name.encode(), ns))
+
+
+class Graph:
+    """What was launched on the current stream within `with graph:`, to be run again and again."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def __enter__(self) -> Graph:
+        _raise(_library.bench_begin_capture())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._number = _library.bench_end_capture()
+
+    def replay(self) -> None:
+        _raise(_library.bench_replay(self._number))
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes: kernels, copies, events."""
+        names: bytes = _library.bench_graph_names(self._number)
+        return names.decode().split()
+
+
+def _module(name: str) -> ModuleType:
+    import torch
+
+    module = ModuleType(f"torch.{name}")
+    accelerator = torch.accelerator
+    members: dict[str, Any] = {
+        "device_count": lambda: 2,
+        "is_available": lambda: True,
+        "is_initialized": lambda: bool(_library.bench_is_touched()),
+        "_is_in_bad_fork": lambda: bool(_library.bench_is_bad_fork()),
+        "_lazy_init": lambda: _raise(_library.bench_touch()),
+        "init": lambda: _raise(_library.bench_touch()),
+        "manual_seed_all": lambda seed: None,
+        "manual_seed": lambda seed: None,
+        "current_device": accelerator.current_device_index,
+        "set_device": accelerator.set_device_index,
+        "synchronize": accelerator.synchronize,
+        "current_stream": accelerator.current_stream,
+        "set_stream": accelerator.set_stream,
+        "Stream": lambda device=None: torch.Stream(device=_named(name, device)),
+        "Event": lambda enable_timing=False: torch.Event(name, enable_timing=enable_timing),
+        "stream": _on_stream,
+        "device": accelerator.device_index,
+        "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
+        "get_device_name": lambda device=None: "Test Bench 1",
+        "get_device_capability": lambda device=None: (1, 0),
+        "is_current_stream_capturing": lambda: bool(_library.bench_is_capturing()),
+        f"{name.upper()}Graph": Graph,
+        "_sleep": lambda cycles: launch("spin_kernel", int(cycles)),
+    }
+    for function in (
+        "empty_cache memory_stats memory_allocated memory_reserved max_memory_allocated "
+        "max_memory_reserved reset_peak_memory_stats reset_accumulated_memory_stats"
+    ).split():
+        members[function] = getattr(accelerator, function)
+    for key, member in members.items():
+        setattr(module, key, member)
+    sys.modules[module.__name__] = module
+    return module
+
+
+def _named(name: str, device: Any) -> Any:
+    return f"{name}:{device}" if isinstance(device, int) else device or name
+
+
+@contextmanager
+def _on_stream(stream: Any) -> Iterator[None]:
+    with stream:
+        yield
+
+
+def _raise(message: bytes | None) -> None:
+    if message is not None:
+        raise RuntimeError(message.decode())
+
+
+def _let_autograd_rest() -> None:
+    """Wait until autograd's threads for devices wait for work.
+
+    A backward pass has ended when its gradients are there; the thread that ran it still lets go of
+    what it held, for which it needs Python's lock. Python kills it should it end meanwhile, and
+    that ends the process with an abort (seen with torch 2.13 and 2.14, Python 3.11).
+    """
+    before = None
+    while (switches := _switches_of_autograd()) != before:
+        before = switches
+        time.sleep(0.02)
+
+
+def _switches_of_autograd() -> list[str]:
+    """Return how often each of these threads went to sleep, or was made to."""
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text().startswith("pt_autograd"):
+                lines = (task / "status").read_text().splitlines()
+                found += [
+                    line for line in lines if line.startswith(("Pid", "State")) or "ctxt" in line
+                ]
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+def _declare(library: Any) -> None:
+    text, whole, long = ctypes.c_char_p, ctypes.c_int, ctypes.c_int64
+    for name, arguments, result in (
+        ("launch", [text, long], text),
+        ("touch", [], text),
+        ("is_touched", [], whole),
+        ("is_bad_fork", [], whole),
+        ("is_capturing", [], whole),
+        ("set_duration", [text, long], None),
+        ("set_capacity", [long], None),
+        ("set_lost_kernels", [ctypes.c_double], None),
+        ("recover", [], None),
+        ("now", [], long),
+        ("begin_capture", [], text),
+        ("end_capture", [], whole),
+        ("replay", [whole], text),
+        ("graph_names", [whole], text),
+    ):
+        function = getattr(library, f"bench_{name}")
+        function.argtypes, function.restype = arguments, result

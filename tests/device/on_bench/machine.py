@@ -1,0 +1,226 @@
+"""The bench itself: is it a device, and is its truth known to the nanosecond?"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tests.device import bench
+from tests.device.on_bench.models import CASES
+
+MS = 1_000_000
+
+
+def event(device: str = "bench") -> torch.Event:
+    return torch.Event(device, enable_timing=True)
+
+
+def device_events(profiler: Any) -> list[Any]:
+    found = profiler.profiler.kineto_results.events()
+    return [one for one in found if one.device_type() == torch.autograd.DeviceType.PrivateUse1]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("device", ["bench:0", "bench:1"])
+def test_models_train_to_the_same_losses_as_on_the_cpu(name: str, device: str) -> None:
+    assert CASES[name].losses(device) == CASES[name].losses("cpu")
+
+
+def test_training_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CASES["mlp"].losses("bench")
+
+
+def test_a_kernel_takes_exactly_as_long_as_it_should() -> None:
+    start, end = event(), event()
+    bench.launch("any", 1)  # so that the next begins when this ends and not when it is launched
+    start.record()
+    bench.launch("long", 3 * MS)
+    before_end = end.query()
+    end.record()
+    assert before_end  # nothing was recorded yet
+    assert not end.query()
+    with pytest.raises(RuntimeError, match="must be completed"):
+        start.elapsed_time(end)
+    torch.accelerator.synchronize()
+    assert end.query()
+    # Between the events lies the kernel, and what the host took to launch it if the device idled.
+    assert 3.0 <= start.elapsed_time(end) < 50
+
+
+def test_kernels_queue_up_behind_each_other() -> None:
+    bench.launch("ahead", 20 * MS)
+    start, end = event(), event()
+    start.record()
+    for _ in range(100):
+        bench.launch("short", 3_000)
+    end.record()
+    torch.accelerator.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(0.3, abs=1e-9)
+
+
+def test_waiting_takes_until_the_kernel_has_ended() -> None:
+    began = time.perf_counter()
+    bench.launch("long", 30 * MS)
+    assert time.perf_counter() - began < 0.03
+    torch.accelerator.synchronize()
+    assert time.perf_counter() - began >= 0.03
+
+
+def test_streams_run_beside_each_other_and_wait_for_events() -> None:
+    side = torch.Stream(device="bench")
+    starts, ends = [event(), event()], [event(), event()]
+    starts[0].record()
+    bench.launch("long", 20 * MS)
+    ends[0].record()
+    with side:
+        bench.launch("short", MS)
+        ends[1].record()
+    ends[1].synchronize()
+    assert not ends[0].query()
+    side.wait_event(ends[0])
+    with side:
+        bench.launch("after", MS)
+        after = event()
+        after.record()
+    torch.accelerator.synchronize()
+    assert ends[0].elapsed_time(after) >= 1.0
+
+
+def test_events_of_two_devices_cannot_be_compared() -> None:
+    one, other = event("bench:0"), event("bench:1")
+    one.record()
+    other.record(torch.accelerator.current_stream(1))
+    torch.accelerator.synchronize(0)
+    torch.accelerator.synchronize(1)
+    with pytest.raises(RuntimeError):
+        one.elapsed_time(other)
+    with pytest.raises(RuntimeError):
+        other.record(torch.accelerator.current_stream(0))
+
+
+def test_what_is_captured_is_a_graph_and_runs_when_it_is_asked_to() -> None:
+    x = torch.ones(4, device="bench")
+    torch.accelerator.synchronize()
+    graph = bench.Graph()
+    captured = event()
+    with graph:
+        assert torch.bench.is_current_stream_capturing()
+        x + 1
+        captured.record()
+        with pytest.raises(RuntimeError, match="stream is capturing"):
+            captured.query()
+        with pytest.raises(RuntimeError, match="stream is capturing"):
+            torch.accelerator.synchronize()
+    assert graph.names == ["add", "event"]
+    assert torch.accelerator.current_stream().query()  # nothing ran
+    start, end = event(), event()
+    bench.launch("ahead", 5 * MS)
+    start.record()
+    graph.replay()
+    end.record()
+    torch.accelerator.synchronize()
+    assert start.elapsed_time(end) == pytest.approx(0.01, abs=1e-9)
+
+
+def test_an_error_comes_to_light_when_somebody_waits() -> None:
+    x = torch.ones(4, device="bench")
+    torch.ops.bench.failing(x, 20 * MS, "index out of bounds")
+    x + 1  # launched before it happens: nobody knows yet
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        torch.accelerator.synchronize()
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        x + 1
+    bench.recover()
+    x + 1
+
+
+def test_memory_is_cached_and_counted() -> None:
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    x = torch.empty(3 * 2**20, dtype=torch.uint8, device="bench")
+    assert torch.accelerator.memory_allocated() - before == 3 * 2**20
+    reserved = torch.accelerator.memory_reserved()
+    assert reserved >= before + 20 * 2**20
+    address = x.data_ptr()
+    del x
+    assert torch.accelerator.memory_allocated() == before
+    assert torch.accelerator.max_memory_allocated() - before == 3 * 2**20
+    assert torch.accelerator.memory_reserved() == reserved
+    assert torch.empty(2**21, dtype=torch.uint8, device="bench").data_ptr() == address
+
+
+def test_without_memory_the_cache_is_emptied_and_then_there_is_an_error() -> None:
+    bench.set_capacity(64 * 2**20)
+    try:
+        before = torch.accelerator.memory_stats()
+        x = torch.empty(40 * 2**20, dtype=torch.uint8, device="bench")
+        del x
+        torch.empty(50 * 2**20, dtype=torch.uint8, device="bench")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(80 * 2**20, dtype=torch.uint8, device="bench")
+        after = torch.accelerator.memory_stats()
+    finally:
+        bench.set_capacity(2**30)
+    assert after["num_alloc_retries"] - before["num_alloc_retries"] == 2
+    assert after["num_ooms"] - before["num_ooms"] == 1
+
+
+def test_the_profiler_has_calls_kernels_and_copies_that_belong_together() -> None:
+    bench.set_duration(3 * MS, "addmm")
+    model, x = torch.nn.Linear(8, 8).to("bench"), torch.ones(4, 8, device="bench")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as profiler:
+        model(x).sum().backward()
+        x.cpu()
+    events = profiler.profiler.kineto_results.events()
+    calls = {e.correlation_id(): e for e in events if e.name() == "benchLaunchKernel"}
+    kernels = {e.name(): e for e in device_events(profiler)}
+    assert kernels["addmm"].duration_ns() == 3 * MS
+    assert {"addmm", "sum", "mm", "Memcpy DtoH"} <= {*kernels}
+    for name in ("addmm", "sum", "mm"):
+        call = calls[kernels[name].correlation_id()]
+        assert call.start_ns() <= kernels[name].start_ns()
+    operators = {e.correlation_id(): e.name() for e in events if e.name().startswith("aten::")}
+    assert operators[kernels["addmm"].linked_correlation_id()] == "aten::addmm"
+    assert operators[kernels["mm"].linked_correlation_id()] == "aten::mm"
+
+
+def test_records_can_be_lost() -> None:
+    x = torch.ones(4, device="bench")
+    bench.lose_kernels(0.5)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as profiler:
+        for _ in range(10):
+            x + 1
+    assert len(device_events(profiler)) == 5
+
+
+def test_a_profile_of_the_cpu_has_no_kernels() -> None:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        torch.ones(4, device="bench") + 1
+    assert not device_events(profiler)
+
+
+def test_a_forked_child_may_not_use_what_its_parent_has_used() -> None:
+    torch.ones(1, device="bench")
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        told = "it could"
+        try:
+            torch.ones(1, device="bench")
+        except RuntimeError as error:
+            told = str(error)
+        os.write(write, told.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"Cannot re-initialize bench in forked subprocess" in os.read(read, 1000)
+    os.close(read)
+    os.close(write)

@@ -1,0 +1,60 @@
+"""Runs the tests of `on_bench`, a process for each file: torch has one device there, for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.device import bench, build
+
+FOLDER = Path(__file__).with_name("on_bench")
+_NO_TESTS = {"__init__", "conftest", "models"}
+FILES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in _NO_TESTS)
+
+
+@pytest.fixture
+def bench_is_built() -> None:
+    """Skip, with a word, where the test device cannot be had."""
+    if reason := build.why_not():
+        pytest.skip(reason)
+    build.library()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_is_built")
+@pytest.mark.parametrize("name", FILES)
+def test_on_bench(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", str(FOLDER / f"{name}.py")]
+    done = subprocess.run(command, cwd=FOLDER.parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-2_000:]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bench_is_built")
+def test_another_process_has_the_device_and_ends_well() -> None:
+    program = (
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8).to('bench')\n"
+        "model(torch.ones(2, 8, device='bench')).sum().backward()\n"
+        "print(model.weight.grad.device)\n"
+    )
+    for _ in range(5):  # without waiting for the device
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **bench.environment()},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (0, "bench:0\n"), done.stderr
+
+
+def test_without_a_compiler_a_word_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    reason = build.why_not()
+    assert reason is not None
+    assert reason.startswith("the test device ")
