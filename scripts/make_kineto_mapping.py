@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.decoders.kineto.gpu_tables import COPY_DIRECTIONS, TASK_TYPES
-from unified_prof.decoders.kineto.host_tables import (
+from unified_prof.decoders.gpu.host_tables import (
     API_TYPE_OPERATION,
     HOST_ONLY_CONNECTION,
     RANGE_EVENT,
     UNKNOWN_ID,
 )
+from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
+from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
-from unified_prof.decoders.kineto.memory import DEVICE_COMPONENT, HOST_COMPONENT
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
 

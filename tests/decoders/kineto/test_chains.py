@@ -14,7 +14,7 @@ from tests.decoders.kineto.made import (
     operation,
     write,
 )
-from unified_prof.decoders.kineto import hosts
+from unified_prof.decoders.gpu import hosts
 
 
 def frame(name: str, ts: object, dur: object, tid: int = 101) -> dict[str, object]:
@@ -107,8 +107,8 @@ def test_a_number_used_on_two_threads_is_not_guessed(tmp_path: Path) -> None:
 def test_windows_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = write(tmp_path / "trace.json", TRACE)
     whole = decode(trace)
-    monkeypatch.setattr("unified_prof.decoders.kineto.collector.RUN_BYTES", 1)
-    monkeypatch.setattr("unified_prof.decoders.kineto.spool._MIN_BLOCK_ROWS", 1)
+    monkeypatch.setattr("unified_prof.decoders.gpu.parts.RUN_BYTES", 1)
+    monkeypatch.setattr("unified_prof.decoders.gpu.spool._MIN_BLOCK_ROWS", 1)
     monkeypatch.setattr(hosts, "WINDOW_ROWS", 1)
     assert chains(decode(trace)) == chains(whole)
 

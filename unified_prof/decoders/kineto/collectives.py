@@ -1,136 +1,23 @@
-"""What a trace says of collectives: which kernels are some, and what each one moves."""
+"""What a trace says of collectives: the parameters of each call."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
+from unified_prof.decoders.gpu.collectives import Collective, Collectives
+from unified_prof.decoders.gpu.numbers import MISSING
+from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, NOT_AVAILABLE, parse_json
 from unified_prof.decoders.kineto.events import CollectiveArgs
-from unified_prof.decoders.kineto.numbers import MISSING, to_int64
-from unified_prof.decoders.kineto.pools import (
-    ANNOTATION_PREFIX,
-    NOT_AVAILABLE,
-    parse_json,
-)
-
-# NCCL names its kernels ncclKernel_..., ncclDevKernel_... or nccl<Collective>...Kernel, RCCL the
-# same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.
-_COMMUNICATION_KERNEL = re.compile(r"(?:void\s+)?(?:nccl|rccl|msccl)\w*Kernel", re.IGNORECASE)
-
-_KERNEL_COLLECTIVE = re.compile(
-    r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|Send|Recv|Gather|Scatter)"
-)
-_ALGORITHM = re.compile(
-    r"(?<![A-Za-z])(RING|TREE|COLLNET_?\w*?|NVLS_?\w*?|PAT)_(LL128|LL|SIMPLE)(?![A-Za-z0-9])"
-)
-
-# torch's scalar type names, then its C++ type names -> (name in ENUM_HCCL_DATA_TYPE, bytes).
-# NCCL moves booleans as bytes.
-_DATA_TYPES: dict[str, tuple[str, int]] = {
-    "Byte": ("UINT8", 1),
-    "Char": ("INT8", 1),
-    "Bool": ("UINT8", 1),
-    "Short": ("INT16", 2),
-    "Int": ("INT32", 4),
-    "Long": ("INT64", 8),
-    "Half": ("FP16", 2),
-    "BFloat16": ("BFP16", 2),
-    "Float": ("FP32", 4),
-    "Double": ("FP64", 8),
-    "UInt16": ("UINT16", 2),
-    "UInt32": ("UINT32", 4),
-    "UInt64": ("UINT64", 8),
-    "Float8_e4m3fn": ("FP8E4M3", 1),
-    "Float8_e5m2": ("FP8E5M2", 1),
-    "ComplexFloat": ("", 8),
-    "ComplexDouble": ("", 16),
-    "unsigned char": ("UINT8", 1),
-    "signed char": ("INT8", 1),
-    "bool": ("UINT8", 1),
-    "short": ("INT16", 2),
-    "short int": ("INT16", 2),
-    "int": ("INT32", 4),
-    "long": ("INT64", 8),
-    "long int": ("INT64", 8),
-    "c10::Half": ("FP16", 2),
-    "c10::BFloat16": ("BFP16", 2),
-    "float": ("FP32", 4),
-    "double": ("FP64", 8),
-}
+from unified_prof.decoders.kineto.numbers import to_int64
 
 
-def is_communication(kernel: str) -> bool:
-    """Tell from its name whether a kernel moves data between devices for NCCL, RCCL or MSCCL."""
-    return _COMMUNICATION_KERNEL.match(kernel) is not None
-
-
-def algorithm(kernel: str) -> str:
-    """Return algorithm and protocol that a kernel's name says, such as `RING-LL`."""
-    match = _ALGORITHM.search(kernel)
-    return f"{match[1]}-{match[2]}" if match else NOT_AVAILABLE
-
-
-def collective_of_kernel(kernel: str) -> str:
-    """Return the collective that a kernel's name says, such as `AllReduce`."""
-    match = _KERNEL_COLLECTIVE.search(kernel)
-    return match[1] if match else NOT_AVAILABLE
-
-
-def data_type(name: str) -> tuple[str, int]:
-    """Return (name in ENUM_HCCL_DATA_TYPE or '', bytes of an element or 0)."""
-    return _DATA_TYPES.get(name, ("", 0))
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One call of a collective, as its parameters say."""
-
-    name: str = NOT_AVAILABLE
-    group: str = NOT_AVAILABLE
-    group_description: str = NOT_AVAILABLE
-    group_size: int = MISSING
-    group_ranks: str = NOT_AVAILABLE
-    dtype: str = NOT_AVAILABLE
-    in_elements: int = MISSING
-    out_elements: int = MISSING
-    in_split: str = NOT_AVAILABLE
-    out_split: str = NOT_AVAILABLE
-    source_rank: int = MISSING
-    target_rank: int = MISSING
-    sequence: int = MISSING
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element, 0 where the type is not known."""
-        return data_type(self.dtype)[1]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the larger of the two messages, or `MISSING`."""
-        elements = max(self.in_elements, self.out_elements)
-        return elements * self.element_bytes if elements >= 0 and self.element_bytes else MISSING
-
-
-class Collectives(dict[Any, int]):
-    """Distinct collective calls -> dense numbers. Most calls repeat in every iteration."""
-
-    def __init__(self) -> None:
-        self.all: list[Collective] = []
-        self._numbers: dict[Collective, int] = {}
+class TraceCollectives(Collectives):
+    """The same, by the JSON text of the arguments that describe them."""
 
     def __missing__(self, key: bytes) -> int:
         """Return the number of the collective that `args`, as JSON text, describe."""
         args = parse_collective(key)
         return MISSING if args is None else self.number(args)
-
-    def number(self, collective: Collective) -> int:
-        """Return the number of `collective`."""
-        number = self._numbers.get(collective)
-        if number is None:
-            number = self._numbers[collective] = len(self.all)
-            self.all.append(collective)
-        return number
 
 
 def parse_collective(text: bytes) -> Collective | None:

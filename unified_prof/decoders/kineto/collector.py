@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
+from unified_prof.decoders.gpu.pools import PARAMETERS_OPERATION, parse_json
+from unified_prof.decoders.gpu.spool import Rows
 from unified_prof.decoders.kineto import events as ev
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.chains import CallChains
-from unified_prof.decoders.kineto.collectives import Collectives, from_annotation
-from unified_prof.decoders.kineto.fields import Bools, Fields
+from unified_prof.decoders.kineto.collectives import TraceCollectives, from_annotation
+from unified_prof.decoders.kineto.fields import Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_float64
-from unified_prof.decoders.kineto.pools import PARAMETERS_OPERATION, parse_json
-from unified_prof.decoders.kineto.spool import Rows, Spool, TextSpool
+from unified_prof.decoders.kineto.numbers import to_float64
 
-RUN_BYTES = 4 << 20
-"""Rows kept in memory before they are sorted and put away, of each kind."""
 _MEMORY_EVENT = "[memory]"
 _CPU_DEVICE_TYPE = 0
 """c10::DeviceType::CPU, of allocator events."""
@@ -32,33 +27,8 @@ class Collector(Fields):
     """The parts of one trace, decoded but not yet joined. A context manager."""
 
     def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
-        super().__init__(sink)
-        self.collectives = Collectives()
-        self.chains = CallChains(is_outside)
-
-        def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
-            return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))
-
-        self.host = spool(r.HOST)
-        self.frames = spool(r.FRAME)
-        self.calls = spool(r.CALL)
-        self.gpu = spool(r.GPU_TASK, "correlation")
-        self.allocations = spool(r.ALLOCATION)
-        self.gpu_annotations = spool(r.GPU_ANNOTATION)
-        self.syncs = spool(r.SYNC)
-        self.collections = spool(r.COLLECTION)
-        self.other = spool(r.OTHER)
-        self.new_spool = spool
-        self.texts = TextSpool()
-        self.counts: dict[str, int] = defaultdict(int)
-        """Events by kind."""
-        self.max_correlation = 0
-        self.links_to_operations = False
-        """Whether `External id` of a device's tasks names an operation. In older traces it
-        repeats the correlation id."""
-        self.devices: set[int] = set()
-        self.places: dict[tuple[Any, Any], int] = {}
-        """(pid, tid) of events outside the host's threads."""
+        super().__init__(sink, is_outside)
+        self.collectives: TraceCollectives = TraceCollectives()
         self._kinds = Kinds()
         self._take = {
             Kind.OPERATION: self._operations,
@@ -76,20 +46,6 @@ class Collector(Fields):
             Kind.UNKNOWN: self._unknown,
             Kind.LABEL: self._labels,
         }
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for value in vars(self).values():
-            if isinstance(value, Spool):
-                value.__exit__(kind, error, traceback)
-        self.texts.close()
 
     def take(self, events: Sequence[ev.Event]) -> None:
         """Put away a slice of events."""
@@ -173,7 +129,7 @@ class Collector(Fields):
         rows["shared_memory"] = self.ids([a.shared_memory for a in args])
         for field in ("operation", "operation_name", "signature", "collective"):
             rows[field] = MISSING
-        self._see_correlations(rows)
+        self.see_correlations(rows)
         self.calls.append(_valid(rows, valid))
 
     def _gpu_tasks(self, kind: Kind, events: list[ev.Event]) -> None:
@@ -183,7 +139,7 @@ class Collector(Fields):
         rows["name"] = names
         rows["kind"] = {Kind.COPY: r.COPY, Kind.SET: r.SET}.get(kind, r.KERNEL)
         if kind is Kind.KERNEL:
-            rows["kind"][self.are_communication(names, events)] = r.COMMUNICATION
+            rows["kind"][self.are_communication(names)] = r.COMMUNICATION
         rows["device"], rows["stream"] = self.place(events, args)
         rows["context"] = self.ids([a.context for a in args])
         rows["correlation"] = self.ids([a.correlation for a in args])
@@ -208,7 +164,7 @@ class Collector(Fields):
         for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)
-        self._see_correlations(rows)
+        self.see_correlations(rows)
         self.devices.update(np.unique(rows["device"]).tolist())
         linked = (rows["external"] != MISSING) & (rows["external"] != rows["correlation"])
         self.links_to_operations = self.links_to_operations or bool(linked.any())
@@ -300,10 +256,6 @@ class Collector(Fields):
                 self.threads.process_labels[event.pid] = str(label["labels"])
             elif event.name == "thread_name" and "name" in label:
                 self.threads.thread_names[event.pid, event.tid] = str(label["name"])
-
-    def _see_correlations(self, rows: Rows) -> None:
-        if len(rows):
-            self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
 
 
 def _compact(text: bytes) -> bytes:

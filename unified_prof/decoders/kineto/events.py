@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from unified_prof.decoders.kineto.numbers import MISSING
+from unified_prof.decoders.gpu.numbers import MISSING
 
 Scalar = str | int | float | bool | None
 

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.columns import Sink
+from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.spool import Rows
 from unified_prof.decoders.kineto import events as ev
-from unified_prof.decoders.kineto.collectives import is_communication
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, ints, to_int64, us_to_ns
-from unified_prof.decoders.kineto.pools import Geometries, Names, Signatures, Threads
-from unified_prof.decoders.kineto.spool import Rows
+from unified_prof.decoders.kineto.numbers import to_int64, us_to_ns
 
-Bools = NDArray[np.bool_]
 Args = TypeVar("Args", bound=msgspec.Struct)
 
 _SANE_NS = 2**62
 
 
-class Fields:
-    """The pools of one trace, and the columns that refer to them."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.names = Names(sink.strings)
-        self.threads = Threads(sink.anomaly)
-        self.signatures = Signatures(sink.strings)
-        self.geometries = Geometries()
-        self.span: tuple[int, int] | None = None
-        """First start and last end of all events, ns."""
-        self._activity: Counter[int] = Counter()
-        self._communication: dict[int, bool] = {}
-
-    @property
-    def main_process(self) -> int:
-        """Id of the process that did most on the host, 0 if none did anything."""
-        by_process: Counter[int] = Counter()
-        for thread, count in self._activity.items():
-            by_process[self.threads.process_ids[thread]] += count
-        return by_process.most_common(1)[0][0] if by_process else 0
+class Fields(Parts):
+    """The parts of one trace, and what turns its events into columns of them."""
 
     def timed(
         self, events: list[ev.Event], dtype: np.dtype[Any], *, instant: bool = False
@@ -66,10 +43,7 @@ class Fields:
             rows["end"] = end
         rows["start"] = start
         if valid.any():
-            first, last = int(start[valid].min()), int(end[valid].max())
-            if self.span is not None:
-                first, last = min(first, self.span[0]), max(last, self.span[1])
-            self.span = first, last
+            self.see(int(start[valid].min()), int(end[valid].max()))
         return rows, valid
 
     def count_odd(
@@ -127,7 +101,7 @@ class Fields:
         """Return the numbers of the threads, and count what each one does."""
         threads = self.threads
         numbers = ints([threads[event.pid, event.tid] for event in events])
-        self._activity.update(dict(enumerate(np.bincount(numbers).tolist())))
+        self.activity.update(dict(enumerate(np.bincount(numbers).tolist())))
         return numbers
 
     def place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Int64s, Int64s]:
@@ -178,11 +152,3 @@ class Fields:
         """Return string ids of texts, `MISSING` where there is none."""
         names = self.names
         return ints([names[text] if text else MISSING for text in texts])
-
-    def are_communication(self, names: Int64s, events: list[ev.Event]) -> Bools:
-        """Tell which kernels are those of collectives."""
-        known = self._communication
-        for number, event in zip(names.tolist(), events, strict=True):
-            if number not in known:
-                known[number] = is_communication(str(event.name))
-        return np.array([known[number] for number in names.tolist()], dtype=bool)

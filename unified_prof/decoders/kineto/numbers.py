@@ -6,21 +6,15 @@ float64 of microseconds since 1970 is wrong by up to 256 ns.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Column
+from unified_prof.decoders.gpu.numbers import MISSING, Int64s, ints
 from unified_prof.units import NS_PER_US, us_text_to_ns
-
-Int64s = NDArray[np.int64]
-
-MISSING = -1
-"""Stands for an id that an event does not have."""
 
 _COMMA, _DOT = ord(","), ord(".")
 _PLAIN = np.zeros(256, dtype=bool)
@@ -121,16 +115,6 @@ def _us_token_to_ns(token: bytes) -> int | None:
     return time_ns if -(2**63) <= time_ns < 2**63 else None
 
 
-def ints(values: Iterable[int]) -> Int64s:
-    """Return Python integers as a column, faster than NumPy finds out that they are some.
-
-    Raises:
-        TypeError: not all are integers.
-        OverflowError: not all fit into int64.
-    """
-    return np.frombuffer(array("q", values), dtype=np.int64)
-
-
 def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int]:
     """Convert ids and counts to int64, understanding numbers inside quotes and hexadecimals.
 
@@ -181,15 +165,3 @@ def _to_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return float("nan")
-
-
-def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
-    """Return a column that is stored as NULL where `missing`."""
-    if not missing.any():
-        return values
-    return None if missing.all() else np.ma.masked_array(values, missing)
-
-
-def known(values: Int64s) -> Column:
-    """Return a column in which `MISSING` is stored as NULL."""
-    return null_where(values == MISSING, values)

@@ -6,14 +6,11 @@ import json
 import re
 from typing import Any
 
+from unified_prof.decoders.gpu import description
+from unified_prof.decoders.gpu.description import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.numbers import to_int64
 from unified_prof.redaction import MASK, is_secret_name, redact
-
-UNKNOWN_NAME = "UNKNOWN"
-NO_DEVICE = -1
-NO_RANK = -1
-_NO_HOST_UID = "0"
 
 _TOLD_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
 # What torch and Kineto themselves say of a recording, besides the versions of what made it.
@@ -34,22 +31,28 @@ def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str,
     """Write the tables that describe the recording; return provenance facts."""
     sink = parts.sink
     assert parts.span is not None
-    start, end = parts.span
-    sink.write("SESSION_TIME_INFO", {"startTimeNs": start + base_ns, "endTimeNs": end + base_ns})
-    host = metadata.get("host_name")
-    sink.write(
-        "HOST_INFO",
-        {"hostUid": _NO_HOST_UID, "hostName": host if isinstance(host, str) else UNKNOWN_NAME},
-    )
     properties = _device_properties(metadata)
     names = {device: str(p.get("name", UNKNOWN_NAME)) for device, p in properties.items()}
-    devices = sorted(parts.devices) or [NO_DEVICE]
-    sink.write("NPU_INFO", {"id": devices, "name": [names.get(d, UNKNOWN_NAME) for d in devices]})
     distributed = metadata.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
-    sink.write("RANK_DEVICE_MAP", {"rankId": [rank] * len(devices), "deviceId": devices})
-    _write_device_properties(parts, properties)
+    host = metadata.get("host_name")
+    start, end = parts.span
+    description.write(
+        sink,
+        start_ns=start + base_ns,
+        end_ns=end + base_ns,
+        host_name=host if isinstance(host, str) else None,
+        device_names={device: names.get(device) for device in parts.devices},
+        rank=rank,
+    )
+    description.write_device_properties(
+        sink,
+        {
+            device: {name: value for name, value in values.items() if name != "id"}
+            for device, values in properties.items()
+        },
+    )
     groups = _parallel_groups(distributed, rank)
     if groups:
         sink.write("META_DATA", {"name": "parallel_group_info", "value": json.dumps(groups)})
@@ -113,20 +116,6 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
         if isinstance(properties, dict) and isinstance(properties.get("id"), int):
             found[properties["id"]] = properties
     return found
-
-
-def _write_device_properties(parts: Collector, properties: dict[int, dict[str, Any]]) -> None:
-    rows = [
-        (device, name, value if isinstance(value, str) else json.dumps(value))
-        for device, values in sorted(properties.items())
-        for name, value in values.items()
-        if name != "id"
-    ]
-    if rows:
-        columns = zip(*rows, strict=True)
-        parts.sink.write(
-            "UPROF_GPU_DEVICES", dict(zip(("deviceId", "name", "value"), columns, strict=True))
-        )
 
 
 def _parallel_groups(distributed: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.kineto import extra_tables, hosts, session
+from unified_prof.decoders.gpu import tables
+from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.kineto import session
 from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.correlation import Correlator
-from unified_prof.decoders.kineto.gpu_tables import GpuTables, HasColumn
-from unified_prof.decoders.kineto.host_tables import HostTables
 from unified_prof.decoders.kineto.kinds import Kind
-from unified_prof.decoders.kineto.memory import Allocations
-from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
 from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
 from unified_prof.errors import RawFormatError
 
@@ -75,29 +72,15 @@ def decode(
             parts.take(events)
         _require_events(path, parts)
         base_ns = session.base_time_ns(reader.metadata)
-        no_name = sink.strings.intern(NOT_AVAILABLE)
-
-        progress("joining host events")
-        allocations = Allocations(sink, base_ns, no_name)
-        with hosts.walk(parts, HostTables(parts, base_ns), allocations) as calls:
-            progress("joining launches and kernels")
-            correlator = Correlator(parts, base_ns)
-            with correlator.join(calls) as tasks:
-                tables = GpuTables(
-                    parts,
-                    base_ns,
-                    main_process=parts.main_process,
-                    has_column=has_column,
-                    data_types=data_types or {},
-                )
-                tables.write(tasks)
-        extra_tables.write(parts, base_ns)
+        joined = tables.write(
+            parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
+        )
         facts = session.write(parts, reader.metadata, base_ns)
         return DecodedTrace(
             events=reader.events_read,
             counts=dict(parts.counts),
             tasks=parts.gpu.rows,
-            tasks_joined=correlator.joined,
+            tasks_joined=joined,
             operations=parts.counts[Kind.OPERATION.value],
             rank=session.rank_of(reader.metadata),
             facts=facts,

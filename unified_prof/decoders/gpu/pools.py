@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from unified_prof.columns import Strings
-from unified_prof.decoders.kineto.numbers import MISSING
+from unified_prof.decoders.gpu.numbers import MISSING
 
 NOT_AVAILABLE = "N/A"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from unified_prof.arrays.nesting import NONE
 from unified_prof.columns import Sink
-from unified_prof.decoders.kineto.numbers import Int64s
+from unified_prof.decoders.gpu.numbers import Int64s
 
 # Built-in methods are named with the address of the object they are bound to, which says
 # nothing and would make every call a frame of its own.

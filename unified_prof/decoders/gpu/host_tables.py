@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.nesting import NONE
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known, null_where
-from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
-from unified_prof.decoders.kineto.spool import Rows
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known, null_where
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.pools import NOT_AVAILABLE
+from unified_prof.decoders.gpu.spool import Rows
 
 API_TYPE_OPERATION = 50001
 """ENUM_API_TYPE `op`, which torch_npu adds for framework operations."""
@@ -40,7 +40,7 @@ def _mark(pending: NDArray[Any], called: Int64s) -> None:
 class HostTables:
     """Writes operations once nothing more can happen inside of them."""
 
-    def __init__(self, parts: Collector, base_ns: int) -> None:
+    def __init__(self, parts: Parts, base_ns: int) -> None:
         self._parts = parts
         self._sink = parts.sink
         self._base_ns = base_ns

@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from unified_prof.columns import Column
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collectives import (
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.collectives import (
     Collective,
     algorithm,
     collective_of_kernel,
     data_type,
 )
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.host_tables import UNKNOWN_ID
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s, known
-from unified_prof.decoders.kineto.pools import NOT_AVAILABLE
-from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+from unified_prof.decoders.gpu.host_tables import UNKNOWN_ID
+from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.pools import NOT_AVAILABLE
+from unified_prof.decoders.gpu.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
 
 TASK_TYPES = {
@@ -41,12 +41,12 @@ _NO_NOTIFY = -1
 HasColumn = Callable[[str, str], bool]
 
 
-class GpuTables:
+class TaskTables:
     """Writes the tables of tasks, in the order of their start."""
 
     def __init__(
         self,
-        parts: Collector,
+        parts: Parts,
         base_ns: int,
         *,
         main_process: int,

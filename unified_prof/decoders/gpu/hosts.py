@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.forwards import Forwards
-from unified_prof.decoders.kineto.host_tables import HostTables
-from unified_prof.decoders.kineto.memory import Allocations
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
-from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.forwards import Forwards
+from unified_prof.decoders.gpu.host_tables import HostTables
+from unified_prof.decoders.gpu.memory import Allocations
+from unified_prof.decoders.gpu.numbers import MISSING, Int64s
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.spool import Rows, Spool, windows
 
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""
@@ -41,7 +41,7 @@ INTERVAL = np.dtype(
 _HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
 
 
-def walk(parts: Collector, tables: HostTables, allocations: Allocations) -> Spool:
+def walk(parts: Parts, tables: HostTables, allocations: Allocations) -> Spool:
     """Write the host's tables; return the runtime calls, by correlation, with their operations."""
     calls = parts.new_spool(r.CALL, "correlation")
     walker = _Walker(parts, tables, allocations, calls)
@@ -54,7 +54,7 @@ def walk(parts: Collector, tables: HostTables, allocations: Allocations) -> Spoo
 
 class _Walker:
     def __init__(
-        self, parts: Collector, tables: HostTables, allocations: Allocations, calls: Spool
+        self, parts: Parts, tables: HostTables, allocations: Allocations, calls: Spool
     ) -> None:
         self._parts = parts
         self._tables = tables

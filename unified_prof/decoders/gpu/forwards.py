@@ -6,7 +6,7 @@ import numpy as np
 
 from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.arrays.nesting import NONE
-from unified_prof.decoders.kineto.numbers import Int64s
+from unified_prof.decoders.gpu.numbers import Int64s
 
 REMEMBERED = 1 << 18
 """Forward operations kept: more than any iteration has, whatever the trace's length."""

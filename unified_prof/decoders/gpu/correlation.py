@@ -6,11 +6,10 @@ import numpy as np
 
 from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.arrays.nesting import NONE
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.fields import Bools
-from unified_prof.decoders.kineto.numbers import MISSING, Int64s
-from unified_prof.decoders.kineto.spool import Rows, Spool, windows
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.spool import Rows, Spool, windows
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""
@@ -26,7 +25,7 @@ class Correlator:
     id, or where an earlier call has that already, a fresh one beyond all correlation ids.
     """
 
-    def __init__(self, parts: Collector, base_ns: int) -> None:
+    def __init__(self, parts: Parts, base_ns: int) -> None:
         self._parts = parts
         self._sink = parts.sink
         self._base_ns = base_ns

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from unified_prof.decoders.kineto import rows as r
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.numbers import known, null_where
-from unified_prof.decoders.kineto.spool import windows
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.numbers import known, null_where
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.spool import windows
 
 
-def write(parts: Collector, base_ns: int) -> None:
+def write(parts: Parts, base_ns: int) -> None:
     """Write the tables whose rows need no joining."""
     _write_gpu_annotations(parts, base_ns)
     _write_syncs(parts, base_ns)
@@ -21,7 +21,7 @@ def write(parts: Collector, base_ns: int) -> None:
     _write_threads(parts)
 
 
-def _write_gpu_annotations(parts: Collector, base_ns: int) -> None:
+def _write_gpu_annotations(parts: Parts, base_ns: int) -> None:
     for (rows,) in windows(parts.gpu_annotations):
         parts.sink.write(
             "UPROF_GPU_ANNOTATIONS",
@@ -36,7 +36,7 @@ def _write_gpu_annotations(parts: Collector, base_ns: int) -> None:
         )
 
 
-def _write_syncs(parts: Collector, base_ns: int) -> None:
+def _write_syncs(parts: Parts, base_ns: int) -> None:
     for (rows,) in windows(parts.syncs):
         parts.sink.write(
             "UPROF_GPU_SYNCS",
@@ -55,7 +55,7 @@ def _write_syncs(parts: Collector, base_ns: int) -> None:
         )
 
 
-def _write_garbage_collections(parts: Collector, base_ns: int) -> None:
+def _write_garbage_collections(parts: Parts, base_ns: int) -> None:
     for (rows,) in windows(parts.collections):
         parts.sink.write(
             "GC_RECORD",
@@ -67,7 +67,7 @@ def _write_garbage_collections(parts: Collector, base_ns: int) -> None:
         )
 
 
-def _write_other_events(parts: Collector, base_ns: int) -> None:
+def _write_other_events(parts: Parts, base_ns: int) -> None:
     places = [(str(process), str(thread)) for process, thread in parts.places]
     for (rows,) in windows(parts.other):
         instant = rows["end"] == r.NO_END
@@ -91,7 +91,7 @@ def _write_other_events(parts: Collector, base_ns: int) -> None:
         )
 
 
-def _write_threads(parts: Collector) -> None:
+def _write_threads(parts: Parts) -> None:
     threads = parts.threads
     if threads:
         parts.sink.write(
