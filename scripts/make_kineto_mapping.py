@@ -10,15 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.decoders.gpu.host_tables import (
-    API_TYPE_OPERATION,
-    HOST_ONLY_CONNECTION,
-    RANGE_EVENT,
-    UNKNOWN_ID,
-)
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
 from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
+from unified_prof.vocabulary import API_OPERATION, HOST_ONLY_CONNECTION, NO_NUMBER, NO_RANK
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
 
@@ -36,7 +32,7 @@ class TableMapping:
 
 _TIMES = {"startNs": "`ts` + base time", "endNs": "`ts` + `dur` + base time"}
 _NOT_RECORDED = "not recorded: N/A"
-_NOT_APPLICABLE = f"does not apply: {UNKNOWN_ID}"
+_NOT_APPLICABLE = f"does not apply: {NO_NUMBER}"
 
 _DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.SET)
 _HOST_KINDS = (Kind.OPERATION, Kind.ANNOTATION)
@@ -128,8 +124,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "groupName": "of COMMUNICATION_OP",
             "notifyId": "-1: none",
             "rdmaType": "65534: not recorded",
-            "srcRank": f"`Src Rank`, else {UNKNOWN_ID}",
-            "dstRank": f"`Dst Rank`, else {UNKNOWN_ID}",
+            "srcRank": f"`Src Rank`, else {NO_RANK}",
+            "dstRank": f"`Dst Rank`, else {NO_RANK}",
             "transportType": "65534: not recorded",
             "size": "bytes of the larger of the two messages",
             "dataType": "of COMMUNICATION_OP",
@@ -165,7 +161,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "callchainId": "PYTORCH_CALLCHAINS.id of the Python functions around it; a backward"
             " operation and what it calls get the chain of the forward operation with the same"
             " sequence number",
-            "type": f"{API_TYPE_OPERATION} op",
+            "type": f"{API_OPERATION} op",
         },
         "Times are decimal text there.",
     ),
@@ -185,7 +181,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
     TableMapping(
         "ENUM_API_TYPE",
         (Kind.OPERATION,),
-        {"id": str(API_TYPE_OPERATION), "name": "op"},
+        {"id": str(API_OPERATION), "name": "op"},
         "The row that torch_npu adds.",
     ),
     TableMapping(

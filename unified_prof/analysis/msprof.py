@@ -25,7 +25,7 @@ from unified_prof.analysis.model import (
 )
 from unified_prof.analysis.read import bulk, collectives, counters
 from unified_prof.analysis.read.collectives import Collectives
-from unified_prof.analysis.read.framework import NO_CONNECTION, Framework
+from unified_prof.analysis.read.framework import UNCONNECTED, Framework
 from unified_prof.analysis.read.source import (
     Findings,
     Source,
@@ -34,7 +34,7 @@ from unified_prof.analysis.read.source import (
     recorded_facts,
     without_secrets,
 )
-from unified_prof.analysis.read.tasks import NOT_AVAILABLE, Strings, Tasks, possible
+from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.analysis.views import breakdowns, timeline, tracks
 from unified_prof.analysis.views.device import DeviceWork, step_rows, stream_rows
 from unified_prof.analysis.views.timeline import Timeline
@@ -140,7 +140,7 @@ class MsprofAnalysis(Analysis):
         if not len(tasks) or not len(api["start"]):
             return None
         row = Lookup(api["connection"]).rows(tasks.connection)
-        linked = (row >= 0) & ~np.isin(tasks.connection, NO_CONNECTION)
+        linked = (row >= 0) & ~np.isin(tasks.connection, UNCONNECTED)
         if not linked.any():
             return None
         first = np.full(len(api["start"]), np.iinfo(np.int64).max)
@@ -193,7 +193,7 @@ class MsprofAnalysis(Analysis):
     def _devices(self) -> dict[str, DeviceWork]:
         numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
         rows = self._source.rows("SELECT id, name FROM NPU_INFO")
-        names = {number: name for number, name in rows if name not in NOT_AVAILABLE}
+        names = {number: name for number, name in rows if name not in NOTHING_KNOWN}
         result = {}
         for number in numbers.tolist():
             model = names.get(number)
@@ -267,7 +267,7 @@ class MsprofAnalysis(Analysis):
             facts += [
                 ("host", str(name))
                 for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO")
-                if name not in NOT_AVAILABLE
+                if name not in NOTHING_KNOWN
             ]
         return facts + self._meta_data()
 
@@ -276,7 +276,7 @@ class MsprofAnalysis(Analysis):
         return [
             (number, str(name))
             for number, name in rows
-            if isinstance(number, int) and number >= 0 and name not in NOT_AVAILABLE
+            if isinstance(number, int) and number >= 0 and name not in NOTHING_KNOWN
         ]
 
     def _meta_data(self) -> list[tuple[str, str]]:

@@ -11,12 +11,9 @@ from unified_prof.models.catalogue import SchemaSpec, TableSpec
 from unified_prof.models.msprof.references import Reference, references
 from unified_prof.store.detect import Detection
 from unified_prof.store.fingerprint import Facts
+from unified_prof.vocabulary import NO_TEXT, OLD_NO_DOMAIN
 
-# Stored where there is no text: the exporter's 32-bit maximum (torch_npu: the empty text).
-# Negative numbers mean the same.
-_NO_TEXT = 4294967295
-# The domain of marks was this constant in the exporters of four days in February 2025.
-_NO_DOMAIN = ("MSTX_EVENTS", "domainId", 65535)
+_NO_DOMAIN = ("MSTX_EVENTS", "domainId", OLD_NO_DOMAIN)
 _INTERVALS = ("TASK", "COMMUNICATION_OP", "CANN_API")
 _TASK_IDENTITY = ("deviceId", "streamId", "taskId", "contextId")
 
@@ -113,7 +110,7 @@ def _dangling(db: sqlite3.Connection, reference: Reference, facts: Facts) -> Ite
     if not facts.has("STRING_IDS", "id"):
         return
     table, column = reference.table, reference.column
-    unknown = f'"{column}" >= 0 AND "{column}" <> {_NO_TEXT}'
+    unknown = f'"{column}" >= 0 AND "{column}" <> {NO_TEXT}'
     if (table, column) == _NO_DOMAIN[:2]:
         unknown += f" AND {column} <> {_NO_DOMAIN[2]}"
     rows = f'"{table}" WHERE {unknown} AND "{column}" NOT IN (SELECT id FROM STRING_IDS)'

@@ -21,8 +21,7 @@ from alembic import op
 from unified_prof.migrate.ordering import rewrite
 from unified_prof.store import uprof_tables
 from unified_prof.store.sql import declared
-
-_NO_TEXT = 4294967295  # exporters' mark of no text at all: no id to count on from
+from unified_prof.vocabulary import NO_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def _not_known() -> int:
     query = "SELECT min(id) FROM STRING_IDS WHERE value = 'N/A' AND typeof(id) = 'integer'"
     if (known := bind.exec_driver_sql(query).scalar()) is not None:
         return int(known)
-    query = f"SELECT max(id) FROM STRING_IDS WHERE id < {_NO_TEXT} AND typeof(id) = 'integer'"
+    query = f"SELECT max(id) FROM STRING_IDS WHERE id < {NO_TEXT} AND typeof(id) = 'integer'"
     last = bind.exec_driver_sql(query).scalar()
     number = 0 if last is None else max(int(last), -1) + 1
     bind.execute(sa.text("INSERT INTO STRING_IDS (id, value) VALUES (:id, 'N/A')"), {"id": number})

@@ -18,6 +18,7 @@ from unified_prof.store import fingerprint
 from unified_prof.store.fingerprint import Facts
 from unified_prof.store.opening import open_read_only
 from unified_prof.store.sql import reading
+from unified_prof.vocabulary import API_OPERATION
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
 """META_DATA row in which a file written or migrated by uprof names its revision."""
@@ -313,7 +314,7 @@ def _producer(path: Path, facts: Facts) -> str:
         keyless and "COMMUNICATION_TASK_INFO" not in facts.tables and not torch
     ):
         return "msMonitor"
-    if torch or facts.enum_has("ENUM_API_TYPE", 50001) or "ascend_pytorch" in path.name:
+    if torch or facts.enum_has("ENUM_API_TYPE", API_OPERATION) or "ascend_pytorch" in path.name:
         return "msprof + torch_npu"
     if "ascend_mindspore" in path.name:
         return "msprof + MindSpore"

@@ -30,9 +30,6 @@ HCCL_TYPES = {
 }
 """(table, column) -> the enum whose ids the column holds."""
 
-INVALID_TYPE = 65535
-"""In every HCCL enum: a type that has no number."""
-
 
 @cache
 def enum_names(enum: str) -> dict[int, str]:

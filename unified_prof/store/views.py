@@ -11,8 +11,9 @@ import sqlite3
 
 from unified_prof.models.catalogue import ColumnSpec, TableSpec
 from unified_prof.store.layouts import RENAMES
-from unified_prof.store.meanings import HCCL_TYPES, INVALID_TYPE, enum_names
+from unified_prof.store.meanings import HCCL_TYPES, enum_names
 from unified_prof.store.sql import TABLES, declared, quoted
+from unified_prof.vocabulary import TYPE_INVALID
 
 
 def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
@@ -103,7 +104,7 @@ def _enum_id(enum: str, string_id: str) -> str:
     is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
     number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"
     named = f"(SELECT column1 FROM ({_enum_values(enum)}) WHERE column2 = value)"
-    known = f"coalesce({named}, {number}, {INVALID_TYPE})"
+    known = f"coalesce({named}, {number}, {TYPE_INVALID})"
     return f"(SELECT {known} FROM main.STRING_IDS WHERE id = {string_id} LIMIT 1)"
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.model import PmuFigure, Series
 from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import MAX_TIME_NS, NOT_AVAILABLE, Strings
+from unified_prof.analysis.read.tasks import MAX_TIME_NS, NOTHING_KNOWN, Strings
 
 MAX_BYTES = 1 << 53
 """No memory has that many: 8 PiB."""
@@ -142,7 +142,7 @@ def _suffix(counter: _Counter, parts: list[Any], strings: Strings) -> str:
     """Return what tells one source of a table from its others: numbers, then words."""
     numbers = [f"{part}" for part in parts[: len(counter.keys)]]
     words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
-    return " ".join([*numbers, *(word for word in words if word not in NOT_AVAILABLE and word)])
+    return " ".join([*numbers, *(word for word in words if word not in NOTHING_KNOWN and word)])
 
 
 def _of_group(

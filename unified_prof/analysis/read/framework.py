@@ -26,16 +26,22 @@ from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, possible
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.vocabulary import (
+    API_OPERATION,
+    API_PYTHON,
+    API_QUEUE,
+    HOST_ONLY_CONNECTION,
+    NO_CONNECTION,
+    OLD_NO_CONNECTION,
+)
 
 Ints = NDArray[np.int64]
 
 NONE = nesting.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
 
-# ENUM_API_TYPE as torch_npu writes it.
-_QUEUE, _PYTHON = 50002, 50003
-# No connection: of TASK before and after 2025-02-18, and of a host-only marker.
-NO_CONNECTION = (-1, 4294967295, 4000000000)
+UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
+"""connectionIds that connect nothing, in files of any age."""
 
 _MODULE_PREFIX = "nn.Module: "
 _BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
@@ -80,7 +86,7 @@ class Framework:
         ids, codes = np.unique(self.name_id, return_inverse=True)
         texts: list[str] = [strings.get(int(number)) or "" for number in ids]
         self._names, self._name_code = texts, codes
-        python = self._type == _PYTHON
+        python = self._type == API_PYTHON
         self._is_module = self._named(lambda text: text.startswith(_MODULE_PREFIX)) | (
             self._type == _MODULE_RANGE
         )
@@ -122,7 +128,7 @@ class Framework:
 
     @cached_property
     def _frames(self) -> Frames:
-        python = np.flatnonzero(self._type == _PYTHON)
+        python = np.flatnonzero(self._type == API_PYTHON)
         texts = [self._names[code] for code in self._name_code[python].tolist()]
         return Frames(
             self._source,
@@ -250,16 +256,16 @@ class Framework:
         pairs = bulk.fetch(
             self._source, "CONNECTION_IDS", {"id": "id", "connection": "connectionId"}
         )
-        with_id = np.flatnonzero((self._connection != bulk.MISSING) & (self._type != _PYTHON))
+        with_id = np.flatnonzero((self._connection != bulk.MISSING) & (self._type != API_PYTHON))
         # The last range wins where several have one id: children come after their parents.
         holder = Lookup(self._connection[with_id][::-1]).rows(pairs["id"])
         known = holder >= 0
         ranges = with_id[::-1][holder[known]]
         direct = Lookup(pairs["connection"][known]).rows(connection)
         result = np.where(direct >= 0, ranges[direct] if len(ranges) else NONE, NONE)
-        result[np.isin(connection, NO_CONNECTION)] = NONE
+        result[np.isin(connection, UNCONNECTED)] = NONE
         # Otherwise by time: the range around the runtime's launching call, on its thread.
-        open_ones = np.flatnonzero((result == NONE) & ~np.isin(connection, NO_CONNECTION))
+        open_ones = np.flatnonzero((result == NONE) & ~np.isin(connection, UNCONNECTED))
         if len(open_ones):
             api = bulk.fetch(
                 self._source,
@@ -296,7 +302,7 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
         "sequence": "coalesce(sequenceNumber, -1)",
         "forward_thread": "coalesce(fwdThreadId, 0)",
         "chain": "coalesce(callchainId, -1)",
-        "type": "coalesce(type, 50001)",
+        "type": f"coalesce(type, {API_OPERATION})",
     }
     ranges = bulk.fetch(source, "PYTORCH_API", columns)
     marks = bulk.fetch(
@@ -323,7 +329,7 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
     usable &= ranges["start"] > 0
     bad = int(len(usable) - usable.sum())
     findings.add("impossible_host_time", f"{bad} rows of PYTORCH_API are left out", bad)
-    usable &= ranges["type"] != _QUEUE
+    usable &= ranges["type"] != API_QUEUE
     return {name: values[usable] for name, values in ranges.items()}
 
 

@@ -17,13 +17,14 @@ from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKN
 from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 Ints = NDArray[np.int64]
 
 WAIT = 6
 """A task that only waits, records or notifies: no work (continues the numbers of `calls.KINDS`)."""
 
-NOT_AVAILABLE = frozenset({"", "N/A", "NULL", "UNKNOWN", None})
+NOTHING_KNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNKNOWN", None})
 """Texts that say that msprof does not know."""
 
 # Nothing runs on a device for two weeks, and Unix times stay below 2**62 ns until 2116.
@@ -46,7 +47,7 @@ _COLLECTIVES = re.compile(r"hccl|nccl|rccl|communication|rdma|\bccu", re.IGNOREC
 
 def kind_of_type(text: str | None) -> int:
     """Return what a task is, judged by the text of its type alone."""
-    if text in NOT_AVAILABLE:
+    if text in NOTHING_KNOWN:
         return OTHER
     assert text is not None
     if _COLLECTIVES.search(text):
@@ -71,7 +72,7 @@ class Strings:
     def get(self, number: int) -> str | None:
         """Return the text of an id, None if there is none or it says "not available"."""
         text = self._texts.get(number)
-        return None if text in NOT_AVAILABLE else str(text)
+        return None if text in NOTHING_KNOWN else str(text)
 
     def texts(self, numbers: Iterable[int]) -> list[str | None]:
         """Return the texts of many ids."""

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.collectives import Collectives
-from unified_prof.analysis.read.framework import NO_CONNECTION
+from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.work import collective_labels
 from unified_prof.arrays import nesting
+from unified_prof.vocabulary import API_QUEUE
 
 Ints = NDArray[np.int64]
 
@@ -28,7 +29,6 @@ _HOST_TABLES = (
     ("MSTX_EVENTS", "marks", "startNs", "endNs", "message"),
     ("OSRT_API", "operating system", "startNs", "endNs", "name"),
 )
-_QUEUE = 50002
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class Flows:
     def __init__(self, work: Ints, calls: Ints) -> None:
         self.of_work = np.zeros(len(work), np.int64)
         """Flow that ends at each piece of work, 0: none."""
-        linked = np.flatnonzero(np.isin(work, calls) & ~np.isin(work, NO_CONNECTION))
+        linked = np.flatnonzero(np.isin(work, calls) & ~np.isin(work, UNCONNECTED))
         order = linked[np.argsort(work[linked], kind="stable")]
         self._sorted = work[order]
         self.of_work[order] = np.arange(1, len(order) + 1)
@@ -144,7 +144,7 @@ def _host_tracks(
     # As the analysis does: what cannot have happened is left out (and counted there).
     valid = possible(found["start"], found["end"] - found["start"]) & (found["start"] > 0)
     found = {key: values[valid] for key, values in found.items()}
-    queue = found.get("type", np.zeros(len(found["start"]), np.int64)) == _QUEUE
+    queue = found.get("type", np.zeros(len(found["start"]), np.int64)) == API_QUEUE
     labels = Labels()
     ids, number = codes(found["name"])
     texts = [text or "(unnamed)" for text in strings.texts(ids)]

@@ -11,18 +11,11 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known, null_where
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.pools import NOT_AVAILABLE
 from unified_prof.decoders.gpu.spool import Rows
-
-API_TYPE_OPERATION = 50001
-"""ENUM_API_TYPE `op`, which torch_npu adds for framework operations."""
+from unified_prof.vocabulary import API_OPERATION, HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
 
 RANGE_EVENT = 2
 """ENUM_MSTX_EVENT_TYPE `start/end`: the type whose statistics msprof-analyze computes."""
-HOST_ONLY_CONNECTION = 4_000_000_000
-"""MSTX_EVENTS.connectionId of a range without a device task."""
-UNKNOWN_ID = 4_294_967_295
-"""UINT32_MAX: the format's mark for an id that does not apply."""
 
 _PENDING = np.dtype([("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("called", "i1")])
 
@@ -75,7 +68,7 @@ class HostTables:
         if self._used_chains:
             self._parts.chains.write(self._sink, np.unique(np.concatenate(self._used_chains)))
         if self._wrote_operations:
-            self._sink.write("ENUM_API_TYPE", {"id": [API_TYPE_OPERATION], "name": ["op"]})
+            self._sink.write("ENUM_API_TYPE", {"id": [API_OPERATION], "name": ["op"]})
 
     def _write(self, pending: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
         is_operation = pending["number"] != NONE
@@ -103,7 +96,7 @@ class HostTables:
                 "inputDtypes": self._of_signature(self._parts.signatures.types, rows),
                 "inputShapes": self._of_signature(self._parts.signatures.shapes, rows),
                 "callchainId": null_where(chains == NONE, chains),
-                "type": API_TYPE_OPERATION,
+                "type": API_OPERATION,
             },
         )
         used = np.unique(chains[chains != NONE])
@@ -150,8 +143,8 @@ class HostTables:
                 "startNs": rows["start"] + self._base_ns,
                 "endNs": rows["end"] + self._base_ns,
                 "eventType": RANGE_EVENT,
-                "rangeId": UNKNOWN_ID,
-                "category": UNKNOWN_ID,
+                "rangeId": NO_CATEGORY,
+                "category": NO_CATEGORY,
                 "message": rows["name"],
                 "globalTid": global_tids,
                 "endGlobalTid": global_tids,

@@ -13,8 +13,7 @@ import msgspec
 
 from unified_prof.columns import Strings
 from unified_prof.decoders.gpu.numbers import MISSING
-
-NOT_AVAILABLE = "N/A"
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 PARAMETERS_OPERATION = "record_param_comms"
 """Operation that carries the parameters of a collective."""

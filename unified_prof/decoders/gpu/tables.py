@@ -9,8 +9,8 @@ from unified_prof.decoders.gpu.correlation import Correlator
 from unified_prof.decoders.gpu.host_tables import HostTables
 from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.pools import NOT_AVAILABLE
 from unified_prof.decoders.gpu.task_tables import HasColumn, TaskTables
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 
 def write(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,12 +15,20 @@ from unified_prof.decoders.gpu.collectives import (
     collective_of_kernel,
     data_type,
 )
-from unified_prof.decoders.gpu.host_tables import UNKNOWN_ID
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.pools import NOT_AVAILABLE
 from unified_prof.decoders.gpu.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
+from unified_prof.vocabulary import (
+    COPY_OTHER,
+    NO_CONTEXT,
+    NO_MODEL,
+    NO_RANK,
+    NO_TASK,
+    NOT_AVAILABLE,
+    TYPE_INVALID,
+    TYPE_NOT_AVAILABLE,
+)
 
 TASK_TYPES = {
     r.KERNEL: "KERNEL",
@@ -32,10 +40,7 @@ TASK_TYPES = {
 
 COPY_DIRECTIONS = {"HtoH": 0, "HtoD": 1, "DtoH": 2, "DtoD": 3, "PtoP": 3}
 """Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION."""
-OTHER_COPY = 65535
 
-_NOT_AVAILABLE_TYPE, _INVALID_TYPE = 65534, 65535
-"""Of the 16-bit enums: not recorded, and recorded but without a number."""
 _NO_NOTIFY = -1
 
 HasColumn = Callable[[str, str], bool]
@@ -88,10 +93,10 @@ class TaskTables:
                 "globalTaskId": ids,
                 "globalPid": processes[rows["thread"]],  # MISSING is the last one
                 "taskType": self._task_types[rows["kind"]],
-                "contextId": UNKNOWN_ID,
+                "contextId": NO_CONTEXT,
                 "streamId": rows["stream"],
-                "taskId": UNKNOWN_ID,
-                "modelId": UNKNOWN_ID,
+                "taskId": NO_TASK,
+                "modelId": NO_MODEL,
             },
         )
         for kind, write in (
@@ -144,65 +149,82 @@ class TaskTables:
         )
 
     def _write_collectives(self, rows: Rows, ids: Int64s) -> None:
-        count = len(rows)
-        op_ids = np.arange(self._op_id, self._op_id + count)
-        self._op_id += count
-        intern = self._sink.strings.intern
-        of_rows = [self._collective(row) for row in rows]
-        kernels = [self._names[number] for number in rows["name"].tolist()]
-        op_names = [
+        op_ids = np.arange(self._op_id, self._op_id + len(rows))
+        self._op_id += len(rows)
+        collectives = [self._collective(row) for row in rows]
+        names = [
             self._op_name(device, collective)
-            for device, collective in zip(rows["device"].tolist(), of_rows, strict=True)
+            for device, collective in zip(rows["device"].tolist(), collectives, strict=True)
         ]
-        groups = [intern(collective.group) for collective in of_rows]
-        types = [self._data_type(collective.dtype) for collective in of_rows]
-        start, end = rows["start"] + self._base_ns, rows["end"] + self._base_ns
-        sizes = [collective.size_bytes for collective in of_rows]
-        columns: dict[str, Column] = {
-            "opName": op_names,
-            "startNs": start,
-            "endNs": end,
-            "connectionId": rows["connection"],
+        groups = [self._sink.strings.intern(collective.group) for collective in collectives]
+        shared: dict[str, Column] = {
             "groupName": groups,
             "opId": op_ids,
-            "relay": 0,
-            "retry": 0,
-            "dataType": types,
-            "algType": [intern(algorithm(kernel)) for kernel in kernels],
-            "count": _list_or_null([collective.in_elements for collective in of_rows]),
-            "opType": [intern(collective.name) for collective in of_rows],
+            "dataType": [self._data_type(collective.dtype) for collective in collectives],
         }
-        if self._has_column("COMMUNICATION_OP", "deviceId"):
-            columns["deviceId"] = rows["device"]
-        if self._has_column("COMMUNICATION_OP", "rankSize"):
-            columns["rankSize"] = _list_or_null([c.group_size for c in of_rows])
-        self._sink.write("COMMUNICATION_OP", columns)
-        columns = {
-            "name": rows["name"],
-            "globalTaskId": ids,
-            "taskType": int(self._task_types[r.COMMUNICATION]),
-            "planeId": 0,
-            "groupName": groups,
-            "notifyId": _NO_NOTIFY,
-            "rdmaType": _NOT_AVAILABLE_TYPE,
-            "srcRank": [_rank(collective.source_rank) for collective in of_rows],
-            "dstRank": [_rank(collective.target_rank) for collective in of_rows],
-            "transportType": _NOT_AVAILABLE_TYPE,
-            "size": _list_or_null(sizes),
-            "dataType": types,
-            "linkType": _NOT_AVAILABLE_TYPE,
-            "opId": op_ids,
-        }
-        if self._has_column("COMMUNICATION_TASK_INFO", "isMaster"):
-            columns["isMaster"] = 1
-        if self._has_column("COMMUNICATION_TASK_INFO", "bandwidth"):
-            duration = rows["end"] - rows["start"]
-            columns["bandwidth"] = [
-                None if size < 0 or time <= 0 else size * NS_PER_S / time
-                for size, time in zip(sizes, duration.tolist(), strict=True)
-            ]
-        self._sink.write("COMMUNICATION_TASK_INFO", columns)
-        self._write_parameters(of_rows, op_ids)
+        self._write_operators(rows, collectives, {"opName": names, **shared})
+        self._write_collective_tasks(rows, collectives, {"globalTaskId": ids, **shared})
+        self._write_parameters(collectives, op_ids)
+
+    def _write_operators(
+        self, rows: Rows, collectives: list[Collective], shared: Mapping[str, Column]
+    ) -> None:
+        intern = self._sink.strings.intern
+        kernels = [self._names[number] for number in rows["name"].tolist()]
+        self._write_known(
+            "COMMUNICATION_OP",
+            {
+                **shared,
+                "startNs": rows["start"] + self._base_ns,
+                "endNs": rows["end"] + self._base_ns,
+                "connectionId": rows["connection"],
+                "relay": 0,
+                "retry": 0,
+                "algType": [intern(algorithm(kernel)) for kernel in kernels],
+                "count": _list_or_null([collective.in_elements for collective in collectives]),
+                "opType": [intern(collective.name) for collective in collectives],
+                "deviceId": rows["device"],
+                "rankSize": _list_or_null([collective.group_size for collective in collectives]),
+            },
+            since_later=("deviceId", "rankSize"),
+        )
+
+    def _write_collective_tasks(
+        self, rows: Rows, collectives: list[Collective], shared: Mapping[str, Column]
+    ) -> None:
+        sizes = [collective.size_bytes for collective in collectives]
+        duration = rows["end"] - rows["start"]
+        self._write_known(
+            "COMMUNICATION_TASK_INFO",
+            {
+                **shared,
+                "name": rows["name"],
+                "taskType": int(self._task_types[r.COMMUNICATION]),
+                "planeId": 0,
+                "notifyId": _NO_NOTIFY,
+                "rdmaType": TYPE_NOT_AVAILABLE,
+                "srcRank": [_rank(collective.source_rank) for collective in collectives],
+                "dstRank": [_rank(collective.target_rank) for collective in collectives],
+                "transportType": TYPE_NOT_AVAILABLE,
+                "size": _list_or_null(sizes),
+                "linkType": TYPE_NOT_AVAILABLE,
+                "isMaster": 1,
+                "bandwidth": [
+                    None if size < 0 or time <= 0 else size * NS_PER_S / time
+                    for size, time in zip(sizes, duration.tolist(), strict=True)
+                ],
+            },
+            since_later=("isMaster", "bandwidth"),
+        )
+
+    def _write_known(
+        self, table: str, columns: dict[str, Column], since_later: Sequence[str]
+    ) -> None:
+        """Write rows without those later columns that the table does not have yet."""
+        for name in since_later:
+            if not self._has_column(table, name):
+                del columns[name]
+        self._sink.write(table, columns)
 
     def _write_parameters(self, collectives: list[Collective], op_ids: Int64s) -> None:
         intern_all = self._sink.strings.intern_all
@@ -267,8 +289,8 @@ class TaskTables:
 
     def _data_type(self, name: str) -> int:
         if name == NOT_AVAILABLE:
-            return _NOT_AVAILABLE_TYPE if "N/A" in self._data_types else _INVALID_TYPE
-        return self._data_types.get(data_type(name)[0], _INVALID_TYPE)
+            return TYPE_NOT_AVAILABLE if NOT_AVAILABLE in self._data_types else TYPE_INVALID
+        return self._data_types.get(data_type(name)[0], TYPE_INVALID)
 
     def _block_counts(self, rows: Rows) -> Column:
         counts = np.array([*self._parts.geometries.block_counts, MISSING])
@@ -289,7 +311,7 @@ def copy_direction(name: str) -> int:
         if word in COPY_DIRECTIONS:
             return COPY_DIRECTIONS[word]
     older = {"CopyHostToDevice": 1, "CopyDeviceToHost": 2, "CopyDeviceToDevice": 3}
-    return older.get(name, OTHER_COPY)
+    return older.get(name, COPY_OTHER)
 
 
 def _list_or_null(values: list[int]) -> list[int | None]:
@@ -297,4 +319,4 @@ def _list_or_null(values: list[int]) -> list[int | None]:
 
 
 def _rank(rank: int) -> int:
-    return UNKNOWN_ID if rank == MISSING else rank
+    return NO_RANK if rank == MISSING else rank

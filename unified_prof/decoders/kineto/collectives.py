@@ -6,9 +6,10 @@ from typing import Any
 
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
 from unified_prof.decoders.gpu.numbers import MISSING
-from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, NOT_AVAILABLE, parse_json
+from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, parse_json
 from unified_prof.decoders.kineto.events import CollectiveArgs
 from unified_prof.decoders.kineto.numbers import to_int64
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 
 class TraceCollectives(Collectives):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from unified_prof.decoders.prof.device.task_log import first_to_first, mark_order, type_name
 from unified_prof.decoders.prof.identity.stream_words import decode_words
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, TaskIds, pack_keys
+from unified_prof.vocabulary import NO_CONTEXT
 
 MARKS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), min_size=0, max_size=60

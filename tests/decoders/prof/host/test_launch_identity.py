@@ -14,9 +14,9 @@ from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.launches import Launches, launches_of
 from unified_prof.decoders.prof.host.operators import Contexts
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
 from unified_prof.decoders.prof.raw.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.vocabulary import NO_CONTEXT
 
 TYPES = TaskTypes(("KERNEL_AIVEC", "FFTS_PLUS", "EVENT_RECORD"))
 KERNEL, GRAPH, EVENT = range(3)

@@ -16,11 +16,12 @@ from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import Records, joined, records
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.identity.flips import Flips
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, TaskIds, pack_keys
 from unified_prof.decoders.prof.pmu.core_metrics import CoreKind
 from unified_prof.decoders.prof.pmu.pmu_records import Blocks, Counted, MixBlocks
 from unified_prof.decoders.prof.pmu.task_pmu import decode
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
+from unified_prof.vocabulary import NO_CONTEXT
 
 STREAM = 7
 

@@ -23,11 +23,11 @@ from unified_prof.decoders.prof.device.task_log import C_CORE, type_name
 from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.compute_info import HostKnowledge, Schedulers
 from unified_prof.decoders.prof.host.launches import MISSING, Launches
-from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, pack_keys, streams_of
+from unified_prof.decoders.prof.identity.task_keys import pack_keys, streams_of
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 
 _KERNEL = "AicpuKernel"
 _NO_COLLECTIVES = ("hcomAicpuInit",)
@@ -305,7 +305,7 @@ def _number(operators: list[Operator], ground: Ground) -> None:
     for operator in operators:
         key = operator.group, _KERNEL in operator.name
         counted[key] += ground.rows.clock.one(operator.start) > session_start_ns
-        suffix = NOT_KNOWN if operator.group is None else str(operator.group)[-3:]
+        suffix = NOT_AVAILABLE if operator.group is None else str(operator.group)[-3:]
         operator.name = f"{operator.name}_{suffix}_{counted[key]}_{_ITERATION}"
 
 

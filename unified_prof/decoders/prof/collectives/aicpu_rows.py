@@ -12,8 +12,6 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.collectives.aicpu_collectives import Collectives, Ground, Members
 from unified_prof.decoders.prof.collectives.communication import (
     FINE_ORIGIN_NS,
-    NA_ENUM,
-    NO_RANK,
     CommunicationTimes,
     CommunicationWriter,
 )
@@ -23,7 +21,7 @@ from unified_prof.decoders.prof.collectives.transfers import (
     closing_tasks,
 )
 from unified_prof.decoders.prof.host.launches import MISSING
-from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
+from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE
 
 _PAYLOAD = 1
 _OWN_SUFFIX = " Aicpu"
@@ -69,7 +67,7 @@ def _indexes(ran: Collectives) -> range:
 def _group_name(ran: Collectives, index: int, ground: Ground) -> str:
     operator = ran.operators[index]
     if operator.group is None:
-        return NOT_KNOWN
+        return NOT_AVAILABLE
     text = ground.knowledge.dictionaries.text(operator.group)
     return text if operator.of_host else text + _OWN_SUFFIX
 
@@ -93,7 +91,7 @@ def _write_tasks(
         values[described] = records[field].astype(np.int64)
         return values
 
-    kind = np.full(count, sink.strings.intern(NOT_KNOWN), np.int64)
+    kind = np.full(count, sink.strings.intern(NOT_AVAILABLE), np.int64)
     kind[described] = ground.knowledge.dictionaries.string_ids(sink.strings, records["item"])
     moved = np.zeros(count)
     moved[described] = _bandwidth(ground, ran)[members.record[described]]
@@ -106,13 +104,13 @@ def _write_tasks(
             "planeId": np.where(members.plane < 0, NO_RANK, members.plane),
             "groupName": groups[members.operator],
             "notifyId": column("notify_id", -1),
-            "rdmaType": column("rdma_type", NA_ENUM),
+            "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE),
             "srcRank": column("local_rank", NO_RANK),
             "dstRank": column("remote_rank", NO_RANK),
-            "transportType": column("transport_type", NA_ENUM),
+            "transportType": column("transport_type", TYPE_NOT_AVAILABLE),
             "size": column("size_bytes", -1),
-            "dataType": column("data_type", NA_ENUM),
-            "linkType": column("link_type", NA_ENUM),
+            "dataType": column("data_type", TYPE_NOT_AVAILABLE),
+            "linkType": column("link_type", TYPE_NOT_AVAILABLE),
             "opId": ids[members.operator],
             "isMaster": members.master.astype(np.int64),
             "bandwidth": moved,
@@ -158,7 +156,7 @@ def _write_operators(
     kept = np.flatnonzero(own & has_master)
     if not len(kept):
         return CommunicationTimes.none()
-    none = sink.strings.intern(NOT_KNOWN)
+    none = sink.strings.intern(NOT_AVAILABLE)
     operators = [ran.operators[index] for index in kept.tolist()]
     columns: dict[str, Any] = {
         "opName": names[kept],
@@ -169,7 +167,7 @@ def _write_operators(
         "opId": ids[kept],
         "relay": -1,
         "retry": -1,
-        "dataType": NA_ENUM,
+        "dataType": TYPE_NOT_AVAILABLE,
         "algType": none,
         "count": -1,
         "opType": [operator.op_type for operator in operators],

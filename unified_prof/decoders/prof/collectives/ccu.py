@@ -23,10 +23,10 @@ from unified_prof.decoders.prof.raw import sampling
 from unified_prof.decoders.prof.raw.clocks import MAX_NS, LinearClock
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records
+from unified_prof.vocabulary import NO_RANK, NO_STREAM
 
 _DIES = (0, 1)
-_UNKNOWN_STREAM = 0xFFFF
-_NO_CHANNEL, _NO_RANK = 0xFFFF, 0xFFFFFFFF
+_NO_CHANNEL = 0xFFFF
 _NO_REDUCTION = 255
 _WAIT_KIND = "ccu_wait_signal_info"
 _PEERS = 16
@@ -108,7 +108,7 @@ def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]
     for die in _DIES:
         for records in sampling.pieces(device, f"ccu{die}.instr", "ccu_instr"):
             streams = tasks.streams_of(records["task_id"])
-            streams = np.where(streams < 0, _UNKNOWN_STREAM, streams)
+            streams = np.where(streams < 0, NO_STREAM, streams)
             for record, stream in zip(records, streams.tolist(), strict=True):
                 task, start = int(record["task_id"]), int(record["wait_start"])
                 if start:
@@ -142,7 +142,7 @@ def _told(host: HostDirectory, sink: Sink) -> _Told:
         (_WAIT_KIND, result.waits),
     ):
         for records in host_records(host, "additional", kind, sink):
-            used = (records["channels"] != _NO_CHANNEL) & (records["remote_ranks"] != _NO_RANK)
+            used = (records["channels"] != _NO_CHANNEL) & (records["remote_ranks"] != NO_RANK)
             for record in records[used.any(axis=1)]:
                 key = (int(record["stream_id"]), int(record["task_id"]), int(record["instruction"]))
                 found.setdefault(key, record.copy())
@@ -220,6 +220,6 @@ def _wait_args(
 
 
 def _used_channels(record: Any) -> list[int]:
-    used = (record["channels"] != _NO_CHANNEL) & (record["remote_ranks"] != _NO_RANK)
+    used = (record["channels"] != _NO_CHANNEL) & (record["remote_ranks"] != NO_RANK)
     channels: list[int] = record["channels"][used].tolist()
     return channels

@@ -18,14 +18,11 @@ from unified_prof.decoders.prof.host.api_events import COMMUNICATION
 from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.compute_info import HostKnowledge
 from unified_prof.decoders.prof.host.launches import MISSING, Launches
-from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
 from unified_prof.decoders.prof.raw.clocks import LinearClock
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.timeline import Timeline
+from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE
 
-NA_ENUM, _INVALID_ENUM = 65534, 65535
-_MAX_ENUM = 65535
-NO_RANK = 0xFFFFFFFF
 _MASTER = "master"
 _SCHEDULE_SUFFIX = "AicpuKernel"
 FINE_ORIGIN_NS = 10**15
@@ -168,7 +165,7 @@ class CommunicationWriter:
         items = knowledge.calls_items[nodes.item[operators.node]].tolist()
         texts = [dictionaries.text(item) for item in items]
         suffixes = [
-            str(group)[-3:] if grouped else NOT_KNOWN[-3:]
+            str(group)[-3:] if grouped else NOT_AVAILABLE[-3:]
             for group, grouped in zip(
                 operators.group.tolist(), operators.grouped.tolist(), strict=True
             )
@@ -194,13 +191,13 @@ class CommunicationWriter:
         records = self._records.tasks
         has_info = tasks.info != MISSING
         info = records[tasks.info[has_info]]
-        none = sink.strings.intern(NOT_KNOWN)
+        none = sink.strings.intern(NOT_AVAILABLE)
         count = len(tasks.node)
 
         def column(field: str, missing: int, *, enum: bool = False) -> NDArray[np.int64]:
             values = np.full(count, missing, np.int64)
             found = info[field].astype(np.int64)
-            values[has_info] = np.where(found > _MAX_ENUM, _INVALID_ENUM, found) if enum else found
+            values[has_info] = np.minimum(found, TYPE_INVALID) if enum else found
             return values
 
         task_type = np.full(count, none, np.int64)
@@ -215,13 +212,13 @@ class CommunicationWriter:
             "planeId": plane,
             "groupName": group_name,
             "notifyId": column("notify_id", -1),
-            "rdmaType": column("rdma_type", NA_ENUM, enum=True),
+            "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE, enum=True),
             "srcRank": column("local_rank", NO_RANK),
             "dstRank": column("remote_rank", NO_RANK),
-            "transportType": column("transport_type", NA_ENUM, enum=True),
+            "transportType": column("transport_type", TYPE_NOT_AVAILABLE, enum=True),
             "size": size,
-            "dataType": column("data_type", NA_ENUM, enum=True),
-            "linkType": column("link_type", NA_ENUM, enum=True),
+            "dataType": column("data_type", TYPE_NOT_AVAILABLE, enum=True),
+            "linkType": column("link_type", TYPE_NOT_AVAILABLE, enum=True),
             "opId": operators.id[operators.of_task],
             "isMaster": self._is_master(tasks).astype(np.int64),
         }
@@ -268,7 +265,7 @@ class CommunicationWriter:
         record = find(self._records.operator_node, operators.node)
         has_record = record != MISSING
         found = self._records.operators[record[has_record]]
-        none = sink.strings.intern(NOT_KNOWN)
+        none = sink.strings.intern(NOT_AVAILABLE)
 
         def column(values: NDArray[Any], missing: int) -> NDArray[np.int64]:
             result = np.full(count, missing, np.int64)
@@ -296,7 +293,7 @@ class CommunicationWriter:
             "opId": operators.id,
             "relay": column(found["flags"] & 1, -1),
             "retry": column(found["flags"] >> 1 & 1, -1),
-            "dataType": column(found["data_type"], NA_ENUM),
+            "dataType": column(found["data_type"], TYPE_NOT_AVAILABLE),
             "algType": algorithm,
             "count": column(found["count"].astype(np.int64), -1),
             "opType": op_type,

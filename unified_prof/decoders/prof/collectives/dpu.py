@@ -12,12 +12,12 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.collectives import unit_names as names
 from unified_prof.decoders.prof.collectives.json_text import array_text
 from unified_prof.decoders.prof.collectives.unit_names import name_of
-from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
 from unified_prof.decoders.prof.identity.task_keys import IdCounter
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _DPU = 1
 """Class of device in the high four bits of a device field."""
@@ -69,7 +69,7 @@ def _kernels(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
                 int(record["timestamp"]),
                 int(record["stream_id"]),
                 task,
-                host.dictionaries.text(name) if name else NOT_KNOWN,
+                host.dictionaries.text(name) if name else NOT_AVAILABLE,
                 ("Task Type", "AI_CPU"),
             )
 
@@ -123,7 +123,7 @@ def _collective_args(record: Any, host: HostDirectory) -> tuple[object, ...]:
         "AI CPU Task Id",
         int(record["ai_cpu_task"]),
         "Group Name",
-        f"{host.dictionaries.text(group) if known else NOT_KNOWN}({group})",
+        f"{host.dictionaries.text(group) if known else NOT_AVAILABLE}({group})",
         "Plane Id",
         int(record["plane_id"]),
         "Notify Id",

@@ -13,13 +13,13 @@ from unified_prof.decoders.prof.device.task_log import OTHER, read_task_log, typ
 from unified_prof.decoders.prof.device.ts_track import Track
 from unified_prof.decoders.prof.host.captured_streams import Captures
 from unified_prof.decoders.prof.host.launches import MISSING, Launches
-from unified_prof.decoders.prof.host.task_track import NO_MODEL, TaskTypes
+from unified_prof.decoders.prof.host.task_track import TaskTypes
 from unified_prof.decoders.prof.identity.task_keys import pack_keys, streams_of
 from unified_prof.decoders.prof.raw.clocks import LinearClock
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.errors import RawFormatError
+from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
 
-_UNKNOWN_STREAM = 0xFFFF
 _NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 _WRITE_ROWS = 1 << 17
 
@@ -76,7 +76,7 @@ def read_rows(
     wide = stream_by_task is not None
     if stream_by_task is not None:
         streams = streams_of(stream_by_task, log.task_id)
-        log.stream_id = np.where(streams < 0, _UNKNOWN_STREAM, streams).astype(np.uint32)
+        log.stream_id = np.where(streams < 0, NO_STREAM, streams).astype(np.uint32)
     order = np.argsort(log.start, kind="stable")
     log = log.take(order)
     batch = track.flips.batch_of(log.stream_id, log.task_id, log.start, at_flip=True)
@@ -136,7 +136,7 @@ def write_tasks(
         launch = rows.launch[piece]
         known = launch != MISSING
         task = launches.task[launch[known]]
-        connection = np.full(len(launch), -1, np.int64)
+        connection = np.full(len(launch), NO_CONNECTION, np.int64)
         connection[known] = launches.tasks.connection_id[task]
         model = np.full(len(launch), NO_MODEL, np.uint32)
         model[known] = launches.tasks.model_id[task]

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.identity.stream_words import decode_words
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
 from unified_prof.decoders.prof.raw.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.vocabulary import NO_CONTEXT
 
 _310P = 4
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.host.task_track import NO_MODEL
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import collect
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.vocabulary import NO_MODEL
 
 _BEGUN = 0
 

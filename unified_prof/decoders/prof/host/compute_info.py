@@ -15,8 +15,8 @@ from unified_prof.decoders.prof.host.collective_streams import CollectiveStreams
 from unified_prof.decoders.prof.host.launches import Launches
 from unified_prof.decoders.prof.host.operators import Descriptions
 from unified_prof.decoders.prof.host.task_track import CallTree, HostTasks, TaskTypes
-from unified_prof.decoders.prof.host.tensors import NOT_KNOWN
 from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 # By the task type number of a description.
 _TASK_TYPES = (
@@ -214,7 +214,7 @@ class _Rows:
     ) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the columns, which rows are scheduling, which count as compute."""
         described, about = self.described, self.host.descriptions
-        none = sink.strings.intern(NOT_KNOWN)
+        none = sink.strings.intern(NOT_AVAILABLE)
         count = len(described)
         name, schedule, communication = names.ids(self.name_hashes())
         schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())

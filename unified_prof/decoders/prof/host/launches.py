@@ -13,7 +13,8 @@ from unified_prof.arrays.runs import Runs
 from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.operators import Contexts
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, pack_keys
+from unified_prof.decoders.prof.identity.task_keys import pack_keys
+from unified_prof.vocabulary import NO_CONTEXT
 
 MISSING = -1
 

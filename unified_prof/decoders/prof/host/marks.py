@@ -9,15 +9,19 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT, TaskIds
+from unified_prof.decoders.prof.identity.task_keys import TaskIds
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records, join
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.vocabulary import (
+    FIRST_MARK_CONNECTION,
+    HOST_ONLY_CONNECTION,
+    NO_CATEGORY,
+    NO_CONTEXT,
+    NO_MODEL,
+)
 
 _EXTENDED = 1
-_NONE = 0xFFFFFFFF
-_HOST_ONLY = 4_000_000_000
-_FIRST_MARK = 4_000_000_001
 _STREAM_MASK = 0x7FF
 
 
@@ -45,14 +49,16 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
         "startNs": host.clocks.host.to_ns(marks["start"]),
         "endNs": end_ns,
         "eventType": marks["event_type"].astype(np.int64),
-        "rangeId": np.full(len(marks), _NONE),
-        "category": np.where(is_extended, _NONE, marks["category"]).astype(np.int64),
+        "rangeId": np.full(len(marks), NO_CATEGORY),
+        "category": np.where(is_extended, NO_CATEGORY, marks["category"]).astype(np.int64),
         "message": sink.strings.intern_all(messages)[order],
         "globalTid": thread,
         "endGlobalTid": thread,
         "domainId": _domains(host, marks, is_extended, sink),
         "connectionId": np.where(
-            is_extended, marks["mark_id"].astype(np.int64) + _FIRST_MARK, _HOST_ONLY
+            is_extended,
+            marks["mark_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
+            HOST_ONLY_CONNECTION,
         ),
     }
     keep = end_ns >= host.session.start_ns
@@ -76,14 +82,14 @@ def device_marks(
         "startNs": start_ns,
         "endNs": end_ns,
         "deviceId": np.full(count, device.device_id),
-        "connectionId": rows["index_id"].astype(np.int64) + _FIRST_MARK,
+        "connectionId": rows["index_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
         "globalTaskId": ids.fresh(count),
         "globalPid": np.full(count, process_id),
         "taskType": np.full(count, sink.strings.intern("MsTx")),
         "contextId": np.full(count, NO_CONTEXT),
         "streamId": (rows["stream_id"] & _STREAM_MASK).astype(np.int64),
         "taskId": rows["task_id"].astype(np.int64),
-        "modelId": np.full(count, _NONE),
+        "modelId": np.full(count, NO_MODEL),
     }
     keep = end_ns >= device.session.start_ns
     if keep.any():

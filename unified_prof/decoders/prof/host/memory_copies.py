@@ -9,13 +9,12 @@ from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.host.launches import Launches
 from unified_prof.decoders.prof.host.task_track import TaskTypes
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import collect
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.vocabulary import COPY_OTHER, NO_CONTEXT
 
-_OTHER = 65535
 _LAST_DIRECTION = 7
 
 
@@ -53,7 +52,7 @@ def write_copies(
     launch, key = launch[order], key[order]
     rank = Runs(key).rank()
     size = np.zeros(len(key), np.uint64)
-    operation = np.full(len(key), _OTHER, np.int64)
+    operation = np.full(len(key), COPY_OTHER, np.int64)
     row = np.searchsorted(record_key, key, side="right") - 1
     has_size = row >= 0
     has_size[has_size] = record_key[row[has_size]] == key[has_size]
@@ -64,8 +63,8 @@ def write_copies(
     chunks = total // divisor + (total % divisor > 0)
     remaining = np.where(nth < chunks, total - nth * limit, np.uint64(0))
     size[has_size] = np.minimum(remaining, limit)
-    direction = np.where(found["direction"] > _LAST_DIRECTION, _OTHER, found["direction"])
-    operation[has_size] = np.where(size[has_size] > 0, direction, _OTHER)
+    direction = np.where(found["direction"] > _LAST_DIRECTION, COPY_OTHER, found["direction"])
+    operation[has_size] = np.where(size[has_size] > 0, direction, COPY_OTHER)
     sink.write(
         "MEMCPY_INFO",
         {

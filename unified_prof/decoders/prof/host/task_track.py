@@ -25,6 +25,7 @@ from unified_prof.decoders.prof.raw.host_records import host_records, timed
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.vocabulary import NO_MODEL
 
 _FLIP, _MAINTENANCE = 98, 6
 _EXTENDED_BYTES = 40
@@ -70,7 +71,7 @@ class HostTasks:
     connection_id: NDArray[np.int64]
     """Of the NODE call, else of the call at the deepest level; -1 without one."""
     model_id: NDArray[np.uint32]
-    """Of the MODEL call around the launch, else 0xFFFFFFFF."""
+    """Of the MODEL call around the launch, else NO_MODEL."""
 
     @classmethod
     def none(cls) -> HostTasks:
@@ -83,9 +84,6 @@ class HostTasks:
 
     def __len__(self) -> int:
         return len(self.key)
-
-
-NO_MODEL = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

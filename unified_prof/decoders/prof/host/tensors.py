@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.vocabulary import NOT_AVAILABLE
+
 TENSORS_PER_RECORD = 5
 _WORDS = 11
-NOT_KNOWN = "N/A"
-
 # By number, as the graph engine has them.
 _FORMATS = (
     "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"
@@ -134,7 +134,7 @@ _MIX = np.cumprod(np.full(TENSORS_PER_RECORD * _WORDS, 0x9E3779B97F4A7C15, np.ui
 
 def _side(tensors: list[list[int]], *, captured: bool) -> SideTexts:
     if not tensors:
-        return SideTexts(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
+        return SideTexts(NOT_AVAILABLE, NOT_AVAILABLE, NOT_AVAILABLE)
     return SideTexts(
         ";".join(format_text(tensor[1], captured=captured) for tensor in tensors),
         ";".join(data_type_text(tensor[2], captured=captured) for tensor in tensors),

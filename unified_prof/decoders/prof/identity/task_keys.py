@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import find
 
-NO_CONTEXT = 0xFFFFFFFF
-"""contextId of everything that is not one context of an FFTS+ task."""
-
 _NARROW_NO_CONTEXT = 0xFFFF
 
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.identity.stream_words import decode_words
-from unified_prof.decoders.prof.identity.task_keys import NO_CONTEXT
 from unified_prof.decoders.prof.pmu.core_metrics import AIC, AIV
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.layouts import record_type
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import RawFile, Records
+from unified_prof.vocabulary import NO_CONTEXT, NO_STREAM
 
 # A metric set makes up to 34 rows of a record: smaller pieces than elsewhere bound the memory.
 _PIECE_BYTES = 1 << 20
@@ -34,7 +34,6 @@ _SUBTASK_BITS, _OVERFLOW = 0xFF, 1 << 10
 _CONTEXT_CORE = {0: (AIC, False), 1: (AIV, False), 6: (AIC, True), 7: (AIV, True)}
 
 _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
-_V6_UNKNOWN_STREAM = 0xFFFF  # none has this number
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ class PmuReader:
         self._count("pmu_counter_overflow", records["flags"] & _V6_OVERFLOW != 0)
         task = _v6_task_id(records)
         stream = self._tasks.streams_of(task)
-        stream = np.where(stream < 0, _V6_UNKNOWN_STREAM, stream)
+        stream = np.where(stream < 0, NO_STREAM, stream)
         none = np.zeros(len(records), np.uint32)
         return self._of_known_tasks(
             self._tasks.pack(stream, task, none, none + np.uint32(NO_CONTEXT)),
