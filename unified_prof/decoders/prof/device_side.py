@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.collectives.aicpu_collectives import Ground, find_collectives
+from unified_prof.decoders.prof.collectives.aicpu_collectives import find_collectives
+from unified_prof.decoders.prof.collectives.aicpu_operators import Ground
 from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords, read_aicpu
 from unified_prof.decoders.prof.collectives.aicpu_rows import write_collectives
 from unified_prof.decoders.prof.collectives.communication import CommunicationTimes, DeviceRows

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.collectives.aicpu_collectives import Collectives, Ground, Members
+from unified_prof.decoders.prof.collectives.aicpu_collectives import Collectives
+from unified_prof.decoders.prof.collectives.aicpu_members import Members
+from unified_prof.decoders.prof.collectives.aicpu_operators import Ground
 from unified_prof.decoders.prof.collectives.communication import (
     FINE_ORIGIN_NS,
     CommunicationTimes,

@@ -1,0 +1,243 @@
+"""The operators of collectives that AI CPU kernels ran: names, groups, first and last tasks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.runs import Runs
+from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords
+from unified_prof.decoders.prof.device.logged_tasks import TaskRows
+from unified_prof.decoders.prof.host.call_tree import NOWHERE
+from unified_prof.decoders.prof.host.compute_info import HostKnowledge, Schedulers
+from unified_prof.decoders.prof.host.launches import MISSING, Launches
+from unified_prof.decoders.prof.identity.task_keys import pack_keys, streams_of
+from unified_prof.decoders.prof.raw.directory import DeviceDirectory
+from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
+from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
+
+_KERNEL = "AicpuKernel"
+_NO_COLLECTIVES = ("hcomAicpuInit",)
+_ITERATION = 1
+_FIRST, _LAST = 0, 1
+
+
+@dataclass(slots=True)
+class Operator:
+    """One collective: what its AI CPU kernel ran."""
+
+    row: int
+    """Of the kernel's task in `TaskRows`."""
+    name: str
+    op_type: int
+    """Id of the text in the string pool."""
+    group: int | None
+    """Hash of the name of the group, None when nothing tells it."""
+    connection_id: int
+    start: int
+    """Ticks of the device counter; from the first to the last task where records name these."""
+    end: int
+    of_host: bool = False
+    """The kernel serves a collective that the host has a row for (source HCCL)."""
+    relay: int = -1
+    retry: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the operators of one device are told from."""
+
+    device: DeviceDirectory
+    rows: TaskRows
+    launches: Launches
+    schedulers: Schedulers
+    knowledge: HostKnowledge
+    records: AicpuRecords
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
+    """As in `DeviceTasks`; empty but with 32-bit task ids."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether task ids have 32 bits."""
+        return self.device.platform in V6_PLATFORMS
+
+
+def find_rows(
+    ground: Ground,
+    stream: NDArray[np.generic],
+    task: NDArray[np.generic],
+    batch: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """Return the rows of tasks in the log; those named several times are met in their order."""
+    context = np.full(len(task), NO_CONTEXT, np.uint32)
+    key = pack_keys(stream, task, batch, context, wide_task_ids=ground.wide)
+    order = np.argsort(ground.rows.key, kind="stable")
+    known = ground.rows.key[order]
+    low = np.searchsorted(known, key, side="left")
+    high = np.searchsorted(known, key, side="right")
+    asked = np.argsort(key, kind="stable")
+    rank = np.empty(len(key), np.int64)
+    rank[asked] = Runs(key[asked]).rank()
+    place = np.minimum(low + rank, high - 1)
+    return np.where(high > low, np.r_[order, MISSING][place], MISSING)
+
+
+class Bounds:
+    """Which task was the first and which the last of what a kernel ran, by the kernel's stream."""
+
+    def __init__(self, ground: Ground, record_row: NDArray[np.int64]) -> None:
+        records = ground.records.bounds
+        records = records[np.isin(records["kind"], (_FIRST, _LAST))]
+        stream, kernel_stream, task = self._identities(ground, records)
+        batch = ground.records.flips.batch_of(
+            stream, task & 0xFFFF, records["timestamp"], at_flip=True
+        )
+        row = find_rows(ground, stream, task, batch)
+        row[~np.isin(row, record_row)] = MISSING  # a task that nothing describes bounds nothing
+        self.first_rows: NDArray[np.int64] = row[(records["kind"] == _FIRST) & (row != MISSING)]
+        self._by_stream: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+        for bound in zip(
+            kernel_stream.tolist(),
+            records["timestamp"].tolist(),
+            records["kind"].tolist(),
+            row.tolist(),
+            strict=True,
+        ):
+            if bound[3] != MISSING:
+                self._by_stream[bound[0]].append(bound[1:])
+
+    @staticmethod
+    def _identities(
+        ground: Ground, records: Records
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the stream of each task, that of its kernel, and the task's id."""
+        words = (
+            records[name].astype(np.int64)
+            for name in ("stream_id", "kernel_stream", "task_id", "kernel_task")
+        )
+        stream, kernel_stream, task, kernel_task = words
+        if not ground.wide:
+            return stream, kernel_stream, task
+        task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
+        return (
+            streams_of(ground.stream_by_task, task),
+            streams_of(ground.stream_by_task, kernel_task),
+            task,
+        )
+
+    def narrow(self, operator: Operator, stream: int, rows: TaskRows) -> None:
+        """Let an operator last from its first task to its last one, where records name these."""
+        bounds = self._by_stream.get(stream, [])
+        low = bisect_left(bounds, (operator.start,))
+        high = bisect_left(bounds, (operator.end + 1,))
+        for _, kind, row in bounds[low:high]:
+            if kind == _FIRST:
+                operator.start = int(rows.start[row])
+            operator.end = int(rows.end[row])
+
+
+def operators_of(ground: Ground, bounds: Bounds) -> list[Operator]:
+    """Return what the kernels of the device ran, by kernel, named and in the order of starts."""
+    recorded = ground.records.operators
+    by_stream: dict[int, list[Operator]] = defaultdict(list)
+    for operator in _kernels(ground):
+        by_stream[int(ground.rows.stream_id[operator.row])].append(operator)
+    tasks = ground.launches.tasks
+    outer_nodes = set(np.unique(tasks.node[tasks.communication != NOWHERE]).tolist())
+    result: list[Operator] = []
+    for stream, operators in by_stream.items():
+        told = recorded[recorded["stream_id"] == stream]
+        _describe(operators, told, outer_nodes, ground)
+        for operator in operators:
+            bounds.narrow(operator, stream, ground.rows)
+        _number(operators, ground)
+        result += operators
+    return sorted(result, key=lambda operator: operator.start)
+
+
+def _kernels(ground: Ground) -> Iterator[Operator]:
+    """Yield the AI CPU kernels that ran, in the order of their starts."""
+    rows, launches, schedulers = ground.rows, ground.launches, ground.schedulers
+    place = np.full(len(launches.key) + 1, MISSING, np.int64)
+    place[schedulers.launch] = np.arange(len(schedulers.launch))
+    kernel = place[rows.launch]  # MISSING is the last
+    text = ground.knowledge.dictionaries.text
+    groups = ground.knowledge.collective_streams.of_kernels
+    for row in np.flatnonzero(kernel != MISSING).tolist():
+        name = text(int(schedulers.name[kernel[row]]))
+        if name in _NO_COLLECTIVES:
+            continue
+        task = launches.task[rows.launch[row]]
+        yield Operator(
+            row,
+            name,
+            int(schedulers.op_type[kernel[row]]),
+            groups.get(int(rows.stream_id[row])),
+            int(launches.tasks.connection_id[task]),
+            int(rows.start[row]),
+            int(rows.end[row]),
+        )
+
+
+def _describe(
+    operators: list[Operator], told: Records, outer_nodes: set[int], ground: Ground
+) -> None:
+    """Give the operators of one stream what the device recorded of them.
+
+    A record is of the first operator that was running when it was made. A stream with any record
+    has operators of the host's collectives only, also where one of theirs is missing.
+    """
+    if not len(told):
+        return
+    times = told["timestamp"].tolist()
+    groups = set(ground.knowledge.collective_streams.of_kernels.values())
+    next_record = 0
+    for operator in operators:
+        operator.of_host = True
+        outer = _host_collective(operator, outer_nodes, ground)
+        if outer is not None:
+            operator.name = outer
+        next_record = max(next_record, bisect_left(times, operator.start))
+        if next_record < len(times) and times[next_record] <= operator.end:
+            record = told[next_record]
+            group = int(record["group"])
+            operator.group = group if group in groups else None
+            operator.relay = int(record["flags"]) & 1
+            operator.retry = int(record["flags"]) >> 1 & 1
+            next_record += 1
+
+
+def _host_collective(operator: Operator, outer_nodes: set[int], ground: Ground) -> str | None:
+    """Return the name of the host's collective whose call the kernel was launched in.
+
+    Args:
+        operator: the kernel's.
+        outer_nodes: NODE calls that launch tasks of collectives themselves.
+        ground: the device.
+    """
+    tasks, tree = ground.launches.tasks, ground.knowledge.tree
+    node = int(tasks.node[ground.launches.task[ground.rows.launch[operator.row]]])
+    if node == NOWHERE:
+        return None
+    outer = int(tree.node.find(tree.node.begin[node : node + 1])[0])
+    if outer not in outer_nodes:
+        return None
+    item = int(ground.knowledge.calls_items[tree.node.item[outer]])
+    return ground.knowledge.dictionaries.text(item)
+
+
+def _number(operators: list[Operator], ground: Ground) -> None:
+    """Complete the names of one stream's operators: the group, and which of its operators it is."""
+    counted: dict[tuple[int | None, bool], int] = defaultdict(lambda: -1)
+    session_start_ns = ground.device.session.start_ns
+    for operator in operators:
+        key = operator.group, _KERNEL in operator.name
+        counted[key] += ground.rows.clock.one(operator.start) > session_start_ns
+        suffix = NOT_AVAILABLE if operator.group is None else str(operator.group)[-3:]
+        operator.name = f"{operator.name}_{suffix}_{counted[key]}_{_ITERATION}"
