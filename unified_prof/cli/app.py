@@ -20,6 +20,7 @@ MODULES: tuple[str, ...] = (
     "conversion",
     "report",
     "trace",
+    "export",
     "diff",
     "gate",
     "baseline",
@@ -30,8 +31,8 @@ MODULES: tuple[str, ...] = (
 
 class _Root(Group):
     order = (
-        *("run", "build", "import", "report", "trace", "diff", "gate", "baseline", "db"),
-        *("recover", "doctor"),
+        *("run", "build", "import", "report", "trace", "export", "diff", "gate", "baseline"),
+        *("db", "recover", "doctor"),
     )
 
 

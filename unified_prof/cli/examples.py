@@ -30,6 +30,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),
         ("uprof trace run.db -o run.json", "for chrome://tracing"),
     ),
+    "export": (
+        ("uprof export msprof_20260101.db -o files/", "op_summary and its like"),
+        ("uprof export PROF_000001_20260101 -o files/", "with what only raw data has"),
+    ),
     "diff": (
         ("uprof diff base new", "operation by operation"),
         ("uprof diff base new --by line --top 10", "by source line"),

@@ -8,8 +8,9 @@ but the parsing happens outside Python's global lock, so a big table is read by 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,34 @@ def fetch(
             part[index] = _NOTHING  # so that pieces and whole of only one column exist at a time
         result[name] = np.concatenate(pieces) if pieces else _NOTHING
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where the rows of one step of `windows` stand, for a query of one's own."""
+
+    sql: str
+    """What follows FROM."""
+    values: tuple[int, ...]
+
+
+def windows(
+    source: Source, table: str, columns: Mapping[str, str]
+) -> Iterator[tuple[dict[str, NDArray[np.int64]], Window]]:
+    """Yield integer expressions of some thousand rows at a time, for tables too big to hold.
+
+    A table that needs a view comes in one piece.
+    """
+    expressions = list(columns.values())
+    if not _is_plain(source, table, expressions):
+        whole = _through_view(source, table, expressions)
+        yield dict(zip(columns, whole, strict=True)), Window(f'"{table}"', ())
+        return
+    small = [False] * len(expressions)
+    for chunk in _chunks(source, table):
+        found = _read(source, table, expressions, small, chunk)
+        window = Window(f'main."{table}" WHERE rowid BETWEEN ? AND ?', chunk)
+        yield dict(zip(columns, found, strict=True)), window
 
 
 _NOTHING = np.empty(0, np.int64)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import run_time_report
+from tests.cli.test_report import refused, uprof
+from tests.export.builders import Recorded
+from unified_prof.errors import OutputError, RawFormatError, StoreError, UsageError
+from unified_prof.export.files import OutputFiles
+from unified_prof.pipeline.export import export
+from unified_prof.store.atomic import AtomicFile
+
+
+@pytest.fixture
+def small(database: Recorded) -> Path:
+    with database:
+        database.op(0, 10)
+    return database.path
+
+
+def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_path: Path) -> None:
+    done = uprof("export", small, "-o", tmp_path / "new" / "files", "--json")
+    assert done.returncode == 0
+    record = json.loads(done.stdout)
+    assert record["layout"] == "mindstudio"
+    written = {path.name for path in (tmp_path / "new" / "files").iterdir()}
+    assert {file["name"] for file in record["files"]} == written
+    assert {"deliverable", "what", "why"} == set(record["left_out"][0])
+    assert "left out of task_time: kernel_name of the launch" in done.stderr
+    assert uprof("export", small, "-o", tmp_path / "quiet", "-q").stderr == ""
+    refused(uprof("export", small, "-o", small), 9, "not a folder")
+
+
+def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:
+    out = tmp_path / "files"
+    with pytest.raises(UsageError, match="skyline-run-time"):
+        export(run_time_report(tmp_path / "r.sqlite"), out)
+    empty, text, folder = (tmp_path / name for name in ("empty.db", "text.db", "folder"))
+    empty.write_bytes(b"")
+    text.write_text('{"traceEvents": []}')
+    folder.mkdir()
+    for path in (empty, text, folder, tmp_path / "nowhere.db"):
+        with pytest.raises(StoreError) as caught:
+            export(path, out)
+        assert str(path) in str(caught.value)
+    damaged = tmp_path / "PROF_000001_20260101"
+    (damaged / "device_0").mkdir(parents=True)
+    with pytest.raises(RawFormatError):
+        export(damaged, out)
+    assert not out.exists()
+
+
+def test_the_database_in_a_folder_is_taken(small: Path, tmp_path: Path) -> None:
+    export(small.parent, tmp_path / "files")
+    assert list((tmp_path / "files").glob("op_summary_*.csv"))
+    small.with_name("msprof_2.db").write_bytes(small.read_bytes())
+    with pytest.raises(StoreError, match="2 databases"):
+        export(small.parent, tmp_path / "files")
+
+
+def _write(folder: Path, *, force: bool = False) -> None:
+    with OutputFiles(folder, force=force) as output:
+        for name in ("a.csv", "b.csv", "c.csv"):
+            output.tables([name], "head", [["1"]], rows_each=10)
+
+
+def test_nothing_of_the_users_is_replaced_unasked(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("mine")
+
+    with pytest.raises(OutputError, match="already exists"):
+        _write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["b.csv"]
+    assert (tmp_path / "b.csv").read_text() == "mine"
+    _write(tmp_path, force=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("a.csv", "b.csv", "c.csv"), "head\n1\n"
+    )
+
+
+def test_files_appear_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that somebody takes in the last moment takes back those that are given already."""
+    commit = AtomicFile.commit
+
+    def late(self: AtomicFile) -> None:
+        if self.target.name == "b.csv":
+            self.target.write_text("theirs")
+        commit(self)
+
+    monkeypatch.setattr(AtomicFile, "commit", late)
+    with pytest.raises(OutputError, match="already exists"):
+        _write(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"b.csv": "theirs"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, OSError])
+def test_what_goes_wrong_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
+    def lines() -> Callable[[], None]:
+        raise error
+
+    with (
+        pytest.raises((error, OutputError)),
+        OutputFiles(tmp_path, force=False) as output,
+    ):
+        output.tables(["a.csv"], "head", (lines() for _ in range(1)), rows_each=10)  # type: ignore[misc]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,1 @@
+"""Reports written again as the files that other tools' readers expect."""

@@ -1,0 +1,140 @@
+"""Numbers as the vendor's files have them: cut, rounded and trimmed each in its own way.
+
+Times are whole nanoseconds and written as microseconds with three decimals, exactly. Ratios and
+averages are rounded; which way a half goes depends on who rounded it, so there are three
+roundings here, each named after its rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read.whole_tables import MISSING
+
+NOT_AVAILABLE = "N/A"
+
+_MILLI = 1000
+# Beyond this the thousandths of a float64 are no longer whole numbers of int64, or never exact.
+_EXACT_THOUSANDTHS = float(1 << 52)
+_EXACT_INTEGERS = 1 << 53
+_SQLITE_EXPONENT_FROM = 1e15
+
+
+def microseconds(ns: NDArray[np.int64]) -> list[str]:
+    """Return times or durations as microseconds with exactly three decimals.
+
+    What is missing or negative, as no time is, becomes N/A.
+    """
+    whole, rest = np.divmod(ns, _MILLI)
+    return [
+        f"{us}.{thousandth:03d}" if us >= 0 else NOT_AVAILABLE
+        for us, thousandth in zip(whole.tolist(), rest.tolist(), strict=True)
+    ]
+
+
+def tabbed(cells: Sequence[str]) -> list[str]:
+    """Return absolute times with the tab that keeps spreadsheets from rounding them."""
+    return [f"{cell}\t" for cell in cells]
+
+
+def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return microseconds as the float64 next to them, as reading their text would."""
+    whole, rest = np.divmod(ns, _MILLI)
+    # Numbers beyond 2**53 would be rounded before the division; of those, the microseconds are
+    # exact, and no sum of theirs and a thousandth lies halfway between two float64 by error.
+    large = whole.astype(np.float64) + rest.astype(np.float64) / _MILLI
+    return np.where(ns < _EXACT_INTEGERS, ns.astype(np.float64) / _MILLI, large)
+
+
+def integers(values: NDArray[np.int64]) -> list[str]:
+    """Return integers, N/A where there is none."""
+    return [NOT_AVAILABLE if value == MISSING else str(value) for value in values.tolist()]
+
+
+def trimmed(value: float) -> str:
+    """Return a number with at most three decimals and no zero at the end: `6`, `11.33`."""
+    text = f"{value:.3f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def half_away(value: float, places: int = 3) -> float:
+    """Round as C does after scaling: multiply, half away from zero, divide."""
+    scale = float(10**places)
+    scaled = abs(value) * scale
+    below = math.floor(scaled)
+    rounded = below + (scaled - below >= 0.5)
+    return math.copysign(rounded / scale, value)
+
+
+def thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round to whole thousandths as SQLite's `round(x, 3)`: exact halves go away from zero.
+
+    The values lie within 2**52 thousandths. Scaling a float64 errs by less than one unit of its
+    last place, so only values that close to a half are looked at one by one.
+    """
+    scaled = np.abs(values) * _MILLI
+    below = np.floor(scaled)
+    above_half = scaled - below - 0.5
+    result = below + (above_half >= 0)
+    close = np.abs(above_half) <= np.maximum(np.spacing(scaled), 1e-12)
+    for place in np.flatnonzero(close).tolist():
+        numerator, denominator = abs(float(values[place])).as_integer_ratio()
+        quotient, rest = divmod(numerator * _MILLI, denominator)
+        result[place] = quotient + (2 * rest >= denominator)
+    return np.asarray(np.copysign(result, values).astype(np.int64))
+
+
+def rounded(values: NDArray[np.float64]) -> list[str]:
+    """Return numbers as SQLite prints `round(x, 3)`: `0.0`, `1.412`; NaN as N/A."""
+    known = np.isfinite(values)
+    large = known & (np.abs(values) >= _EXACT_THOUSANDTHS / _MILLI)
+    plain = known & ~large
+    whole_thousandths = thousandths(np.where(plain, values, 0.0))
+    distinct, places = np.unique(whole_thousandths, return_inverse=True)
+    texts = [_of_thousandths(one) for one in distinct.tolist()]
+    cells = [texts[place] for place in places.reshape(-1).tolist()]
+    for place in np.flatnonzero(~plain).tolist():
+        cells[place] = as_sqlite(float(values[place])) if known[place] else NOT_AVAILABLE
+    return cells
+
+
+def as_sqlite(value: float) -> str:
+    """Return a float64 as SQLite turns it into a text: 15 digits, always with a point."""
+    if abs(value) < _SQLITE_EXPONENT_FROM:
+        text = f"{value:.15g}"
+        if "e" not in text:
+            return text if "." in text else f"{text}.0"
+    mantissa, _, exponent = f"{value:.14e}".partition("e")
+    mantissa = mantissa.rstrip("0")
+    return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+03d}"
+
+
+def cycles(values: NDArray[np.float64]) -> list[str]:
+    """Return counts without decimals where they are whole; NaN as N/A."""
+    return [
+        NOT_AVAILABLE
+        if math.isnan(value)
+        else str(int(value))
+        if value.is_integer()
+        else f"{value}"
+        for value in values.tolist()
+    ]
+
+
+def kilobytes(size_bytes: NDArray[np.int64]) -> list[str]:
+    """Return bytes as KB, rounded to three decimals as Python does: exact halves to even."""
+    distinct, places = np.unique(size_bytes, return_inverse=True)
+    texts = [
+        NOT_AVAILABLE if one == MISSING else str(round(one / 1024, 3)) for one in distinct.tolist()
+    ]
+    return [texts[place] for place in places.reshape(-1).tolist()]
+
+
+def _of_thousandths(value: int) -> str:
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    decimals = f"{value % _MILLI:03d}".rstrip("0") or "0"
+    return f"{sign}{value // _MILLI}.{decimals}"

@@ -1,0 +1,293 @@
+"""The tables that several deliverables are made of, each read once and as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read import whole_tables
+from unified_prof.analysis.read.source import Findings, Source
+from unified_prof.analysis.read.whole_tables import MISSING, Texts
+from unified_prof.arrays.lookup import Lookup
+from unified_prof.export.mindstudio.delivery import cell
+from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
+
+Ints = NDArray[np.int64]
+
+NO_CONTEXT = 4294967295
+"""Context of a task that has none; also the model of a task that belongs to none."""
+BLOCK_ROWS = 32_768
+"""How many rows are turned into text at a time."""
+
+MARK = "MsTx"
+"""Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks."""
+UNMATCHED = -1
+"""Connection of a task that no host call is known to have launched."""
+
+_WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
+"""Chips whose scheduler knows no contexts and no MIX kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that a deliverable of the vendor's has and this one cannot have."""
+
+    deliverable: str
+    what: str
+    why: str
+
+
+class Recording:
+    """An msprof database as the vendor's deliverables see it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.findings = Findings()
+        self._left_out: dict[tuple[str, str], LeftOut] = {}
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """What was left out so far."""
+        return list(self._left_out.values())
+
+    def leave_out(self, deliverable: str, what: str, why: str) -> None:
+        """Note what a deliverable lacks, once."""
+        self._left_out.setdefault((deliverable, what), LeftOut(deliverable, what, why))
+
+    @cached_property
+    def texts(self) -> Texts:
+        """The texts of STRING_IDS."""
+        return Texts(self.source)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """The rows of TASK, without the device's halves of marks."""
+        return Tasks(self, is_mark=False)
+
+    @cached_property
+    def mark_tasks(self) -> Tasks:
+        """The device's halves of marks among the rows of TASK."""
+        return Tasks(self, is_mark=True)
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The rows of COMPUTE_TASK_INFO."""
+        return Kernels(self)
+
+    @cached_property
+    def collectives(self) -> Collectives:
+        """The rows of COMMUNICATION_OP."""
+        return Collectives(self)
+
+    @cached_property
+    def has_contexts(self) -> bool:
+        """Whether the chip's scheduler knows contexts; a chip that nobody knows does."""
+        names = whole_tables.records(self.source, "NPU_INFO", ["name"])
+        return not any(str(name).startswith(_WITHOUT_CONTEXTS) for (name,) in names)
+
+    @property
+    def knows_cores(self) -> bool:
+        """Whether the database says how many cores of which frequency the devices have."""
+        return False
+
+    def cube_cycles_per_us(self, device: int) -> float | None:
+        """Return how many cycles all cube cores of a device have in a microsecond."""
+        return None
+
+    @property
+    def knows_launches(self) -> bool:
+        """Whether the database says what the launched kernels are called."""
+        return False
+
+    def kernel_name(self, tasks: Ints, info: Ints) -> Ints:
+        """Return the text id of what each task runs, MISSING where nothing is known.
+
+        Args:
+            tasks: rows of `tasks`.
+            info: their rows of `kernels`, -1: none.
+        """
+        if not len(self.kernels):
+            return np.full(len(tasks), MISSING, np.int64)
+        name = self.kernels.columns["name"][info].astype(np.int64)
+        return np.where(info >= 0, name, MISSING)
+
+    def ids(self, wanted: Collection[str]) -> Ints:
+        """Return the ids of texts."""
+        return self.texts.ids(wanted)
+
+    def text(self, number: int) -> str:
+        """Return a text by its id, N/A where there is none."""
+        found = self.texts.get(number)
+        return NOT_AVAILABLE if found is None else found
+
+    def cells(self, numbers: Ints) -> list[str]:
+        """Return texts by their ids, as cells of a table."""
+        distinct, places = np.unique(numbers, return_inverse=True)
+        cells = [cell(self.text(number)) for number in distinct.tolist()]
+        return [cells[place] for place in places.reshape(-1).tolist()]
+
+    def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:
+        """Return which rows have possible times; the others are counted."""
+        possible = (start >= 0) & (end >= start)
+        if not possible.all():
+            bad = len(possible) - int(possible.sum())
+            self.findings.add("impossible_time", f"{bad} rows of {table} are left out", bad)
+        return possible
+
+
+class Tasks:
+    """Rows of TASK as columns, in the file's order, without those whose times are impossible."""
+
+    _COLUMNS = (
+        *("startNs", "endNs", "deviceId", "connectionId", "globalTaskId", "globalPid"),
+        *("taskType", "contextId", "streamId", "taskId", "modelId"),
+    )
+    _SMALL = ("deviceId", "globalTaskId", "taskType", "streamId", "taskId")
+
+    def __init__(self, recording: Recording, *, is_mark: bool) -> None:
+        found = whole_tables.integers(recording.source, "TASK", self._COLUMNS, narrow=self._SMALL)
+        keep = np.isin(found["taskType"], recording.ids([MARK])) == is_mark
+        keep &= recording.times("TASK", found["startNs"], found["endNs"])
+        if not keep.all():
+            found = {name: values[keep] for name, values in found.items()}
+        self.start_ns = found["startNs"]
+        self.end_ns = found["endNs"]
+        self.device = found["deviceId"]
+        self.connection = found["connectionId"]
+        self.id = found["globalTaskId"]
+        self.process = found["globalPid"]
+        self.type = found["taskType"]
+        self.context = found["contextId"]
+        self.stream = found["streamId"]
+        self.number = found["taskId"]
+        self.model = found["modelId"]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Ints:
+        """How long each task took."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def launch(self) -> Ints:
+        """Number of the launch that each row belongs to.
+
+        A launch of a MIX or FFTS+ kernel has a row of its own and one for each context. They have
+        device, stream and task number in common; launches of other numbers that reuse these come
+        from another host call. A context that no call is known of belongs to the row before it.
+        """
+        order = np.lexsort((self.start_ns, self.number, self.stream, self.device))
+        place = np.stack([self.device, self.stream, self.number])[:, order]
+        new_place = np.ones(len(order), np.bool_)
+        new_place[1:] = (place[:, 1:] != place[:, :-1]).any(axis=0)
+        caller = self.connection[order]
+        follows = (caller == UNMATCHED) & (self.context[order] != NO_CONTEXT) & ~new_place
+        leader = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
+        caller = caller[leader]
+        callers, code = np.unique(caller, return_inverse=True)
+        result = np.empty(len(order), np.int64)
+        result[order] = np.cumsum(new_place) * (len(callers) + 1) + code.reshape(-1)
+        return result
+
+    @cached_property
+    def has_context(self) -> NDArray[np.bool_]:
+        """Whether each row is one context of a task."""
+        return np.asarray(self.context != NO_CONTEXT)
+
+
+class Kernels:
+    """Rows of COMPUTE_TASK_INFO as columns of text ids."""
+
+    COLUMNS = (
+        *("name", "globalTaskId", "blockNum", "mixBlockNum", "taskType", "opType"),
+        *("inputFormats", "inputDataTypes", "inputShapes"),
+        *("outputFormats", "outputDataTypes", "outputShapes"),
+        *("opState", "hf32Eligible", "gridDim", "blockDim"),
+    )
+
+    def __init__(self, recording: Recording) -> None:
+        self.columns = whole_tables.integers(
+            recording.source, "COMPUTE_TASK_INFO", self.COLUMNS, narrow=self.COLUMNS
+        )
+        self._lookup = Lookup(self.columns["globalTaskId"])
+
+    def __len__(self) -> int:
+        return len(self.columns["globalTaskId"])
+
+    def of(self, task_ids: Ints) -> Ints:
+        """Return the row of each task, -1 where it has none."""
+        return self._lookup.rows(task_ids).astype(np.int64)
+
+
+class Collectives:
+    """Rows of COMMUNICATION_OP as columns."""
+
+    _COLUMNS = (
+        *("opName", "startNs", "endNs", "connectionId", "groupName", "opId", "relay", "retry"),
+        *("dataType", "algType", "count", "opType", "deviceId", "rankSize"),
+    )
+
+    def __init__(self, recording: Recording) -> None:
+        found = whole_tables.integers(recording.source, "COMMUNICATION_OP", self._COLUMNS)
+        keep = recording.times("COMMUNICATION_OP", found["startNs"], found["endNs"])
+        self.columns = {name: values[keep] for name, values in found.items()}
+        self.start_ns = self.columns["startNs"]
+        self.end_ns = self.columns["endNs"]
+        self.device = self.columns["deviceId"]
+        self._recording = recording
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def duration_ns(self) -> Ints:
+        """How long each operator took."""
+        return self.end_ns - self.start_ns
+
+    @cached_property
+    def model(self) -> Ints:
+        """Model of each operator, that of the tasks it consists of."""
+        members = whole_tables.integers(
+            self._recording.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "opId"]
+        )
+        tasks = self._recording.tasks
+        rows = Lookup(tasks.id).rows(members["globalTaskId"])
+        known = rows >= 0
+        of_operator = Lookup(members["opId"][known]).rows(self.columns["opId"])
+        models = tasks.model[rows[known]]
+        result = np.full(len(self), NO_CONTEXT, np.int64)
+        result[of_operator >= 0] = models[of_operator[of_operator >= 0]]
+        return result
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """Yield the slices of `count` rows that are written one at a time."""
+    for start in range(0, count, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, count))
+
+
+def in_order_of_text(ns: Ints) -> Ints:
+    """Return numbers that sort as the texts of times do: of fewer digits is not always less."""
+    if not len(ns) or len(str(int(ns.min()))) == len(str(int(ns.max()))):
+        return ns
+    return ranks_of_texts(ns)
+
+
+def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
+    """Return numbers that sort as the decimal texts of `values` do."""
+    distinct, places = np.unique(values, return_inverse=True)
+    order = sorted(range(len(distinct)), key=[str(one) for one in distinct.tolist()].__getitem__)
+    rank = np.empty(len(distinct), np.int64)
+    rank[order] = np.arange(len(distinct))
+    return np.asarray(rank[places.reshape(-1)])
+
+
+def first_known(*columns: Iterable[int]) -> int | None:
+    """Return the first value that is there."""
+    return next((int(v) for column in columns for v in column if v != MISSING and v >= 0), None)
