@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ import typer
 
 from unified_prof.cli import hints, printing, thresholds
 from unified_prof.cli import shape as shapes
+from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
 
@@ -37,40 +38,66 @@ _SUFFIXES = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command(
-        "gate",
-        epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (too few samples, or they "
-        "scatter too much), 2 wrong use, 7 no report or one that cannot be read.",
-    )(gate)
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The reports of two runs, or those of one and a baseline."""
 
-
-def gate(
-    context: typer.Context,
     files: Annotated[
         list[Path],
         typer.Argument(
             metavar="[BASE] NEW", help="The reports; with --baseline only the new one(s)."
         ),
-    ],
+    ]
     more_base: Annotated[
         list[Path] | None,
         typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
-    ] = None,
+    ] = None
     more_new: Annotated[
         list[Path] | None,
         typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
-    ] = None,
+    ] = None
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
-    ] = None,
+    ] = None
     store: Annotated[
         str | None, typer.Option(help="Where baselines are: a file, or a SQLAlchemy URL.")
-    ] = None,
+    ] = None
+
+    def load(self) -> tuple[Run, Run]:
+        """Return the base and the new run.
+
+        Raises:
+            UsageError: what is named is not two sides.
+            StoreError: a report or a baseline cannot be read.
+        """
+        from unified_prof.analysis.compare import runs
+
+        more_base, more_new = self.more_base or [], self.more_new or []
+        if self.baseline is None:
+            if len(self.files) != 2:
+                raise UsageError(
+                    f"the gate takes two reports, BASE and NEW, not {len(self.files)}",
+                    hint="give both, or only the new one with --baseline NAME",
+                )
+            base, new = self.files
+            with hints.for_reports(*self.files, *more_base, *more_new):
+                return runs.load([base, *more_base]), runs.load([new, *more_new])
+        if more_base:
+            raise UsageError("--base is not used with --baseline: the baseline is the base")
+        from unified_prof.baselines import keep
+
+        with hints.for_reports(*self.files, *more_new):
+            new_run = runs.load([*self.files, *more_new])
+        return keep.load(self.baseline, self.store), new_run
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """How much worse what may become."""
+
     max_regress: Annotated[
         str, typer.Option(metavar="SHARE", help="How much worse is too much: 5% or 0.05.")
-    ] = "5%",
+    ] = "5%"
     min_abs: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,7 +105,7 @@ def gate(
             help="And by at least so much: a time such as 0.05ms, a size such as 1MiB.",
             show_default="0.05ms and 1MiB",
         ),
-    ] = None,
+    ] = None
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,7 +113,44 @@ def gate(
             help="total, forward, backward, peak-memory or operation:GLOB (name, module or line).",
             show_default="total",
         ),
-    ] = None,
+    ] = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that are judged."""
+        return self.metric or ["total"]
+
+    def limits(self) -> Limits:
+        """Return the limits.
+
+        Raises:
+            UsageError: an amount is none.
+        """
+        from unified_prof.analysis.compare.gate import Limits
+
+        time_ns, size_bytes = thresholds.absolute(self.min_abs or [])
+        limits = Limits(max_regress=thresholds.fraction(self.max_regress))
+        return replace(
+            limits,
+            min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
+            min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
+        )
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command(
+        "gate",
+        epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (too few samples, or they "
+        "scatter too much), 2 wrong use, 7 no report or one that cannot be read.",
+    )(with_groups(gate))
+
+
+def gate(
+    *,
+    context: typer.Context,
+    sides: Sides,
+    allowed: Allowed,
     format_: Annotated[
         FormatOption | None,
         typer.Option(
@@ -110,15 +174,14 @@ def gate(
     file = shapes.file_of(output)
     asked = format_ and format_.value
     shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
-    limits = _limits(max_regress, min_abs or [])
-    metrics = metric or ["total"]
-    analysis.check_metrics(metrics)
+    limits = allowed.limits()
+    analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
-    if baseline is None and source is not None and source.name == "COMMANDLINE":
+    if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline")
-    base, new = _sides(files, more_base or [], more_new or [], baseline, store)
-    verdict = analysis.gate(base, new, metrics, limits)
+    base, new = sides.load()
+    verdict = analysis.gate(base, new, allowed.metrics, limits)
 
     labels = (base.label, new.label)
     if file is not None:
@@ -128,18 +191,6 @@ def gate(
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         _append(Path(summary), _text(verdict, labels, FormatOption.MARKDOWN))
     raise typer.Exit(verdict.exit_code)
-
-
-def _limits(max_regress: str, min_abs: list[str]) -> Limits:
-    from unified_prof.analysis.compare.gate import Limits
-
-    time_ns, size_bytes = thresholds.absolute(min_abs)
-    limits = Limits(max_regress=thresholds.fraction(max_regress))
-    return replace(
-        limits,
-        min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
-        min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
-    )
 
 
 def _text(
@@ -156,32 +207,6 @@ def _text(
         return comparison.gate_junit(verdict, *labels)
     width, color = (None, False) if to_file else printing.terminal()
     return comparison.gate_text(verdict, width=width, color=color)
-
-
-def _sides(
-    files: list[Path],
-    more_base: list[Path],
-    more_new: list[Path],
-    baseline: str | None,
-    store: str | None,
-) -> tuple[Run, Run]:
-    from unified_prof.analysis.compare import runs
-
-    if baseline is None:
-        if len(files) != 2:
-            raise UsageError(
-                f"the gate takes two reports, BASE and NEW, not {len(files)}",
-                hint="give both, or only the new one with --baseline NAME",
-            )
-        with hints.for_reports(*files, *more_base, *more_new):
-            return runs.load([files[0], *more_base]), runs.load([files[1], *more_new])
-    if more_base:
-        raise UsageError("--base is not used with --baseline: the baseline is the base")
-    from unified_prof.baselines import keep
-
-    with hints.for_reports(*files, *more_new):
-        new = runs.load([*files, *more_new])
-    return keep.load(baseline, store), new
 
 
 def _append(path: Path, text: str) -> None:
