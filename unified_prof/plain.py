@@ -8,6 +8,7 @@ the direction of writing could disguise what a name is.
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
 _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -38,6 +39,17 @@ def storable(text: str) -> str:
     if text.isascii():
         return text
     return "".join(_escaped(one) if "\ud800" <= one <= "\udfff" else one for one in text)
+
+
+def storable_in(value: Any) -> Any:
+    """Return plain data with every text of it `storable`, keys included."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable_in(key): storable_in(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable_in(one) for one in value]
+    return value
 
 
 def _escaped(character: str) -> str:

@@ -1,10 +1,11 @@
 """A stand-in for CANN's `msprof`: its options, its contract with the application, its messages.
 
-Run as a program it behaves as the genuine command does where uprof relies on it: it takes options
-as `--name=value` only, takes the application's command line apart at spaces, starts it with
+Run as a program it behaves as the genuine command does where uprof relies on it: it takes and
+refuses options as on the chip that STAND_IN_PLATFORM names, starts the application with
 PROFILER_SAMPLECONFIG, reads the record file in which the application's profiling library leaves
-the names of PROF_* directories, exports each, and exits 0 although the application or the export
-failed. The variable STAND_IN_MSPROF makes it fail in a given way.
+the names of PROF_* directories, lets a Python interpreter export each, and exits 0 although the
+application or the export failed. The variable STAND_IN_MSPROF makes it fail in given ways, and
+STAND_IN_LOG names a file that gets a line for every start.
 """
 
 from __future__ import annotations
@@ -18,54 +19,35 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-SWITCHES = [
-    "ascendcl",
-    "runtime-api",
-    "ge-api",
-    "task-time",
-    "ai-core",
-    "aic-mode",
-    "aic-metrics",
-    "aic-freq",
-    "sys-hardware-mem",
-    "sys-hardware-mem-freq",
-    "llc-profiling",
-    "sys-io-profiling",
-    "sys-io-sampling-freq",
-    "sys-interconnection-profiling",
-    "sys-interconnection-freq",
-    "host-sys",
-    "msproftx",
-    "mstx-domain-include",
-    "mstx-domain-exclude",
-    "task-memory",
-    "aicpu",
-    "l2",
-    "delay",
-    "duration",
-    "storage-limit",
-    "output",
-    "type",
-    "dynamic",
-    "pid",
-    "sys-cpu-profiling",
-]
-FORBIDDEN = set("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
+from tests.backends import msprof_platforms
+
 NOT_FOUND = (
     "[ERROR] Failed to find profiling data, please check that the application executes AI-related "
     "business, or ensure that aclInit/GEInitialize is invoked in the application"
 )
+_LOOKS_EVERY_S = 0.1  # the genuine command: 1 s
+_GOES_DOWN_AFTER_S = 0.2  # the genuine command: 1 s
 
 
 def install(folder: Path) -> Path:
     """Make the command `msprof` in `folder`, to be put on PATH, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     command = folder / "msprof"
-    words = shlex.join([sys.executable, __file__])
-    command.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    root = Path(__file__).parents[2]
+    command.write_text(
+        f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(root))}${{PYTHONPATH:+:$PYTHONPATH}} "
+        f'exec {shlex.join([sys.executable, __file__])} "$@"\n'
+    )
     command.chmod(0o755)
     return command
+
+
+def starts(log: Path) -> list[list[str]]:
+    """Return the arguments of every start that STAND_IN_LOG was told of, but those for help."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [one for one in map(shlex.split, lines) if one != ["--help"]]
 
 
 def say(text: str) -> None:
@@ -73,83 +55,129 @@ def say(text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    options: dict[str, str] = {}
-    while arguments and arguments[0].startswith("--"):
-        name, equals, value = arguments.pop(0)[2:].partition("=")
-        if name not in SWITCHES:
-            say(f"msprof: unrecognized option '--{name}={value}'")
-            return 255
-        if not equals:
-            say(f"[ERROR] Argument --{name}: expected one argument. Please use --{name}=<value>.")
-            return 255
-        options[name] = value
-    output = Path(options.get("output", "."))
-    if {*str(output)} & FORBIDDEN:
-        say("[ERROR] Argument --output: invalid path.")
+    if log := os.environ.get("STAND_IN_LOG"):
+        with Path(log).open("a") as file:
+            file.write(shlex.join(arguments) + "\n")
+    how = os.environ.get("STAND_IN_MSPROF", "").split()
+    if "no_help" in how and arguments == ["--help"]:
+        say("[ERROR] Init platform by driver faild!")
         return 255
-    how = os.environ.get("STAND_IN_MSPROF", "")
-    if how == "vnpu":
+    if "hangs_on_help" in how and arguments == ["--help"]:
+        time.sleep(60)
+    parsed = msprof_platforms.check(
+        arguments,
+        int(os.environ.get("STAND_IN_PLATFORM", "5")),
+        on_device="on_device" in how,
+        old="old" in how,
+    )
+    for line in parsed.said:
+        say(line)
+    if parsed.status is not None:
+        return parsed.status
+    options = parsed.options
+    output = Path(options.get("output", "."))
+    if "vnpu" in how:
         say("[ERROR] This function is not supported in a container with vNPU.")
         return 254
+    if options.get("export") == "on":
+        say("[INFO] Start profiling....")
+        export_one(output, how, options)
+        say("[INFO] Profiling finished.")
+        return 0
+    # Bytes that are no UTF-8 make the text of all parameters impossible.
+    json.dumps({"result_dir": str(output)}, ensure_ascii=False).encode()
     output.mkdir(parents=True, exist_ok=True)
     if "pid" in options:
         return attach(options, output)
-    if not arguments:
+    if not parsed.application:
         say("[ERROR] No argument of application.")
         return 255
-    return launch(" ".join(arguments).split(" "), output, options, how)
+    if "host-sys-usage" in options:
+        say("[WARNING] The argument --host-sys-usage is useless when --application is not empty")
+    return launch(parsed.application, output, options, how)
 
 
-def launch(application: list[str], output: Path, options: dict[str, str], how: str) -> int:
+def launch(application: list[str], output: Path, options: dict[str, str], how: list[str]) -> int:
     sample = {"result_dir": str(output), "msprofBinPid": os.getpid(), "options": options}
     environment = {**os.environ, "PROFILER_SAMPLECONFIG": json.dumps(sample)}
-    signal.signal(signal.SIGINT, lambda *_: None)  # it goes on to export after Ctrl-C
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    quits: list[int] = []
+
+    def note(*_: Any) -> None:
+        time.sleep(_GOES_DOWN_AFTER_S)
+        quits.append(1)
+
+    signal.signal(signal.SIGINT, note)  # and of SIGTERM it dies at once
     say("[INFO] Start profiling....")
     app = subprocess.Popen(
-        application,
+        [word for word in application if word],
         env=environment,
-        close_fds=how == "closes_descriptors",
-        cwd=output if how == "changes_folder" else None,
+        close_fds="closes_descriptors" in how,
+        cwd=output if "changes_folder" in how else None,
     )
-    status = app.wait()
-    if status:
-        code = 128 - status if status < 0 else status
-        say(f"[WARNING] An exception has occurred in process App, return code: {os.strerror(code)}")
-    return export(output, how)
-
-
-def export(output: Path, how: str) -> int:
+    if "reaps_at_once" in how:
+        app.wait()
+    while app.poll() is None:
+        if quits:
+            say("[WARNING] Receive stop singal.")
+            app.terminate()
+        time.sleep(_LOOKS_EVERY_S)
+    if app.returncode:
+        # A signal by its number alone, as an exit code would be, and the text of an errno of it.
+        code = abs(app.returncode)
+        if 128 < code < 255:
+            code &= 0x7F
+        say(
+            f"[WARNING] An exception has occurred in process App, return code: {os.strerror(code)}."
+        )
     record = output / f"{os.getpid()}_profiling_output_record"
-    names = record.read_text().split() if record.exists() else []
+    names = sorted({*record.read_text().split()}) if record.exists() else []
     record.unlink(missing_ok=True)
     if not names:
         say(NOT_FOUND)
-        say("Running profiling failed. Please check log for more info.")
+        say("[ERROR] Running profiling failed. Please check log for more info.")
         return 255
+    if "full_while_recording" in how:
+        say("[ERROR] write failed: No space left on device")
     for name in names:
-        say(f"[INFO] Start export data in {name}.")
-        if how == "export_fails":
-            say("[ERROR] Analysis data failed.")
-            continue
-        if how == "disk_full":
-            say("[ERROR] write failed: No space left on device")
-            continue
-        stamp = time.strftime("%Y%m%d%H%M%S")
-        with sqlite3.connect(output / name / f"msprof_{stamp}.db") as db:
-            db.execute("CREATE TABLE META_DATA (name TEXT, value TEXT)")
-            db.execute("INSERT INTO META_DATA VALUES ('producer', 'stand-in msprof')")
-        db.close()
+        export_one(output / name, how, options)
     say("[INFO] Profiling finished.")
     say(f"[INFO] Process profiling data complete. Data is saved in {output / names[-1]}")
     return 0
 
 
+def export_one(prof: Path, how: list[str], options: dict[str, str]) -> None:
+    say(f"[INFO] Start export data in {prof.name}.")
+    if python := options.get("python-path"):
+        subprocess.run([python, "msprof.py", "export", "db", f"-dir={prof}"], check=False)
+        say(f"[INFO] Export all data in {prof.name} done.")
+        return
+    if "export_fails" in how:
+        say("[ERROR] Analysis data failed.")
+        return
+    stamp = time.strftime("%Y%m%d%H%M%S")
+    database = prof / f"msprof_{stamp}.db"
+    if {"export_crashes", "export_hangs"} & {*how}:
+        (prof / "host" / "sqlite").mkdir()
+        (prof / "host" / "sqlite" / "api_event.db").write_bytes(b"half")
+        (prof / "host" / "data" / "all_file.complete").touch()
+        database.write_bytes(b"SQLite format 3\0 and no more")
+        if "export_hangs" in how:
+            (prof.parent / "hangs").touch()
+            time.sleep(60)
+        say(
+            "[WARNING] An exception has occurred in process Export db, return code: "
+            f"{os.strerror(8)}."
+        )
+        return
+    with sqlite3.connect(database) as db:
+        db.execute("CREATE TABLE META_DATA (name TEXT, value TEXT)")
+        db.execute("INSERT INTO META_DATA VALUES ('producer', 'stand-in msprof')")
+    db.close()
+    say(f"[INFO] Export all data in {prof.name} done.")
+
+
 def attach(options: dict[str, str], output: Path) -> int:
     """Record the process `--pid` between `start` and `stop` on the standard input."""
-    if options.get("dynamic") != "on":
-        say("[ERROR] Argument --dynamic=on, but --application/--pid is all empty.")
-        return 255
     started = 0.0
     for line in sys.stdin:
         word = line.strip()
@@ -165,7 +193,8 @@ def attach(options: dict[str, str], output: Path) -> int:
             stand_in_acl.init()
         elif word == "quit":
             break
-    return export(output, "")
+    (output / f"{os.getpid()}_profiling_output_record").unlink(missing_ok=True)
+    return 0  # what was recorded by hand is exported by hand
 
 
 if __name__ == "__main__":

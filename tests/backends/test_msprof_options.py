@@ -2,8 +2,16 @@ from __future__ import annotations
 
 import pytest
 
+from unified_prof.backends import npu_chips
+from unified_prof.backends.msprof_offer import Offer, of_chip
 from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS, msprof_arguments
 from unified_prof.errors import UsageError
+
+
+def offer(full_name: str) -> Offer:
+    chip = npu_chips.by_full_name(full_name)
+    assert chip is not None
+    return of_chip(chip)
 
 
 def test_every_argument_is_one_word_with_an_equals_sign() -> None:
@@ -83,9 +91,9 @@ def test_what_msprof_takes_is_taken(options: dict[str, str]) -> None:
 
 def test_the_950_samples_its_memory_faster() -> None:
     options = {"sys_hardware_mem_freq": "10000"}
-    assert "--sys-hardware-mem-freq=10000" in msprof_arguments(options, chip="Ascend 950PR")
+    assert "--sys-hardware-mem-freq=10000" in msprof_arguments(options, offer=offer("Ascend 950PR"))
     with pytest.raises(UsageError):
-        msprof_arguments(options, chip="Ascend 910B3")
+        msprof_arguments(options, offer=offer("Ascend 910B3"))
 
 
 @pytest.mark.parametrize(
@@ -107,3 +115,64 @@ def test_every_option_names_what_it_fills() -> None:
     for option in OPTIONS:
         assert "(" in option.help, option.flag
         assert option.help.endswith("."), option.flag
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aic_metrics": "Memory"},
+        {"aic_mode": "task-based"},
+        {"aic_mode": "sample-based", "aic_freq": "10"},
+        {"sys_hardware_mem_freq": "10"},
+        {"llc_profiling": "write"},
+        {"sys_io_sampling_freq": "10"},
+        {"sys_interconnection_freq": "10"},
+        {"sys_cpu_freq": "10"},
+        {"sys_sampling_freq": "10"},
+        {"sys_pid_sampling_freq": "10"},
+        {"host_sys_usage": "cpu", "host_sys_usage_freq": "10"},
+    ],
+)
+def test_nothing_is_asked_for_in_vain(preset: str, given: dict[str, str]) -> None:
+    arguments = msprof_arguments({"preset": preset, **given})
+    for name in given:
+        option = BY_NAME[name]
+        assert f"--{option.flag}={given[name]}" in arguments
+        if option.of == "host_sys_usage":
+            assert "--host-sys-usage=cpu" in arguments
+        elif option.of:
+            assert f"--{BY_NAME[option.of].flag}=on" in arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ai_core": "off", "aic_metrics": "Memory"}, "--aic-metrics needs --ai-core, which is"),
+        ({"sys_cpu_profiling": "off", "sys_cpu_freq": "1"}, "needs --sys-cpu-profiling"),
+        ({"host_sys_usage_freq": "5"}, "--host-sys-usage-freq needs --host-sys-usage"),
+        ({"l2": "on", "npu_events": "0x1"}, "exclude each other"),
+        ({"npu_events": "12"}, "such as 0x9c"),
+        ({"npu_events": ""}, "such as 0x9c"),
+        ({"npu_events": "0x1;0x2"}, "after one of HA, MATA, SMMU, NOC"),
+        ({"npu_events": "HA:0x1;HA:0x2"}, "after one of HA"),
+        ({"npu_events": "LLC:0x1"}, "after one of HA"),
+        ({"npu_events": "NOC:0x1,0x2,0x3,0x4,0x5"}, "after one of HA"),
+        ({"npu_events": ",".join(["0x1"] * 9)}, "1 to 8"),
+        ({"nts_metrics": "Memory"}, "one of PipeUtilization, Custom"),
+        ({"nts_metrics": "Custom:" + ",".join(["1"] * 11)}, "1 to 10"),
+        ({"task_block": "some"}, "one of all, on, off"),
+        ({"sys_cpu_freq": "51"}, "from 1 to 50"),
+        ({"sys_pid_sampling_freq": "11"}, "from 1 to 10"),
+        ({"host_sys_usage": "disk"}, "a list of cpu, mem"),
+    ],
+)
+def test_newer_options_are_checked_as_well(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        msprof_arguments(options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("events", ["0x9c", "0x9C,0x9d", "HA:0x9c;SMMU:0x2,0x8a", "NOC:0x1"])
+def test_events_of_the_soc_are_passed_as_they_are(events: str) -> None:
+    assert f"--npu-events={events}" in msprof_arguments({"npu_events": events})

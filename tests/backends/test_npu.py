@@ -17,8 +17,11 @@ import pytest
 
 from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
+from unified_prof.backends import msprof_outcome
 from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.backends.msprof_process import Ended
 from unified_prof.backends.npu import NpuBackend
+from unified_prof.backends.workload_watch import WorkloadWatch
 from unified_prof.errors import DeviceUnavailableError, UsageError
 
 # Initialises the "NPU" and ends as it is told.
@@ -92,7 +95,7 @@ def test_a_toolkit_without_a_chip_is_doubtful() -> None:
     assert "no NPU is visible" in str(NpuBackend().doubt())
 
 
-def test_a_success_brings_the_recording_and_msprof_s_own_database(
+def test_a_success_brings_the_recording_and_the_way_to_msprof_s_own_database(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     capture = run(tmp_path, INIT + "print('said by the workload')")
@@ -100,8 +103,10 @@ def test_a_success_brings_the_recording_and_msprof_s_own_database(
     (recording,) = capture.recordings
     assert recording.kind == "prof"
     assert recording.path.parent == tmp_path / "out"
-    assert recording.native is not None
-    assert recording.native.parent == recording.path
+    assert recording.native is None
+    assert [*recording.path.glob("*.db")] == []
+    assert recording.export is not None
+    assert recording.export().parent == recording.path
     out, err = capfd.readouterr()
     assert out == "said by the workload\n"
     assert "[INFO] Start profiling....\n" in err
@@ -133,13 +138,89 @@ def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
     [
         ("import os; os._exit(7)", 7),  # never came back to the launcher
         ("import os; os.kill(os.getpid(), 9)", 137),
-        ("raise SystemExit('a text')", 1),
-        ("raise SystemExit", 0),
-        ("raise KeyboardInterrupt", 130),
+        # msprof's words are the same for these, and for codes 128 higher
+        pytest.param("import os; os._exit(9)", 9, marks=pytest.mark.slow),
+        pytest.param("import os; os._exit(200)", 200, marks=pytest.mark.slow),
+        pytest.param("import os; os.abort()", 134, marks=pytest.mark.slow),
+        # after its end was noted, as libraries of devices do
+        pytest.param("import atexit, os; atexit.register(os.abort)", 134, marks=pytest.mark.slow),
+        pytest.param("raise SystemExit('a text')", 1, marks=pytest.mark.slow),
+        pytest.param("raise SystemExit", 0, marks=pytest.mark.slow),
+        pytest.param("raise KeyboardInterrupt", 130, marks=pytest.mark.slow),
     ],
 )
 def test_every_way_of_ending_has_its_code(tmp_path: Path, end: str, code: int) -> None:
     assert run(tmp_path, INIT + end).exit_code == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("import os; os._exit(7)", 7),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("raise SystemExit(9)", 9),  # noted by the launcher
+    ],
+)
+def test_where_nobody_saw_the_end_msprof_s_words_tell(
+    tmp_path: Path, end: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WorkloadWatch, "exit_code", None)
+    assert run(tmp_path, INIT + end).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (f"{os.strerror(7)}.", 7),
+        (os.strerror(7), 7),
+        (f"{os.strerror(1)}.", 1),
+        (f"{os.strerror(signal.SIGKILL)}.", 137),
+        (f"{os.strerror(signal.SIGSEGV)}.", 139),
+        ("Unknown error 137.", 137),
+        ("Unknown error 255", 255),
+        ("12.", 12),
+        ("No such words.", 1),
+        ("", 1),
+    ],
+)
+def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
+    line = f"[WARNING] An exception has occurred in process App, return code: {words}"
+    ended = Ended(0, ("[INFO] Start profiling....", line), None)
+    assert msprof_outcome.workload_exit_code(None, None, ended) == code
+    assert msprof_outcome.workload_exit_code(3, None, ended) == 3
+    assert msprof_outcome.workload_exit_code(3, 4, ended) == 4
+
+
+@pytest.mark.slow
+def test_a_workload_that_ends_in_its_own_time_is_waited_for(tmp_path: Path) -> None:
+    # msprof itself does not survive the signal
+    source = f"""{INIT}
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(1.5)
+    pathlib.Path({str(tmp_path / "saved")!r}).touch()
+    sys.exit(4)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path({str(tmp_path / "ready")!r}).touch()
+time.sleep(60)
+"""
+    spec = spec_of(tmp_path, source)
+
+    def press() -> None:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    capture = NpuBackend().run(spec)
+    presser.join()
+    assert (tmp_path / "saved").exists()
+    assert capture.exit_code == 4
+    assert len(capture.recordings) == 1
+    assert [p.name for p in (tmp_path / "out").iterdir()] == [capture.recordings[0].path.name]
 
 
 def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
@@ -169,15 +250,15 @@ def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("vnpu", "virtual NPU (vNPU)"), ("disk_full", "is full"), ("export_fails", None)],
+    [("vnpu", "virtual NPU (vNPU)"), ("full_while_recording", "is full")],
 )
 def test_what_msprof_does_not_tell_by_its_status_is_told(
-    how: str, words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN_MSPROF", how)
     capture = run(tmp_path, INIT)
     assert capture.exit_code == 0
-    assert (words or "") in str(capture.failure)
+    assert words in str(capture.failure)
     assert all(recording.native is None for recording in capture.recordings)
 
 
@@ -303,11 +384,12 @@ def test_a_dry_run_shows_the_exact_command(tmp_path: Path, msprof: Path) -> None
     assert command == shlex.join(
         [
             str(msprof),
+            "--python-path=/bin/true",
             f"--output={tmp_path / 'out'}",
             "--type=db",
             "--task-time=l0",
             "--ascendcl=off",
-            "--ai-core=off",
+            "--ai-core=on",
             "--aic-metrics=Memory",
             "--dvpp=on",
             "bash",

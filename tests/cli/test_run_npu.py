@@ -72,6 +72,50 @@ def test_msprof_s_own_database_can_be_kept(place: Path) -> None:
     assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
 
 
+UNKNOWN_FILE = (
+    INIT
+    + """
+import pathlib
+prof = next(pathlib.Path('out').glob('PROF_*'))
+(prof / 'host' / 'data' / 'aging.additional.newer_info.slice_0').write_bytes(b'more' * 16)
+"""
+)
+
+
+def test_a_recording_with_what_we_do_not_know_is_exported_by_msprof(place: Path) -> None:
+    done = uprof(place, UNKNOWN_FILE)
+    assert done.returncode == 0, done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT value FROM META_DATA") == [("stand-in msprof",)]
+    assert "newer_info" in done.stderr
+    assert "the database of the vendor's exporter is kept" in done.stderr
+
+
+@pytest.mark.slow
+def test_where_that_export_fails_the_database_is_ours(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "export_crashes")
+    done = uprof(place, UNKNOWN_FILE)
+    assert done.returncode == 0, done.stderr
+    (database,) = json.loads(done.stdout)["files"]["timeline"]
+    assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
+    assert "which the database lacks: msprof's export failed" in done.stderr
+    assert not [*Path(database).parent.rglob("sqlite")]
+
+
+@pytest.mark.slow
+def test_an_option_the_chip_has_not_is_wrong_use(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_PLATFORM", "4")
+    done = uprof(place, "open('started', 'w')", "--sys-io-profiling", "on")
+    assert done.returncode == 2
+    assert "--sys-io-profiling: msprof does not take it here" in done.stderr
+    assert not (place / "started").exists()
+    assert not (place / "out").exists()
+
+
 def test_several_recordings_give_a_database_each(place: Path) -> None:
     done = uprof(place, INIT + "stand_in_acl.init(index=2)")
     assert done.returncode == 0, done.stderr

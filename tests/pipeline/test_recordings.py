@@ -109,3 +109,87 @@ def test_a_full_disk_is_no_reason_to_fall_back(
     with pytest.raises(OutputError):
         databases([prof])
     assert (prof.path / NATIVE).read_text() == "native"
+
+
+class Exporter:
+    """Stands for the vendor's exporter, asked after the recording."""
+
+    def __init__(self, prof: Path, fails: str | None = None) -> None:
+        self.made, self.fails, self.asked = prof / NATIVE, fails, 0
+
+    def __call__(self) -> Path:
+        self.asked += 1
+        if self.fails:
+            raise CaptureError(self.fails)
+        self.made.write_text("native")
+        return self.made
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    folder = tmp_path / "PROF_3"
+    folder.mkdir()
+    return folder
+
+
+def test_what_we_decode_is_not_exported_as_well(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds(monkeypatch)
+    exporter = Exporter(raw)
+    assert databases([Recording("prof", raw, export=exporter)]) == ((raw / NATIVE,), [])
+    assert exporter.asked == 0
+    assert (raw / NATIVE).read_text().startswith("ours")
+
+
+@pytest.mark.parametrize(
+    ("error", "undecodable", "words"),
+    [
+        (None, ("dvpp data",), "uprof cannot decode dvpp data; the database of the vendor's"),
+        (RawFormatError("damaged"), (), "damaged; the database of the vendor's exporter is kept"),
+    ],
+)
+def test_what_we_cannot_decode_is_exported(
+    error: UprofError | None,
+    undecodable: tuple[str, ...],
+    words: str,
+    raw: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builds(monkeypatch, error, undecodable)
+    exporter = Exporter(raw)
+    paths, (note,) = databases([Recording("prof", raw, export=exporter)])
+    assert paths == (raw / NATIVE,)
+    assert note.startswith(words)
+    assert exporter.asked == 1
+    assert (raw / NATIVE).read_text() == "native"
+
+
+def test_where_the_export_fails_our_database_says_what_it_lacks(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builds(monkeypatch, undecodable=("dvpp data",))
+    exporter = Exporter(raw, fails="no python3")
+    paths, notes = databases([Recording("prof", raw, export=exporter)])
+    assert paths == (raw / NATIVE,)
+    assert (raw / NATIVE).read_text().startswith("ours")
+    assert notes == ["uprof cannot decode dvpp data, which the database lacks: no python3"]
+    assert exporter.asked == 1
+
+
+def test_where_both_fail_both_are_told_and_each_was_tried_once(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for undecodable in ((), ("dvpp data",)):
+        builds(monkeypatch, RawFormatError("damaged"), undecodable)
+        exporter = Exporter(raw, fails="no python3")
+        with pytest.raises(CaptureError, match="damaged: no python3"):
+            databases([Recording("prof", raw, export=exporter)])
+        assert exporter.asked == 1
+
+
+def test_the_vendor_s_is_made_where_it_is_asked_for(raw: Path) -> None:
+    exporter = Exporter(raw)
+    recording = Recording("prof", raw, export=exporter)
+    assert databases([recording], exporter="native") == ((raw / NATIVE,), [])
+    exporter.fails = "no python3"
+    with pytest.raises(CaptureError, match=r"left no database of .*: no python3 \(`uprof build`"):
+        databases([recording], exporter="native")

@@ -77,6 +77,12 @@ def device_files() -> list[Path]:
     return sorted(p for p in Path("/dev").glob("davinci*") if p.name[7:].isdecimal())
 
 
+def msprof_help() -> str | None:
+    """Return the list of options that msprof prints for the chip it sees; None: it does not say."""
+    msprof = find_msprof()
+    return None if msprof is None else answer_of(str(msprof), "--help", any_status=True)
+
+
 def chip() -> str | None:
     """Return the name of the first chip as npu-smi gives it, such as `Ascend 910B3`."""
     answer = answer_of("npu-smi", "info", "-m") or ""

@@ -19,11 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.backends.base import RunSpec
+from unified_prof.backends.msprof_offer import Offer
+from unified_prof.backends.workload_watch import STARTED_FILE
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
 # What msprof refuses in its paths (a space is allowed).
 FORBIDDEN_IN_PATHS = frozenset("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
+_PYTHON, _TYPE = "python-path", "type"
+OWN_OPTIONS = frozenset({_PYTHON, _TYPE})
+"""Options of ours that only save work: msprof may refuse them, as old ones do."""
 _SCRIPT_NAME = "workload.sh"
 _JOB_NAME = "job.json"
 
@@ -38,10 +43,32 @@ def check_path(path: Path, what: str) -> None:
 
 
 def command_line(
-    msprof: Path, arguments: Sequence[str], output: Path, application: Sequence[str]
+    msprof: Path,
+    arguments: Sequence[str],
+    output: Path,
+    application: Sequence[str],
+    offer: Offer,
 ) -> list[str]:
-    """Return the command; every option as `--name=value`, the only form that msprof takes."""
-    return [str(msprof), f"--output={output}", "--type=db", *arguments, *application]
+    """Return the command; every option as `--name=value`, the only form that msprof takes.
+
+    msprof exports by itself what it recorded, by a Python program that takes many times what we
+    take. A program that does nothing in place of the interpreter is the one way to leave it out.
+    """
+    own = []
+    if offer.takes(_PYTHON) and (nothing := _does_nothing()):
+        own.append(f"--{_PYTHON}={nothing}")
+    own.append(f"--output={output}")
+    if offer.takes(_TYPE):
+        own.append(f"--{_TYPE}=db")
+    return [str(msprof), *own, *arguments, *application]
+
+
+def _does_nothing() -> str | None:
+    """Return the path of a program that takes any arguments, does nothing and succeeds."""
+    for path in ("/bin/true", "/usr/bin/true", shutil.which("true") or ""):
+        if path and os.access(path, os.X_OK) and not {*os.path.realpath(path)} & {*" \n"}:
+            return path
+    return None
 
 
 def application(folder: Path) -> list[str]:
@@ -74,14 +101,18 @@ def harmless_folder() -> Path:
 def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Write the script that becomes `words`, with `environment` added to its environment."""
     path = folder / _SCRIPT_NAME
-    path.write_text(script(words, environment), encoding="utf-8")
+    path.write_bytes(os.fsencode(script(words, environment, folder / STARTED_FILE)))
     path.chmod(0o700)
 
 
-def script(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the text of that script; it begins where we are, wherever msprof starts it."""
+def script(words: Sequence[str], environment: Mapping[str, str], started: Path) -> str:
+    """Return the text of that script.
+
+    It says in `started` that it runs, and begins where we are, wherever msprof starts it.
+    """
     lines = [
         "#!/bin/sh",
+        f"echo $$ >{shlex.quote(str(started))}",
         f"cd {shlex.quote(str(Path.cwd()))} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in environment.items()),
         f"exec {shlex.join(words)}",

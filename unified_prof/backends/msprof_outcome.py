@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +25,14 @@ _LEAST_FREE_BYTES = 20 * 1024 * 1024  # msprof stops recording below this
 _APP_FAILED = re.compile(
     r"exception has occurred in process App, return code: ?(.*)", re.IGNORECASE
 )
+_EXPORT_FAILED = re.compile(
+    r"exception has occurred in process Export.*, return code: ?(.*)", re.IGNORECASE
+)
+# getopt names the program as it was called, msprof's own check by its path.
+_REFUSED_OPTION = re.compile(r"^\S.*?: (unrecognized option '(--[a-z][a-z0-9-]*)(?:=.*)?')")
 _ERROR = re.compile(r"^(?:\[ERROR\]|msprof:)\s*(.*)")
+# Signals that end processes which asked for nothing: out of memory, a crash in a library.
+_LIKELY_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
 _FULL = re.compile(r"no space left|disk (is )?full|(disk|storage) space", re.IGNORECASE)
 _NATIVE = re.compile(r"msprof_\d{14}\.db")
 
@@ -56,14 +65,31 @@ def inspect(path: Path) -> ProfDirectory:
     return ProfDirectory(path, natives[-1] if natives else None, has_device_data)
 
 
-def workload_exit_code(reported: int | None, ended: Ended) -> int:
+def refused_option(lines: Iterable[str]) -> str | None:
+    """Return the option, without dashes, because of which msprof started nothing."""
+    for line in lines:
+        if found := _REFUSED_OPTION.match(line):
+            return found[2].removeprefix("--")
+    return None
+
+
+def remove_record(folder: Path, process: int) -> None:
+    """Remove the list of recordings that a killed msprof has left in `folder`."""
+    with suppress(OSError):
+        (folder / f"{process}_profiling_output_record").unlink(missing_ok=True)
+
+
+def workload_exit_code(reported: int | None, observed: int | None, ended: Ended) -> int:
     """Return the workload's exit code.
 
     Args:
         reported: What the launcher noted at the workload's end; None: it did not come to that,
             because a signal or `os._exit` ended the process, or it is no Python program.
+        observed: How its process was seen to end; None: msprof was quicker.
         ended: How msprof ended; its warning carries the code as the text of an errno.
     """
+    if observed is not None:
+        return observed
     if reported is not None:
         return reported
     if ended.interrupted_by is not None:
@@ -96,7 +122,11 @@ def what_went_wrong(
 
 
 def _why_nothing(ended: Ended) -> str:
-    errors = [found[1] for line in ended.lines if (found := _ERROR.match(line))]
+    errors = [
+        found[1]
+        for line in ended.lines
+        if (found := _REFUSED_OPTION.match(line) or _ERROR.match(line))
+    ]
     if ended.status == _VIRTUAL_NPU:
         return "msprof cannot record here: this container has a virtual NPU (vNPU)"
     if ended.status < 0:
@@ -113,6 +143,25 @@ def _why_nothing(ended: Ended) -> str:
     return f"msprof ended with {ended.status} and recorded nothing"
 
 
+def why_not_exported(ended: Ended) -> str | None:
+    """Return why what an export left cannot be relied on; None: nothing speaks against it."""
+    for line in ended.lines:
+        if found := _REFUSED_OPTION.match(line):
+            return f"msprof's export failed: {found[1]}"
+        if found := _EXPORT_FAILED.search(line):
+            return f"msprof's export failed: {found[1].removesuffix('.')}"
+    if ended.status < 0:
+        return f"msprof's export was killed by signal {-ended.status}"
+    return f"msprof's export ended with {ended.status}" if ended.status else None
+
+
+def why_no_database(ended: Ended) -> str:
+    """Return why an export that seems to have done well left no database."""
+    errors = (found[1] for line in ended.lines if (found := _ERROR.match(line)))
+    said = next(errors, None)
+    return f"msprof's export failed: {said}" if said else "msprof's export gives no reason"
+
+
 def _disk_is_full(lines: Iterable[str], folder: Path) -> bool:
     if any(_FULL.search(line) for line in lines if line.startswith(("[ERROR]", "[WARNING]"))):
         return True
@@ -123,10 +172,14 @@ def _disk_is_full(lines: Iterable[str], folder: Path) -> bool:
 
 
 def _code_of_text(text: str) -> int:
-    """Return the exit code of which msprof printed `strerror`; 1 where the text is no such."""
-    if unknown := re.fullmatch(r"Unknown error (\d+)", text):
-        return int(unknown[1]) & 0xFF or 1
-    if text.isascii() and text.isdecimal():
-        return int(text) & 0xFF or 1
-    codes = (code for code in range(1, 256) if os.strerror(code) == text)
-    return next(codes, 1)
+    """Return the exit code of which msprof printed `strerror`; 1 where the text is no such.
+
+    It prints a full stop behind it, and the number of a signal as if it were an exit code.
+    """
+    for one in (text, text.removesuffix(".")):
+        if unknown := re.fullmatch(r"(?:Unknown error )?(\d+)", one, re.ASCII):
+            return int(unknown[1]) & 0xFF or 1
+        for code in range(1, 256):
+            if os.strerror(code) == one:
+                return 128 + code if code in _LIKELY_SIGNALS else code
+    return 1

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -19,6 +20,7 @@ _FORWARDED = (signal.SIGINT, *ENDING)
 _PATIENCE = 3  # so many requests to end, then the group is killed
 _KEPT_LINES = 400
 _READER_GRACE_S = 5.0
+_TICK_S = 0.1
 
 Feed = Callable[[IO[bytes], threading.Event], None]
 
@@ -33,6 +35,8 @@ class Ended:
     """The last lines it wrote, standard output and error together."""
     interrupted_by: int | None
     """The first signal that this process was sent meanwhile, or None."""
+    process: int = 0
+    """Its process id."""
 
 
 def run_group(
@@ -42,6 +46,7 @@ def run_group(
     inherited: Sequence[int] = (),
     relay: Callable[[str], None],
     feed: Feed | None = None,
+    tick: Callable[[int], bool] = lambda _: False,
 ) -> Ended:
     """Run `command` and wait for it.
 
@@ -58,6 +63,9 @@ def run_group(
             that the program has ended or that this process was asked to end, in which case the
             first signal is not passed on. Without it the standard input is ours, or empty where
             ours is a terminal, which a process of another group may not read.
+        tick: Called now and then in this thread with the id of the process, which is that of its
+            session and group. Returns whether something that it started runs on: msprof does not
+            survive SIGTERM, but a workload may take its time to end.
 
     Raises:
         DeviceUnavailableError: the program cannot be started.
@@ -85,7 +93,7 @@ def run_group(
             threads.append(threading.Thread(target=feed, args=arguments, daemon=True))
         for thread in threads:
             thread.start()
-        status = process.wait()
+        status = _wait(process, tick)
         signals.asked_to_end.set()
         # A grandchild that outlives msprof may hold the pipe open: do not wait for it for ever.
         for thread in threads:
@@ -94,7 +102,24 @@ def run_group(
         if stream and not thread.is_alive():
             with contextlib.suppress(OSError):  # closing writes what was not read any more
                 stream.close()
-    return Ended(status, tuple(kept), signals.received[0] if signals.received else None)
+    first = signals.received[0] if signals.received else None
+    return Ended(status, tuple(kept), first, process.pid)
+
+
+def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
+    """Wait for the process and for what `tick` says runs on; return the process's status."""
+    ended = threading.Event()
+
+    def wait() -> None:
+        process.wait()
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    while not ended.wait(_TICK_S):
+        tick(process.pid)
+    while tick(process.pid):
+        time.sleep(_TICK_S)
+    return process.wait()
 
 
 class _Signals:
@@ -152,3 +177,30 @@ def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> N
         del kept[:-_KEPT_LINES]
         with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
             relay(line)
+
+
+class Held:
+    """Lines that are shown as soon as it is sure that they are not in vain.
+
+    A refused option makes msprof print all that it has, and it may be started again without it.
+    """
+
+    def __init__(self, relay: Callable[[str], None]) -> None:
+        self._relay, self._lock = relay, threading.Lock()
+        self._kept: list[str] | None = []
+
+    def __call__(self, line: str) -> None:
+        """Take a line."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept.append(line)
+                return
+        self._relay(line)
+
+    def show(self) -> None:
+        """Show what was kept, and from now on everything at once."""
+        with self._lock:
+            kept, self._kept = self._kept or [], None
+            for line in kept:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
+                    self._relay(line)

@@ -6,12 +6,13 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from unified_prof.backends import cann, msprof_command, msprof_outcome
+from unified_prof.backends import cann, msprof_command, msprof_export, msprof_outcome
 from unified_prof.backends.base import (
     MEMORY,
     RUN_TIME,
@@ -21,41 +22,40 @@ from unified_prof.backends.base import (
     RunSpec,
     check_options,
 )
-from unified_prof.backends.msprof_options import BY_NAME, msprof_arguments
-from unified_prof.backends.msprof_process import Ended, Feed, run_group
-from unified_prof.backends.npu_launcher import RESULT_FILE
+from unified_prof.backends.launcher_results import MeasuredSoFar, Result, result_in
+from unified_prof.backends.msprof_offer import Offer, learn
+from unified_prof.backends.msprof_options import BY_NAME, Plan, plan
+from unified_prof.backends.msprof_process import Ended, Feed, Held, run_group
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
-from unified_prof.errors import (
-    CaptureError,
-    DeviceUnavailableError,
-    MeasuringError,
-    UprofError,
-    UsageError,
-)
+from unified_prof.backends.workload_watch import WorkloadWatch
+from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.runs.records import TrackedRun
+from unified_prof.plain import printable
 
-_TOLD = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
 EXPORTERS = ("uprof", "native")
-_OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid"})
+_OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid", "npu_chip"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
-    """What the launcher noted at the workload's end."""
+class _Attempt:
+    """One start of msprof and what came of it."""
 
-    exit_code: int | None = None
-    tracked: TrackedRun | None = None
-    failure: str | None = None
-    unmarked: str | None = None
+    ended: Ended
+    result: Result
+    observed: int | None
+    """The exit code of the workload's process, where it was seen."""
+    started: bool
+    """Whether anything of the workload has run."""
+    report_error: Exception | None = None
 
 
 class NpuBackend:
     """Run a workload as msprof's application.
 
-    Options (`RunSpec.options`): those of `msprof_options`, by name; `preset`; `msprof_arg`, a
-    sequence of further arguments; `pid`, a running process to attach to instead of starting a
-    workload; `exporter` and `schema`, which are for those who build the database.
+    Options (`RunSpec.options`): those of `msprof_options`, by name; `preset`; `npu_chip`, the name
+    of the chip where it is to be taken for granted; `msprof_arg`, a sequence of further arguments;
+    `pid`, a running process to attach to instead of starting a workload; `exporter` and `schema`,
+    which are for those who build the database.
     """
 
     name = "npu"
@@ -78,8 +78,10 @@ class NpuBackend:
     def describe(self, spec: RunSpec) -> list[str]:
         """Return the lines of `--dry-run`: the command, and what its script would become."""
         folder = Path("/tmp/uprof_XXXXXXXX")
-        command = self._command(spec, _check(spec), folder)
-        lines = [shlex.join(command)]
+        plan, offer = _check(spec)
+        lines = [shlex.join(self._command(spec, plan, offer, folder))]
+        if plan.left_out:
+            lines.append(f"# {_without(plan, offer)}")
         if not spec.options.get("pid"):
             words = [spec.target, *spec.arguments]
             if spec.is_module:
@@ -90,24 +92,34 @@ class NpuBackend:
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload under msprof, or attach to a running one, and find what it recorded.
 
+        An option of the preset that msprof refuses, which it does before it starts anything, is
+        left out, and msprof started once more.
+
         Raises:
             UsageError: an option or a path that msprof would refuse.
             DeviceUnavailableError: msprof cannot be started.
             CaptureError: the workload broke the rules of providers; that nothing was recorded is
                 told in `Capture.failure`.
         """
-        arguments = _check(spec)
+        plan, offer = _check(spec)
         if reason := self.unavailable_reason():
             raise DeviceUnavailableError(reason)
         output = spec.output_dir.resolve()
         before = msprof_outcome.find(output)
-        folder = msprof_command.harmless_folder()
-        try:
-            ended = self._record(spec, arguments, folder)
-            result = _result(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        exit_code = msprof_outcome.workload_exit_code(result.exit_code, ended)
+        while True:
+            if plan.left_out:
+                spec.relay(f"uprof: {_without(plan, offer)}")
+            attempt = self._attempt(spec, plan, offer)
+            refused = msprof_outcome.refused_option(attempt.ended.lines)
+            if attempt.started or refused is None or not offer.takes(refused):
+                break
+            if refused not in plan.can_go | msprof_command.OWN_OPTIONS:
+                break
+            offer = offer.without(refused)
+            plan = _plan(spec, offer)
+        ended, result = attempt.ended, attempt.result
+        msprof_outcome.remove_record(output, ended.process)
+        exit_code = msprof_outcome.workload_exit_code(result.exit_code, attempt.observed, ended)
         found = sorted(msprof_outcome.find(output) - before)
         directories = [msprof_outcome.inspect(path) for path in found]
         failure = msprof_outcome.what_went_wrong(ended, exit_code, directories, output)
@@ -115,33 +127,74 @@ class NpuBackend:
         return Capture(
             exit_code,
             result.tracked,
-            tuple(Recording("prof", item.path, native=item.native) for item in directories),
+            tuple(_recording(item, spec) for item in directories),
             failure="; ".join(reasons) or None,
-            facts={
-                "cann": cann.version(),
-                "npu_chip": cann.chip(),
-                "msprof": shlex.join(self._command(spec, arguments, folder)),
-            },
+            facts=_facts(plan, self._command(spec, plan, offer, Path("/tmp/uprof_XXXXXXXX"))),
+            error=attempt.report_error,
         )
 
-    def _command(self, spec: RunSpec, arguments: list[str], folder: Path) -> list[str]:
+    def _command(self, spec: RunSpec, plan: Plan, offer: Offer, folder: Path) -> list[str]:
         if pid := spec.options.get("pid"):
             application = ["--dynamic=on", f"--pid={pid}"]
         else:
             application = msprof_command.application(folder)
         return msprof_command.command_line(
-            cann.find_msprof() or Path("msprof"), arguments, spec.output_dir.resolve(), application
+            cann.find_msprof() or Path("msprof"),
+            plan.arguments,
+            spec.output_dir.resolve(),
+            application,
+            offer,
         )
 
-    def _record(self, spec: RunSpec, arguments: list[str], folder: Path) -> Ended:
-        command = self._command(spec, arguments, folder)
+    def _attempt(self, spec: RunSpec, plan: Plan, offer: Offer) -> _Attempt:
+        """Start msprof once and wait for its end."""
+        folder = msprof_command.harmless_folder()
+        try:
+            watch = WorkloadWatch(folder)
+            progress = MeasuredSoFar(folder, spec)
+            said = Held(spec.relay)
+            attached = bool(spec.options.get("pid"))
+            if attached:
+                said.show()
+
+            def tick(process: int) -> bool:
+                if watch.started:
+                    said.show()
+                watch.look(process)
+                progress.look()
+                return watch.runs()
+
+            try:
+                ended = self._record(spec, plan, offer, folder, said, tick)
+            finally:
+                started = watch.started
+                if started:
+                    said.show()
+            refused = msprof_outcome.refused_option(ended.lines)
+            if started or refused not in plan.can_go | msprof_command.OWN_OPTIONS:
+                said.show()
+            result = progress.completed(result_in(folder))
+            return _Attempt(ended, result, watch.exit_code, started, progress.error)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _record(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        offer: Offer,
+        folder: Path,
+        relay: Callable[[str], None],
+        tick: Callable[[int], bool],
+    ) -> Ended:
+        command = self._command(spec, plan, offer, folder)
         environment = {**os.environ, DEVICE_VARIABLE: self.name}
         if spec.options.get("pid"):
             duration = spec.options.get("duration")
             return run_group(
                 command,
                 environment=environment,
-                relay=spec.relay,
+                relay=relay,
                 feed=_start_and_stop(int(str(duration)) if duration else None),
             )
         streams = {1: os.dup(1), 2: os.dup(2)}
@@ -153,33 +206,64 @@ class NpuBackend:
                 command,
                 environment=environment,
                 inherited=tuple(streams.values()),
-                relay=spec.relay,
+                relay=relay,
+                tick=tick,
             )
         finally:
             for descriptor in streams.values():
                 os.close(descriptor)
 
 
-def _check(spec: RunSpec) -> list[str]:
-    """Check everything that can be checked before anything starts; return msprof's arguments."""
+def _check(spec: RunSpec) -> tuple[Plan, Offer]:
+    """Check everything that can be checked before anything starts; return what msprof is given."""
     check_options(NpuBackend.name, spec, {*BY_NAME, *_OTHER_OPTIONS})
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
         raise UsageError(f"no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
     resolve(MSPROF, str(spec.options.get("schema") or "documented"))
     msprof_command.check_path(spec.output_dir.resolve(), "the output folder")
+    if pid := spec.options.get("pid"):
+        _check_pid(pid, spec.options)
+    else:
+        _check_target(spec)
+    name = spec.options.get("npu_chip")
+    offer = learn(None if name is None else str(name))
+    return _plan(spec, offer), offer
+
+
+def _plan(spec: RunSpec, offer: Offer) -> Plan:
     options = {name: spec.options[name] for name in spec.options if name not in _OTHER_OPTIONS}
     if "preset" in spec.options:
         options["preset"] = spec.options["preset"]
-    if pid := spec.options.get("pid"):
-        _check_pid(pid, options)
-        if (duration := options.pop("duration", None)) is not None:
-            msprof_arguments({"duration": duration})
-    else:
-        _check_target(spec)
+    duration = options.pop("duration", None) if spec.options.get("pid") else None
     raw = spec.options.get("msprof_arg", ())
     assert isinstance(raw, tuple | list)
-    return msprof_arguments(options, raw=raw, chip=cann.chip())
+    if duration is not None:
+        plan({"duration": duration}, offer=offer)  # for our own use: msprof is told by hand
+    return plan(options, raw=raw, offer=offer)
+
+
+def _without(plan: Plan, offer: Offer) -> str:
+    """Say what of the preset is left out."""
+    flags = ", ".join(f"--{option.flag}" for option in plan.left_out)
+    them = "it" if len(plan.left_out) == 1 else "them"
+    return f"--preset {plan.preset} without {flags}: msprof does not take {them} {offer.place}"
+
+
+def _recording(item: msprof_outcome.ProfDirectory, spec: RunSpec) -> Recording:
+    export = partial(msprof_export.export, item.path, spec.relay)
+    return Recording("prof", item.path, native=item.native, export=export)
+
+
+def _facts(plan: Plan, command: list[str]) -> dict[str, str | None]:
+    facts = {
+        "cann": cann.version(),
+        "npu_chip": cann.chip(),
+        "msprof": printable(shlex.join(command)),
+    }
+    if plan.left_out:
+        facts["msprof_left_out"] = ", ".join(f"--{option.flag}" for option in plan.left_out)
+    return facts
 
 
 def _check_pid(pid: object, options: Mapping[str, object]) -> None:
@@ -227,23 +311,3 @@ def _start_and_stop(duration_s: int | None) -> Feed:
             pass  # msprof has ended; what it said is shown anyway
 
     return feed
-
-
-def _result(folder: Path) -> _Result:
-    """Read what the launcher noted at the workload's end; empty when it came to no end.
-
-    Raises:
-        UprofError: the one that ended the run there.
-    """
-    try:
-        raw = (folder / RESULT_FILE).read_bytes()
-    except OSError:
-        return _Result()
-    import msgspec
-
-    result: dict[str, Any] = msgspec.msgpack.decode(raw)
-    if error := result.pop("error", None):
-        kinds = {kind.__name__: kind for kind in _TOLD}
-        kind = kinds.get(error["kind"], UprofError)
-        raise kind(error["message"], hint=error["hint"])
-    return msgspec.convert(result, _Result)

@@ -2,6 +2,8 @@
 
 The process must be the workload's own: msprof samples it by its id. Started by the script that
 `msprof_command` writes, with a JSON file that says what to run and where to leave the outcome.
+What is measured is left there as soon as it is complete, and now and then before that: the
+workload may run on for hours and be killed, and the parent writes the reports.
 """
 
 from __future__ import annotations
@@ -11,13 +13,21 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unified_prof.errors import UprofError
-from unified_prof.runs.spec import RunSpec
+from unified_prof.plain import storable_in
+from unified_prof.runs.records import TrackedRun
+from unified_prof.runs.spec import Capture, RunSpec
 
 RESULT_FILE = "result.msgpack"
+"""How the workload ended, and what was measured of it."""
+MEASURED_FILE = "measured.msgpack"
+"""What was measured, once it is complete, while the workload runs on."""
+PARTIAL_FILE = "partial.msgpack"
+"""What was measured so far."""
 
 
 def main(job_file: str) -> None:
@@ -26,14 +36,16 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text(encoding="utf-8"))
     _restore_streams(job["streams"])
     spec = RunSpec.of_data(job["spec"])
+    owner = os.getpid()
     result: dict[str, Any]
     try:
-        result = _run_tracked(spec) if job["tracked"] else _run_plain(spec)
+        result = _run_tracked(spec, folder) if job["tracked"] else _run_plain(spec)
     except UprofError as err:
         # Told by the parent, where the error boundary is.
         told = {"kind": type(err).__name__, "message": str(err), "hint": err.hint}
         result = {"exit_code": err.exit_code, "error": told}
-    _leave(folder / RESULT_FILE, result)
+    if os.getpid() == owner:  # and not a child that the workload forked
+        _leave(folder / RESULT_FILE, result)
     sys.exit(result["exit_code"])
 
 
@@ -52,12 +64,25 @@ def _restore_streams(streams: Mapping[str, Any]) -> None:
                 os.close(inherited)
 
 
-def _run_tracked(spec: RunSpec) -> dict[str, Any]:
+def _run_tracked(spec: RunSpec, folder: Path) -> dict[str, Any]:
     """Run providers, or a script whose operations are tracked, on the NPU."""
     from unified_prof.backends.mstx import MarkIterations
     from unified_prof.tracking.workload import run_workload
 
     marks = MarkIterations()
+    owner = os.getpid()
+
+    def measured(capture: Capture) -> None:
+        if capture.tracked is not None and os.getpid() == owner:
+            found = {"tracked": capture.tracked, "unmarked": marks.missing}
+            _leave(folder / MEASURED_FILE, found)
+
+    def partial(run: TrackedRun) -> None:
+        if os.getpid() == owner:
+            _leave(folder / PARTIAL_FILE, {"tracked": run})
+
+    if spec.asks_for_operations:
+        spec = replace(spec, on_measured=measured, on_partial=partial)
     capture = run_workload("npu", spec, instruments=[marks])
     return {
         "exit_code": capture.exit_code,
@@ -89,7 +114,14 @@ def _run_plain(spec: RunSpec) -> dict[str, Any]:
     return {"exit_code": 0}
 
 
-def _leave(path: Path, result: Mapping[str, Any]) -> None:
+def _leave(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` so that whoever looks finds all of it or what was there before."""
     import msgspec
 
-    path.write_bytes(msgspec.msgpack.encode(result))
+    try:
+        data = msgspec.msgpack.encode(content)
+    except UnicodeEncodeError:  # of a file name that is not UTF-8
+        data = msgspec.msgpack.encode(storable_in(msgspec.to_builtins(content)))
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    partial.replace(path)

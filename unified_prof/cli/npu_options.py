@@ -9,11 +9,20 @@ from typing import Annotated, Any
 
 import typer
 
-from unified_prof.backends.msprof_options import DEFAULT_PRESET, OPTIONS, PRESETS, MsprofOption
+from unified_prof.backends.msprof_options import (
+    BY_NAME,
+    DEFAULT_PRESET,
+    GROUPS,
+    OPTIONS,
+    PRESETS,
+    MsprofOption,
+)
+from unified_prof.backends.npu_chips import CHIPS, UNKNOWN
 from unified_prof.cli.command_line import OUTPUT, write_section
 from unified_prof.cli.options import SCHEMA_HELP
 
 SECTION = "Ascend NPU (--backend npu)"
+_FIRST_GROUP = "What is recorded, and what becomes of it"
 _Run = Callable[..., None]
 
 
@@ -45,14 +54,23 @@ def _general() -> list[inspect.Parameter]:
             "preset",
             str | None,
             metavar="NAME",
-            help=f"How much to record: {presets}. Single options override it.",
+            help=f"How much to record: {presets}. Single options override it; what msprof does not"
+            " take on this chip is left out.",
             show_default=DEFAULT_PRESET,
+        ),
+        _made(
+            "npu_chip",
+            str | None,
+            metavar="NAME",
+            help=f"The chip, of {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: ask nobody,"
+            " and leave out what msprof refuses.",
+            show_default="asked of msprof and npu-smi",
         ),
         _made(
             "exporter",
             str | None,
             metavar="uprof|native",
-            help="Who builds the database; what uprof cannot decode falls back to msprof's own.",
+            help="Who builds the database; what uprof cannot decode is exported by msprof.",
             show_default="uprof",
         ),
         _made(
@@ -121,9 +139,15 @@ def _show_section(context: typer.Context, wanted: bool) -> None:
             "These are msprof's own options, checked before anything starts, with the tables of "
             "the database that each fills in brackets. `uprof run --help` shows all others."
         )
-    write_section(formatter, context, SECTION, options)
+    for title in (_FIRST_GROUP, *GROUPS):
+        of_group = [one for one in options if _group_of(one.name) == title]
+        write_section(formatter, context, title, of_group)
     typer.echo(formatter.getvalue().rstrip("\n"))
     raise typer.Exit
+
+
+def _group_of(name: str) -> str:
+    return BY_NAME[name].group if name in BY_NAME else _FIRST_GROUP
 
 
 def _made(

@@ -55,11 +55,11 @@ def build_databases(
 
 
 def _kept(recording: Recording) -> tuple[Path | None, str | None]:
-    if recording.native:
-        return recording.native, None
-    return None, (
-        f"the vendor's exporter left no database of {recording.path} (`uprof build` can make one)"
-    )
+    native, why_not = _vendors(recording)
+    if native:
+        return native, None
+    left_none = f"the vendor's exporter left no database of {recording.path}"
+    return None, f"{_because(left_none, why_not)} (`uprof build` can make one)"
 
 
 def _converted(
@@ -74,10 +74,15 @@ def _converted(
 
     source = by_kind(recording.kind)
     target = None if source.inside else _timeline_of(recording.path, rank)
+    note = why_not = None
     try:
-        missing = source.undecodable(recording.path)
-        if missing and recording.native:
-            return recording.native, _fallen_back(f"uprof cannot decode {', '.join(missing)}")
+        if missing := source.undecodable(recording.path):
+            cannot = f"uprof cannot decode {', '.join(missing)}"
+            native, why_not = _vendors(recording)
+            if native:
+                return native, _fallen_back(cannot)
+            if why_not:
+                note = f"{cannot}, which the database lacks: {why_not}"
         with _set_aside(recording.native):
             made = convert.convert(
                 recording.path,
@@ -88,13 +93,29 @@ def _converted(
                 facts=facts,
                 of_own_run=True,
             )
-        return made.database, None
+        return made.database, note
     except OutputError:
         raise
     except UprofError as err:
-        if recording.native:
-            return recording.native, _fallen_back(str(err))
+        if why_not is None:  # otherwise the vendor's exporter has been tried
+            native, why_not = _vendors(recording)
+            if native:
+                return native, _fallen_back(str(err))
+        return None, _because(str(err), why_not)
+
+
+def _vendors(recording: Recording) -> tuple[Path | None, str | None]:
+    """Return the vendor's own database, made now if need be, or why there is none."""
+    if recording.native or recording.export is None:
+        return recording.native, None
+    try:
+        return recording.export(), None
+    except CaptureError as err:
         return None, str(err)
+
+
+def _because(what: str, why: str | None) -> str:
+    return f"{what}: {why}" if why else what
 
 
 def _timeline_of(recording: Path, rank: Rank) -> Path:

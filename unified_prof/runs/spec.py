@@ -38,6 +38,9 @@ class Recording:
     path: Path
     native: Path | None = None
     """The vendor's own database of it, where the vendor's exporter made one."""
+    export: Callable[[], Path] | None = field(default=None, compare=False)
+    """Lets the vendor's exporter make one now, which may take minutes; None: there is no way.
+    Raises CaptureError where it makes none, and leaves nothing behind then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from unified_prof.errors import RawFormatError
-from unified_prof.plain import storable
+from unified_prof.plain import storable_in
 from unified_prof.runs.records import OperationRecord, TrackedRun
 from unified_prof.store import ownership
 from unified_prof.store.atomic import remove_abandoned
@@ -150,18 +150,8 @@ def encode(content: Spooled) -> bytes:
     try:
         payload = msgspec.msgpack.encode(content)
     except UnicodeEncodeError:  # of a file name that is not UTF-8
-        payload = msgspec.msgpack.encode(_storable(msgspec.to_builtins(content)))
+        payload = msgspec.msgpack.encode(storable_in(msgspec.to_builtins(content)))
     return _HEADER.pack(_MAGIC, _VERSION, len(payload), zlib.crc32(payload)) + payload
-
-
-def _storable(value: Any) -> Any:
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, dict):
-        return {_storable(key): _storable(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(one) for one in value]
-    return value
 
 
 def read(path: Path) -> Spooled:
