@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.decoders.ascend_pt.made import Framework
 from tests.decoders.kineto.made import operation
 from tests.decoders.kineto.made import write as write_trace
 from tests.prof_generator import Recipe, generate
@@ -35,7 +36,13 @@ def kineto(folder: Path) -> Path:
     return write_trace(folder / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
 
 
-MAKERS: dict[str, Callable[[Path], Path]] = {"prof": prof, "kineto": kineto}
+def ascend_pt(folder: Path) -> Path:
+    made = Framework()
+    made.operator("aten::mm", 1, 2)
+    return made.write(folder / "host_7_20260101000000000_ascend_pt", rank=0)
+
+
+MAKERS: dict[str, Callable[[Path], Path]] = {"prof": prof, "kineto": kineto, "ascend_pt": ascend_pt}
 
 
 @pytest.fixture(params=SOURCES, ids=lambda source: source.kind)

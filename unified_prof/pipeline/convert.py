@@ -104,7 +104,12 @@ def convert(
     found = Found(path, source)
     place = Place(target) if target is not None else _usual_place(found)
     settings = _Settings(catalogue.resolve(catalogue.MSPROF, schema), force, facts, of_own_run)
-    return _convert(found, place, settings, progress)
+    if not force:
+        places.refuse_existing(place)
+    with ExitStack() as folders:
+        if place.folder is not None:
+            folders.enter_context(outputs.output_directory(place.folder))
+        return _convert(found, place, settings, progress)
 
 
 def convert_all(
@@ -245,10 +250,13 @@ def _convert(found: Found, place: Place, settings: _Settings, progress: Progress
         except BaseException:
             place.target.unlink(missing_ok=True)
             raise
-        return replace(converted, database=database)
-    for old in place.existing:
-        if old != place.target:
-            old.unlink(missing_ok=True)
+        converted = replace(converted, database=database)
+    else:
+        for old in place.existing:
+            if old != place.target:
+                old.unlink(missing_ok=True)
+    if place.folder is not None:
+        found.source.complete(found.path, converted.database, force=settings.force)
     return converted
 
 
@@ -260,6 +268,7 @@ def _write(found: Found, place: Place, settings: _Settings, progress: Progress) 
         revision=revision,
         overwrite=settings.force,
         all_tables=place.layout == ASCEND_PT and ascend_layout.wants_all_tables(revision),
+        enums=source.wants_enums(found.path),
     ) as writer:
         tally = Tally(writer)
         ground = _ground(revision, stages, of_own_run=settings.of_own_run)

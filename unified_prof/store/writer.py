@@ -42,6 +42,7 @@ class ReportWriter:
         revision: Revision or alias (`documented`, `latest`) of the msprof schema.
         overwrite: Whether an existing file may be replaced.
         all_tables: Whether to create the tables without rows as well.
+        enums: Whether to write the schema's lists of names, ENUM_*; their tables are there then.
 
     Raises:
         UsageError: no such revision; later: a table, column or value that cannot be meant.
@@ -56,12 +57,14 @@ class ReportWriter:
         revision: str = "documented",
         overwrite: bool = False,
         all_tables: bool = False,
+        enums: bool = True,
     ) -> None:
         self.path = Path(path)
         self.revision = catalogue.resolve(MSPROF, revision)
         self._strings = StringPool()
         self._overwrite = overwrite
         self._all_tables = all_tables
+        self._enums = enums
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}
@@ -169,6 +172,8 @@ class ReportWriter:
         """Create what is there even if nothing is written, constant rows included."""
         for name, table in self._spec.tables.items():
             rows = self._spec.rows.get(name, ())
+            if not self._enums and name in self._spec.enum_tables:
+                continue
             if name == "META_DATA":
                 rows = (*rows, (REVISION_ROW, self.revision))
             if name != _STRING_IDS and (rows or name in ALWAYS_PRESENT):

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from unified_prof.pipeline.sources.ascend_pt import AscendPt
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
 from unified_prof.pipeline.sources.kineto import Kineto
 from unified_prof.pipeline.sources.prof import Prof
 
 __all__ = ["SOURCES", "Decoded", "Ground", "Sign", "Source", "by_kind", "source_of", "surely"]
 
-SOURCES: tuple[Source, ...] = (Prof(), Kineto())
+SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Kineto())
 """In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 

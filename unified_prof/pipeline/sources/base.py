@@ -116,6 +116,26 @@ class Source(ABC):
         """
         return (folder or Path()) / f"{name}.db"
 
+    def wants_enums(self, path: Path) -> bool:
+        """Whether the schema's lists of names, ENUM_*, belong into its report.
+
+        They do not where torch_npu makes a database without msprof's, of PyTorch's rows alone.
+        """
+        return True
+
+    def complete(  # noqa: B027 (most have nothing to add)
+        self, path: Path, report: Path, *, force: bool
+    ) -> None:
+        """Write what readers of the layout expect beside the finished report.
+
+        It is called where the report stands at a place of the source's own choice.
+
+        Args:
+            path: The recording.
+            report: Under its final name.
+            force: Whether what is there already may be replaced.
+        """
+
     def reports_at(self, target: Path) -> list[Path]:
         """Return the reports that stand in the way of one at `target`.
 

@@ -1,0 +1,81 @@
+"""What a test says of decoded rows: texts instead of ids, None for NULL, times since the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.decoders.ascend_pt.made import EPOCH
+from tests.decoders.prof.memory_sink import Texts
+from unified_prof.columns import Column
+from unified_prof.decoders import ascend_pt
+from unified_prof.ledger import Ledger
+from unified_prof.store import batches
+
+NO_NAME = 4_294_967_295
+_TEXTS = {
+    "PYTORCH_API": ("name", "inputDtypes", "inputShapes"),
+    "PYTORCH_CALLCHAINS": ("stack",),
+    "MEMORY_RECORD": ("component",),
+    "OP_MEMORY": ("name",),
+}
+_TIMES = (
+    *("startNs", "endNs", "timestamp"),
+    *("allocationTime", "releaseTime", "activeReleaseTime"),
+)
+
+Row = dict[str, Any]
+
+
+class RowSink:
+    """Keeps rows as a database would return them."""
+
+    def __init__(self) -> None:
+        self.strings = Texts()
+        self.anomalies = Ledger()
+        self.rows: dict[str, list[Row]] = {}
+
+    def write(self, table: str, columns: Mapping[str, Column]) -> int:
+        sources, count = batches.read(columns, table=table)
+        parts = {name: source.part(0, count) for name, source in sources.items()}
+        self.rows.setdefault(table, []).extend(
+            {name: values[row] for name, values in parts.items()} for row in range(count)
+        )
+        return count
+
+    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
+        self.anomalies.add(name, detail, count)
+
+    def table(self, name: str, *columns: str) -> list[Any]:
+        """Return the rows, sorted; one column as such, several as tuples."""
+        texts = {number: text for text, number in self.strings.ids.items()}
+
+        def value(row: Row, column: str) -> Any:
+            found = row.get(column)
+            if found is not None and column in _TEXTS.get(name, ()):
+                return None if found == NO_NAME else texts[found]
+            if found is not None and column in _TIMES:
+                return int(found) - EPOCH
+            return found
+
+        rows = [tuple(value(row, column) for column in columns) for row in self.rows.get(name, [])]
+        rows.sort(key=lambda row: tuple((one is not None, str(type(one)), one) for one in row))
+        return [row[0] for row in rows] if len(columns) == 1 else rows
+
+    def links(self) -> dict[str, list[int]]:
+        """Return the numbers that a range of each name is connected by, of those that are."""
+        by_id: dict[int, list[int]] = {}
+        for row in self.rows.get("CONNECTION_IDS", []):
+            by_id.setdefault(row["id"], []).append(row["connectionId"])
+        result: dict[str, list[int]] = {}
+        for name, connection in self.table("PYTORCH_API", "name", "connectionId"):
+            if connection is not None:
+                result.setdefault(name, []).extend(sorted(by_id[connection]))
+        return result
+
+
+def decode(folder: Path) -> RowSink:
+    sink = RowSink()
+    ascend_pt.decode(folder, sink)
+    return sink

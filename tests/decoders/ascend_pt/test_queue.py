@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.decoders.ascend_pt.made import PID, Framework
+from tests.decoders.ascend_pt.rows import RowSink, decode
+from unified_prof.decoders.ascend_pt import links
+from unified_prof.decoders.ascend_pt.operators import Operators
+from unified_prof.decoders.ascend_pt.queue import Queue
+
+NUMBER = 5 << 28
+
+
+def launches(*calls: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Calls of (start, end, tid, connection)."""
+    start, end, tid, connection = (np.array(part, np.int64) for part in zip(*calls, strict=True))
+    return {
+        "startNs": start,
+        "endNs": end,
+        "globalTid": PID << 32 | tid,
+        "connectionId": connection,
+    }
+
+
+def read(made: Framework, folder: Path) -> tuple[Operators, Queue]:
+    folder = made.write(folder) / "FRAMEWORK"
+    sink = RowSink()
+    operators, marks = folder / "torch.op_range", folder / "torch.op_mark"
+    return (
+        Operators(operators if operators.exists() else None, lambda raw: raw, sink),
+        Queue(marks if marks.exists() else None, lambda raw: raw, sink),
+    )
+
+
+def connected(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) -> dict[int, str]:
+    """Return the operator of every connection."""
+    operators, queue = read(made, folder)
+    rows, numbers = links.launch_connections(operators, queue, launches(*calls), PID)
+    names = operators.names.all
+    return {
+        int(number): names[operators.name[row]] for row, number in zip(rows, numbers, strict=True)
+    }
+
+
+def test_enqueue_and_dequeue_share_a_number_and_the_kernels_name(tmp_path: Path) -> None:
+    made = Framework()
+    made.enqueue(10, 12, 3, 1, "aclnnMm")
+    made.enqueue(20, 22, 4, 1, "lost")
+    made.dequeue(30, 40, 3, 2, "aclnnMatmul")
+    sink = decode(made.write(tmp_path))
+    assert sink.table("PYTORCH_API", "name", "startNs", "endNs", "type", "sequenceNumber") == [
+        ("Dequeue@aclnnMatmul", 30, 40, 50002, None),
+        ("Enqueue", 20, 22, 50002, None),
+        ("Enqueue@aclnnMatmul", 10, 12, 50002, None),
+    ]
+    assert sink.links() == {
+        "Enqueue@aclnnMatmul": [NUMBER + 3],
+        "Dequeue@aclnnMatmul": [NUMBER + 3],
+        "Enqueue": [NUMBER + 4],
+    }
+    ids = sink.table("PYTORCH_API", "connectionId")
+    assert len(set(ids)) == len(ids)
+
+
+def test_an_end_takes_the_latest_start_and_older_ones_are_lost(tmp_path: Path) -> None:
+    made = Framework()
+    for time, category, correlation in ((1, 0, 1), (2, 0, 2), (3, 1, 2), (4, 1, 1), (5, 0, 3)):
+        made.mark(time, category, correlation, 1, "k")
+    made.mark(2, 0, 9, 7, "k")  # another thread
+    sink = decode(made.write(tmp_path))
+    assert sink.table("PYTORCH_API", "startNs", "endNs") == [(2, 3)]
+    assert sink.anomalies["unpaired_mark"].cases == 4
+
+
+def test_a_launch_belongs_to_the_innermost_operator_round_its_enqueue(tmp_path: Path) -> None:
+    made = Framework()
+    made.operator("inner", 11, 19, 1)
+    made.operator("outer", 10, 20, 1)
+    made.operator("other thread", 12, 18, 3)
+    made.enqueue(13, 15, 8, 1)
+    made.dequeue(100, 120, 8, 2)
+    calls = ((101, 119, 2, 50), (100, 119, 2, 51), (101, 120, 2, 52), (130, 131, 2, 53))
+    assert connected(made, tmp_path, *calls) == {50: "inner"}
+
+
+def test_queues_that_end_in_another_order_do_not_mix_partners(tmp_path: Path) -> None:
+    made = Framework()
+    for number, (start, thread) in enumerate(((100, 2), (110, 3), (120, 2))):
+        made.operator(f"op{number}", 10 * number, 10 * number + 9, 1)
+        made.enqueue(10 * number + 1, 10 * number + 2, number, 1)
+        made.dequeue(start, start + (50 if thread == 3 else 9), number, thread)
+    calls = ((101, 102, 2, 50), (121, 122, 2, 52), (111, 112, 3, 51))
+    assert connected(made, tmp_path, *calls) == {50: "op0", 51: "op1", 52: "op2"}
+
+
+def test_without_a_queue_the_operator_is_round_the_launch(tmp_path: Path) -> None:
+    made = Framework()
+    made.operator("inner", 11, 19, 1)
+    made.operator("outer", 10, 20, 1)
+    calls = ((12, 18, 1, 50), (11, 18, 1, 51), (10, 12, 1, 52), (12, 18, 2, 53))
+    assert connected(made, tmp_path, *calls) == {50: "inner", 51: "outer"}
+
+
+def test_launches_of_another_process_are_nobodys(tmp_path: Path) -> None:
+    made = Framework()
+    made.operator("a", 10, 20, 1)
+    operators, queue = read(made, tmp_path)
+    foreign = launches((12, 13, 1, 5)) | {"globalTid": np.array([(PID + 1) << 32 | 1])}
+    assert len(links.launch_connections(operators, queue, foreign, PID)[0]) == 0
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(1, 2)), max_size=14)
+
+
+@given(RANGES, RANGES)
+def test_innermost_is_the_last_begun_of_all_round_it(
+    ranges: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]
+) -> None:
+    """Also where ranges of a thread cross, which a search by nesting would get wrong."""
+    made = Framework()
+    for number, (start, length, tid) in enumerate(ranges):
+        made.operator(str(number), start, start + length, tid)
+    with tempfile.TemporaryDirectory() as folder:
+        operators, _ = read(made, Path(folder))
+    starts, lengths, tids = (np.array([row[k] for row in asked], np.int64) for k in (0, 1, 2))
+    found = operators.around(tids, starts, starts + lengths)
+    names = operators.names.all
+    for (begin, lasts, thread), row in zip(asked, found.tolist(), strict=True):
+        around = [
+            start
+            for start, length, tid in ranges
+            if tid == thread and start < begin and start + length > begin + lasts
+        ]
+        got = None if row < 0 else ranges[int(names[operators.name[row]])][0]
+        assert got == max(around, default=None)
+
+
+MARKS = st.lists(
+    st.tuples(st.integers(0, 20), st.integers(0, 3), st.integers(0, 2), st.integers(1, 2)),
+    max_size=20,
+)
+
+
+@given(MARKS)
+def test_marks_pair_as_one_open_start_each(marks: list[tuple[int, int, int, int]]) -> None:
+    made = Framework()
+    for time, category, correlation, tid in marks:
+        made.mark(time, category, correlation, tid, "k")
+    with tempfile.TemporaryDirectory() as folder:
+        _, queue = read(made, Path(folder))
+    opened: dict[tuple[int, int], int] = {}
+    expected = []
+    for time, category, correlation, tid in sorted(marks, key=lambda mark: mark[0]):
+        key = (category // 2, tid)
+        if category % 2 == 0:
+            opened[key] = time
+        elif key in opened:
+            expected.append((category // 2, opened.pop(key), time, tid, correlation))
+    found = [
+        (side, int(s), int(e), int(t), int(c))
+        for side, rows in enumerate((queue.enqueues, queue.dequeues))
+        for s, e, t, c in zip(rows.start_ns, rows.end_ns, rows.tid, rows.correlation, strict=True)
+    ]
+    assert sorted(found) == sorted(expected)

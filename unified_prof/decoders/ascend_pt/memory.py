@@ -1,0 +1,352 @@
+"""Device memory: what PyTorch's and CANN's allocators recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.runs import Runs
+from unified_prof.columns import Column, Sink
+from unified_prof.decoders.ascend_pt.links import dequeue_begun, enqueue_of
+from unified_prof.decoders.ascend_pt.operators import NONE, Clock, Operators
+from unified_prof.decoders.ascend_pt.queue import Queue
+from unified_prof.decoders.ascend_pt.records import DAMAGED, Layout, read_records
+from unified_prof.decoders.ascend_pt.texts import NO_NAME
+
+Ints = NDArray[np.int64]
+
+_TOTALS = [
+    ("ptr", "<i8"),
+    ("time", "<i8"),
+    ("size", "<i8"),
+    ("allocated", "<i8"),
+    ("reserved", "<i8"),
+    ("active", "<i8"),
+    ("stream", "<i8"),
+    ("device_type", "i1"),
+]
+_THREAD = [("tid", "<u8"), ("pid", "<u8")]
+# Since June 2025 with a component, before 2024-05 without allocator.
+_LAYOUTS = tuple(
+    Layout(np.dtype([*_TOTALS, *extra, *_THREAD]), by_length=True)
+    for extra in (
+        [("device", "i1"), ("component", "u1"), ("kind", "u1"), ("allocator", "u1")],
+        [("device", "i1"), ("kind", "u1"), ("allocator", "u1")],
+        [("device", "i1"), ("kind", "u1")],
+    )
+)
+_KIND = 3
+_NPU = 20
+_WORKSPACE = 1
+_MALLOC, _FREE, _BLOCK_FREE = 0, 1, 2
+_INNER = 0
+_RELEASE = "release"
+_COLUMNS = (
+    *("ptr", "time", "size", "allocated", "reserved", "active", "stream", "device"),
+    *("component", "kind", "allocator", "tid", "pid"),
+)
+_NOT_CANDIDATES = ("empty_tensor", "malloc_workspace")
+_REAL = ("aten", "npu")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """What PyTorch's allocators did on the device, by time."""
+
+    columns: dict[str, Ints]
+
+    def __len__(self) -> int:
+        return len(self.columns["time"])
+
+    def __getitem__(self, name: str) -> Ints:
+        return self.columns[name]
+
+    def of(self, rows: NDArray[np.bool_] | Ints) -> Records:
+        """Return some of them."""
+        return Records({name: values[rows] for name, values in self.columns.items()})
+
+
+def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
+    """Read the records of the device; without a file there are none.
+
+    Args:
+        path: The file.
+        clock: Of its time stamps.
+        device: The only one that was recorded, which then counts in place of PyTorch's number.
+        sink: Told of what is left out.
+
+    Raises:
+        RawFormatError: the file cannot be read.
+    """
+    parts: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
+    for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
+        own = batch.fixed[batch.fixed["device_type"] == _NPU]
+        for name in _COLUMNS:
+            found = name in (own.dtype.names or ())
+            parts[name].append(
+                own[name].astype(np.int64) if found else np.zeros(len(own), np.int64)
+            )
+    columns = {name: np.concatenate([_NO_ROWS, *values]) for name, values in parts.items()}
+    columns["time"] = clock(columns["time"])
+    if device is not None:
+        columns["device"][:] = device
+    records = Records(columns)
+    return records.of(np.argsort(records["time"], kind="stable"))
+
+
+def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> None:
+    """Write MEMORY_RECORD: the state of each allocator, and of both together, when one changed."""
+    own = records.of(records["component"] != _WORKSPACE)
+    workspace = records.of(records["component"] == _WORKSPACE)
+    cann = {name: values[_by_time(allocations)] for name, values in allocations.items()}
+    time, device = cann["timestampNs"], cann["deviceId"]
+    # At equal times PyTorch's goes first.
+    before = _last_before(time, device, own["time"], own["device"], "left")
+    beside = _last_before(own["time"], own["device"], time, device, "right")
+    _write_totals(sink, "PTA", own)
+    _write_totals(
+        sink,
+        "PTA+GE",
+        own,
+        allocated=_with(own["allocated"], cann["totalAllocate"], before),
+        reserved=_with(own["reserved"], cann["totalReserve"], before),
+        stream=_own_or_null(own["stream"], before),
+    )
+    _write_totals(sink, "WORKSPACE", workspace)
+    if not len(time):
+        return
+    common = {"timestamp": time, "deviceId": device}
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            **common,
+            "component": sink.strings.intern("GE"),
+            "totalAllocated": cann["totalAllocate"],
+            "totalReserved": cann["totalReserve"],
+            "totalActive": 0,
+            "streamPtr": None,
+        },
+    )
+    stream = np.append(own["stream"], 0)[beside]
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            **common,
+            "component": sink.strings.intern("PTA+GE"),
+            "totalAllocated": _with(cann["totalAllocate"], own["allocated"], beside),
+            "totalReserved": _with(cann["totalReserve"], own["reserved"], beside),
+            "totalActive": _with(np.zeros(len(time), np.int64), own["active"], beside),
+            "streamPtr": np.ma.MaskedArray(stream, beside == NONE),
+        },
+    )
+
+
+def _write_totals(sink: Sink, component: str, records: Records, **other: Column) -> None:
+    if not len(records):
+        return
+    columns: dict[str, Column] = {
+        name: records[name] for name in ("allocated", "reserved", "active", "stream")
+    }
+    columns |= other
+    sink.write(
+        "MEMORY_RECORD",
+        {
+            "component": sink.strings.intern(component),
+            "timestamp": records["time"],
+            "totalAllocated": columns["allocated"],
+            "totalReserved": columns["reserved"],
+            "totalActive": columns["active"],
+            "streamPtr": columns["stream"],
+            "deviceId": records["device"],
+        },
+    )
+
+
+def _own_or_null(stream: Ints, other: Ints) -> Column:
+    """Return PyTorch's stream; where it has none but CANN has a record, what that has: NULL."""
+    return np.ma.MaskedArray(stream, (stream == 0) & (other != NONE))
+
+
+def _with(values: Ints, others: Ints, place: Ints) -> Ints:
+    return np.asarray(values + np.append(others, 0)[place])
+
+
+def _by_time(allocations: dict[str, Ints]) -> Ints:
+    return np.argsort(allocations["timestampNs"], kind="stable")
+
+
+def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
+    """Return the last of some ascending moments on the same device before each, or NONE.
+
+    Args:
+        time: The moments.
+        device: Their devices.
+        at_ns: Before which.
+        at_device: On which device.
+        side: `right` if an equal moment counts as before, `left` if not.
+    """
+    found = np.full(len(at_ns), NONE, np.int64)
+    for one in np.unique(device).tolist():
+        rows, asked = np.flatnonzero(device == one), np.flatnonzero(at_device == one)
+        slot = np.searchsorted(time[rows], at_ns[asked], side) - 1  # type: ignore[call-overload]
+        found[asked] = np.where(slot >= 0, rows[slot], NONE)
+    return found
+
+
+def write_allocations(
+    records: Records, operators: Operators, names: Ints, queue: Queue, sink: Sink
+) -> None:
+    """Write OP_MEMORY of PyTorch: each allocation of its own allocators to its release.
+
+    Args:
+        records: Of all allocators.
+        operators: Who may have allocated.
+        names: String id of the name of each operator.
+        queue: Through which threads do things for others.
+        sink: Where rows go.
+    """
+    records = records.of(records["allocator"] == _INNER)
+    odd = records["kind"] > _BLOCK_FREE
+    if odd.any():
+        sink.anomaly(DAMAGED, int(odd.sum()), "a memory record that is neither malloc nor free")
+        records = records.of(~odd)
+    if not len(operators) or not len(records):
+        if len(records):
+            told = "nothing says which operators allocated: OP_MEMORY lacks them"
+            sink.anomaly("memory_without_operators", len(records), told)
+        return
+    records = records.of(np.lexsort((records["time"], records["ptr"], records["pid"])))
+    first, free, block_free, unused = _groups(records)
+    if unused:
+        told = "a free without the allocation, or one that came twice"
+        sink.anomaly("unmatched_free", unused, told)
+    order = np.argsort(records["time"][first], kind="stable")
+    first, free, block_free = first[order], free[order], block_free[order]
+    by = _allocating(records.of(first), operators, queue)
+    released = np.where(free != NONE, free, block_free)
+    time = records["time"]
+
+    def at(values: Ints, place: Ints) -> Column:
+        return np.ma.MaskedArray(values[place], place == NONE)
+
+    sink.write(
+        "OP_MEMORY",
+        {
+            "name": np.append(names, NO_NAME)[by],
+            "size": records["size"][first],
+            "allocationTime": time[first],
+            "releaseTime": at(time, free),
+            "activeReleaseTime": at(time, block_free),
+            "duration": np.ma.MaskedArray(time[free] - time[first], free == NONE),
+            "activeDuration": np.ma.MaskedArray(time[block_free] - time[first], block_free == NONE),
+            "allocationTotalAllocated": records["allocated"][first],
+            "allocationTotalReserved": records["reserved"][first],
+            "allocationTotalActive": records["active"][first],
+            "releaseTotalAllocated": at(records["allocated"], released),
+            "releaseTotalReserved": at(records["reserved"], released),
+            "releaseTotalActive": at(records["active"], released),
+            "streamPtr": records["stream"][first],
+            "deviceId": records["device"][first],
+        },
+    )
+
+
+def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
+    """Return each malloc with its free and its block free (or NONE), and how many frees are left.
+
+    The records are sorted by process, address and time. A free or block free belongs to the malloc
+    before it, unless one of its kind is there already: then that one and all after it belong to
+    nothing.
+    """
+    kind = records["kind"]
+    is_malloc = kind == _MALLOC
+    group = np.cumsum(is_malloc) - 1
+    places = Runs(records["pid"], records["ptr"])
+    start = np.flatnonzero(is_malloc)
+    # Frees before the first malloc of their address have that of another address before them.
+    of_address = places.number()
+    owned = group >= 0
+    owned[owned] = of_address[start[group[owned]]] == of_address[owned]
+    rank = np.arange(len(kind)) - np.append(start, 0)[group]
+    nothing = np.full(len(start), NONE, np.int64)
+    free, block_free = nothing.copy(), nothing
+    second = np.flatnonzero(owned & (rank == 1) & ~is_malloc)
+    third = np.flatnonzero(owned & (rank == 2) & ~is_malloc)
+    third = third[kind[third] != kind[third - 1]]
+    for rows in (second, third):
+        for wanted, side in ((_FREE, free), (_BLOCK_FREE, block_free)):
+            chosen = rows[kind[rows] == wanted]
+            side[group[chosen]] = chosen
+    unused = len(kind) - len(start) - len(second) - len(third)
+    return start, free, block_free, unused
+
+
+def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
+    """Return the operator for which each allocation was made, or NONE."""
+    time, tid = mallocs["time"], mallocs["tid"]
+    candidates = operators.named(lambda name: name not in _NOT_CANDIDATES)
+    result = operators.not_ended(operators.begun(tid, time, candidates), time)
+    held = dequeue_begun(queue.dequeues, tid, time)
+    inside = np.flatnonzero(held != NONE)
+    inside = inside[time[inside] < queue.dequeues.end_ns[held[inside]]]
+    enqueue = enqueue_of(queue, held[inside])
+    inside, enqueue = inside[enqueue != NONE], enqueue[enqueue != NONE]
+    put_in = queue.enqueues
+    operator = operators.begun(put_in.tid[enqueue], put_in.end_ns[enqueue], candidates)
+    real = operators.named(lambda name: name.startswith(_REAL))
+    result[inside] = operators.nearest(operator, real)
+    return result
+
+
+def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
+    """Write OP_MEMORY of CANN's own operators: allocations paired with releases."""
+    is_release = allocations["type"] == sink.strings.intern(_RELEASE)
+    size = allocations["size"]
+    usable = size != 0
+    rows = np.flatnonzero(usable)
+    keys = [allocations[name][rows] for name in ("operatorName", "addr", "deviceId")]
+    order = rows[np.lexsort((rows, *keys))]
+    if not len(order):
+        return
+    runs = Runs(*(allocations[name][order] for name in ("operatorName", "addr", "deviceId")))
+    release = is_release[order]
+    first = np.zeros(len(order), bool)
+    first[runs.starts] = True
+    # A release ends the allocation right before it; one that another follows is lost.
+    ends = release & ~first & ~np.append(True, release[:-1])
+    allocated = np.flatnonzero(~release)
+    following = np.append(ends, False)[allocated + 1]
+    last = np.zeros(len(order), bool)
+    last[runs.last] = True
+    kept = following | last[allocated]
+    if lost := int((~kept).sum()) + int((release & ~ends).sum()):
+        told = "an allocation whose address was given out again, or a release without allocation"
+        sink.anomaly("unmatched_allocation", lost, f"NPU_OP_MEM: {told}")
+    begin, has_end = order[allocated[kept]], following[kept]
+    end = np.append(order, 0)[np.where(has_end, allocated[kept] + 1, len(order))]
+
+    def at_end(name: str) -> Column:
+        return np.ma.MaskedArray(allocations[name][end], ~has_end)
+
+    time = allocations["timestampNs"]
+    sink.write(
+        "OP_MEMORY",
+        {
+            "name": allocations["operatorName"][begin],
+            "size": size[begin],
+            "allocationTime": time[begin],
+            "releaseTime": at_end("timestampNs"),
+            "duration": np.ma.MaskedArray(time[end] - time[begin], ~has_end),
+            "allocationTotalAllocated": allocations["totalAllocate"][begin],
+            "allocationTotalReserved": allocations["totalReserve"][begin],
+            "releaseTotalAllocated": at_end("totalAllocate"),
+            "releaseTotalReserved": at_end("totalReserve"),
+            "deviceId": allocations["deviceId"][begin],
+        },
+    )
+
+
+_NO_ROWS = np.zeros(0, np.int64)

@@ -1,0 +1,209 @@
+"""Writes PYTORCH_API and what belongs to it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.runs import Runs
+from unified_prof.columns import Column, Sink
+from unified_prof.decoders.ascend_pt import links
+from unified_prof.decoders.ascend_pt.frames import Frames
+from unified_prof.decoders.ascend_pt.operators import NONE, STEP, Operators
+from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
+from unified_prof.decoders.ascend_pt.texts import NO_TEXT, Texts, string_ids
+
+Ints = NDArray[np.int64]
+
+OPERATOR, QUEUE, TRACE, MSTX = 50_001, 50_002, 50_003, 50_004
+_TYPES = {OPERATOR: "op", QUEUE: "queue", TRACE: "trace", MSTX: "mstx"}
+_ROWS = 200_000
+
+
+def write_types(sink: Sink) -> None:
+    """Write what torch_npu adds to ENUM_API_TYPE."""
+    sink.write("ENUM_API_TYPE", {"id": list(_TYPES), "name": list(_TYPES.values())})
+
+
+def write_operators(
+    operators: Operators, names: Ints, connections: tuple[Ints, Ints], pid: int, sink: Sink
+) -> int:
+    """Write operators, their connections and call stacks; return how many connections have ids.
+
+    Args:
+        operators: The rows.
+        names: String id of the name of each.
+        connections: Operator and number of every connection.
+        pid: Process of all.
+        sink: Where rows go.
+    """
+    rows, numbers = connections
+    connected, place = np.unique(rows, return_inverse=True)
+    _write_connections(place.reshape(-1), numbers, sink)
+    connection = np.full(len(operators), NONE, np.int64)
+    connection[connected] = np.arange(len(connected))
+    types = _optional(operators.types, operators.type, sink)
+    shapes = _optional(operators.shapes, operators.shape, sink)
+    for first in range(0, len(operators), _ROWS):
+        part = slice(first, first + _ROWS)
+        sink.write(
+            "PYTORCH_API",
+            {
+                "startNs": operators.start_ns[part],
+                "endNs": operators.end_ns[part],
+                "globalTid": _threads(pid, operators.tid[part]),
+                "connectionId": _null_where(connection[part] == NONE, connection[part]),
+                "name": names[part],
+                "sequenceNumber": operators.sequence[part],
+                "fwdThreadId": operators.forward_tid[part],
+                "inputDtypes": types[part],
+                "inputShapes": shapes[part],
+                "callchainId": _null_where(operators.stack[part] == NO_TEXT, operators.stack[part]),
+                "type": OPERATOR,
+            },
+        )
+    _write_stacks(operators.stacks, sink)
+    return len(connected)
+
+
+def write_queue(queue: Queue, pid: int, first_id: int, sink: Sink) -> None:
+    """Write what was put into the task queue and taken out of it."""
+    plain = sink.strings.intern("Enqueue")
+    kernels = queue.names.all
+    dequeue_names = np.append(
+        sink.strings.intern_all(f"Dequeue@{name}" for name in kernels),
+        sink.strings.intern("Dequeue@"),
+    )
+    enqueue_names = np.append(
+        sink.strings.intern_all(f"Enqueue@{name}" for name in kernels),
+        sink.strings.intern("Enqueue@"),
+    )
+    partner = _partners(queue)
+    names = np.full(len(queue.enqueues), plain, np.int64)
+    has = partner != NONE
+    names[has] = enqueue_names[queue.dequeues.name[partner[has]]]
+    _write_queue_side(queue.enqueues, names, pid, first_id, sink)
+    names = dequeue_names[queue.dequeues.name]
+    _write_queue_side(queue.dequeues, names, pid, first_id + len(queue.enqueues), sink)
+
+
+def write_frames(frames: Frames, sink: Sink) -> None:
+    """Write calls of Python functions and modules."""
+    names = sink.strings.intern_all(frames.names)
+    for first in range(0, len(frames.start_ns), _ROWS):
+        part = slice(first, first + _ROWS)
+        sink.write(
+            "PYTORCH_API",
+            {
+                "startNs": frames.start_ns[part],
+                "endNs": frames.end_ns[part],
+                "globalTid": _threads(frames.pid[part], frames.tid[part]),
+                "name": names[frames.name[part]],
+                "type": TRACE,
+            },
+        )
+
+
+def write_collections(start_ns: Ints, end_ns: Ints, pid: Ints, sink: Sink) -> None:
+    """Write runs of Python's garbage collector."""
+    if len(start_ns):
+        sink.write(
+            "GC_RECORD", {"startNs": start_ns, "endNs": end_ns, "globalTid": _threads(pid, pid)}
+        )
+
+
+def write_steps(operators: Operators, sink: Sink) -> None:
+    """Write steps: those that no other operator of any thread was open for, as torch_npu does."""
+    rows = np.flatnonzero(operators.named(lambda name: STEP in name))
+    outside = operators.parent[rows] == NONE if len(rows) else np.zeros(0, bool)
+    if inside := int((~outside).sum()):
+        name = operators.names.all[operators.name[rows[~outside][0]]]
+        told = f"{name} began while an operator was running: torch_npu knows no such step"
+        sink.anomaly("step_inside_operator", inside, told)
+    rows = rows[outside]
+    rows = rows[np.argsort(operators.start_ns[rows], kind="stable")]
+    texts = operators.names.all
+    numbers = [texts[name].rpartition("#")[2] for name in operators.name[rows].tolist()]
+    usable = np.array(
+        [text.isascii() and text.isdigit() and len(text) < 19 for text in numbers], bool
+    )
+    if odd := len(rows) - int(usable.sum()):
+        sink.anomaly("step_without_number", odd, texts[operators.name[rows[~usable][0]]])
+    rows = rows[usable]
+    if len(rows):
+        sink.write(
+            "STEP_TIME",
+            {
+                "id": [int(text) for text, good in zip(numbers, usable, strict=True) if good],
+                "startNs": operators.start_ns[rows],
+                "endNs": operators.end_ns[rows],
+            },
+        )
+
+
+def _partners(queue: Queue) -> Ints:
+    """Return the dequeue of the same correlation id as each enqueue, or NONE; the last to end."""
+    distinct, last = np.unique(queue.dequeues.correlation[::-1], return_index=True)
+    rows = len(queue.dequeues) - 1 - last
+    if not len(distinct):
+        return np.full(len(queue.enqueues), NONE, np.int64)
+    place = np.minimum(np.searchsorted(distinct, queue.enqueues.correlation), len(distinct) - 1)
+    return np.where(distinct[place] == queue.enqueues.correlation, rows[place], NONE)
+
+
+def _write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sink: Sink) -> None:
+    if not len(side):
+        return
+    ids = first_id + np.arange(len(side))
+    sink.write(
+        "PYTORCH_API",
+        {
+            "startNs": side.start_ns,
+            "endNs": side.end_ns,
+            "globalTid": _threads(pid, side.tid),
+            "connectionId": ids,
+            "name": names,
+            "type": QUEUE,
+        },
+    )
+    _write_connections(ids, links.queue_connections(side), sink)
+
+
+def _write_connections(ids: Ints, numbers: Ints, sink: Sink) -> None:
+    if len(ids):
+        order = np.argsort(ids, kind="stable")
+        sink.write("CONNECTION_IDS", {"id": ids[order], "connectionId": numbers[order]})
+
+
+def _write_stacks(stacks: Texts, sink: Sink) -> None:
+    """Write every different call stack once, the innermost frame first as it was recorded."""
+    frames = [text.split(";\r\n") for text in stacks.all]
+    sizes = np.array([len(one) for one in frames], np.int64)
+    if not len(sizes):
+        return
+    chain = np.repeat(np.arange(len(sizes)), sizes)
+    sink.write(
+        "PYTORCH_CALLCHAINS",
+        {
+            "id": chain,
+            "stack": sink.strings.intern_all(text for one in frames for text in one),
+            "stackDepth": Runs(chain).rank(),
+        },
+    )
+
+
+def _optional(
+    texts: Texts, numbers: Ints, sink: Sink
+) -> np.ma.MaskedArray[tuple[int], np.dtype[np.int64]]:
+    return np.ma.MaskedArray(string_ids(sink.strings, texts, numbers), numbers == NO_TEXT)
+
+
+def _null_where(absent: NDArray[np.bool_], values: Ints) -> Column:
+    return np.ma.MaskedArray(values, absent)
+
+
+def _threads(pid: int | Ints, tid: Ints) -> Ints:
+    """Return globalTid; numbers beyond 64 bits wrap, as everywhere in the database."""
+    if isinstance(pid, int):
+        pid = np.array(pid & 0x7FFF_FFFF_FFFF_FFFF, np.int64)
+    return (pid << 32) | tid
