@@ -78,6 +78,15 @@ def records(source: Source, table: str, columns: Sequence[str]) -> list[tuple[An
     return source.rows(f"SELECT {', '.join(map(_column, columns))} FROM {quoted(table)}")
 
 
+def first(source: Source, table: str, column: str) -> int | None:
+    """Return the first integer in a column, None where there is none."""
+    if table not in source.tables:
+        return None
+    condition = f"typeof({_column(column)}) = 'integer'"
+    rows = source.rows(f"SELECT {_column(column)} FROM {quoted(table)} WHERE {condition} LIMIT 1")
+    return int(rows[0][0]) if rows else None
+
+
 def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) -> dict[str, Any]:
     """Return how many rows each value of `key` has, as arrays `key` and `rows`."""
     condition = " AND ".join(f"{_column(name)} = ?" for name in where)

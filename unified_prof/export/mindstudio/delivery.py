@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import chain
 
-from unified_prof.export.files import OutputFiles, Text
+from unified_prof.export.files import OutputFiles
 
 ROWS_A_FILE = 1_000_000
 """A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`."""
@@ -59,29 +59,24 @@ class Delivery:
             names = [f"{kind}_slice_{number}_{self._time}.csv" for number in range(count)]
         self._files.tables(names, ",".join(header), blocks, rows_each=ROWS_A_FILE)
 
-    @contextmanager
-    def timeline(self, kind: str) -> Iterator[Timeline]:
-        """Yield a list of trace events to fill."""
+    def timeline(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
+        """Write a list of trace events; none where there is no event.
+
+        Args:
+            kind: Its name.
+            blocks: The events as JSON, some thousand at a time.
+        """
+        filled = (events for events in blocks if events)
+        first = next(filled, None)
+        if first is None:
+            return
         with self._files.text(f"{kind}_{self._time}.json") as text:
-            timeline = Timeline(text)
-            text.write("[")
-            yield timeline
+            separator = "["
+            for events in chain([first], filled):
+                text.write(separator + ",".join(events))
+                text.entries += len(events)
+                separator = ","
             text.write("]")
-
-
-class Timeline:
-    """A JSON list of trace events under way; nothing stands around the list."""
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._separator = ""
-
-    def add(self, events: Sequence[str]) -> None:
-        """Append events that are JSON already."""
-        if events:
-            self._text.write(self._separator + ",".join(events))
-            self._text.entries += len(events)
-            self._separator = ","
 
 
 def as_json(value: object) -> str:

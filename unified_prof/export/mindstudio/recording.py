@@ -25,6 +25,7 @@ BLOCK_ROWS = 32_768
 
 MARK = "MsTx"
 """Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks."""
+COPY = "MEMCPY_ASYNC"
 UNMATCHED = -1
 """Connection of a task that no host call is known to have launched."""
 
@@ -48,6 +49,8 @@ class Recording:
         self.source = source
         self.findings = Findings()
         self._left_out: dict[tuple[str, str], LeftOut] = {}
+        self._told: set[str] = set()
+        """Tables whose impossible times are counted."""
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -98,6 +101,40 @@ class Recording:
         """Return how many cycles all cube cores of a device have in a microsecond."""
         return None
 
+    @cached_property
+    def is_copy(self) -> NDArray[np.bool_]:
+        """Which rows of `tasks` are asynchronous copies, by what the host asked for."""
+        return np.isin(self.tasks.type, self.ids([COPY]))
+
+    @property
+    def program(self) -> str | None:
+        """What the profiled program is called, None where nothing says it."""
+        return None
+
+    def batches(self, tasks: Ints) -> list[str]:
+        """Return the batch of tasks as a member of JSON, nothing where it is not known."""
+        return [""] * len(tasks)
+
+    def device_types(self, tasks: Ints) -> list[str]:
+        """Return what devices call the work of tasks as JSON, nothing where it is not known."""
+        return [""] * len(tasks)
+
+    @property
+    def knows_estimates(self) -> bool:
+        """Whether the database says how long the tasks of collectives were to take."""
+        return False
+
+    def estimates(self, tasks: Ints) -> list[str]:
+        """Return that as a member of JSON, nothing where it is not known."""
+        return [""] * len(tasks)
+
+    def older_marks(self, connections: Ints, categories: Ints, kinds: list[str]) -> list[str]:
+        """Return the arguments of marks that were set through the older interface."""
+        return [
+            f'{{"Category":"{category}","event_type":{kind}}}'
+            for category, kind in zip(categories.tolist(), kinds, strict=True)
+        ]
+
     @property
     def knows_launches(self) -> bool:
         """Whether the database says what the launched kernels are called."""
@@ -133,7 +170,8 @@ class Recording:
     def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:
         """Return which rows have possible times; the others are counted."""
         possible = (start >= 0) & (end >= start)
-        if not possible.all():
+        if not possible.all() and table not in self._told:
+            self._told.add(table)
             bad = len(possible) - int(possible.sum())
             self.findings.add("impossible_time", f"{bad} rows of {table} are left out", bad)
         return possible

@@ -31,6 +31,7 @@ MODULES = (
     "operator_memory",
     "npu_module_mem",
     "msprof_tx",
+    "msprof",
 )
 """The modules with deliverables, in the order in which they are written."""
 
@@ -44,14 +45,14 @@ class Deliverable:
     name: str
     """As its files are called, before the time."""
     tables: tuple[str, ...]
-    """What it is made of: without rows in any of these there is nothing to write."""
+    """What it is made of: without any of these there is nothing to write; none: of anything."""
     write: Write
     missing: str | None = None
     """What to say where none of the tables is there; None: then the recording had no such thing."""
 
 
 def deliverable(
-    name: str, *, tables: tuple[str, ...], missing: str | None = None
+    name: str, *, tables: tuple[str, ...] = (), missing: str | None = None
 ) -> Callable[[Write], Write]:
     """Register the function that writes a deliverable; see `Deliverable`."""
 

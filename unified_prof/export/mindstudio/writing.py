@@ -65,7 +65,8 @@ def write(
     with OutputFiles(directory, force=force) as files:
         delivery = Delivery(files, moment or datetime.now())
         for deliverable in deliverables():
-            if any(table in source.tables for table in deliverable.tables):
+            tables = deliverable.tables
+            if not tables or any(table in source.tables for table in tables):
                 progress(deliverable.name)
                 deliverable.write(recording, delivery)
             elif deliverable.missing is not None:
