@@ -79,7 +79,13 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
 
 
 def _raise_fault(session: Session, error: Exception | None) -> None:
-    """Raise what uprof itself failed with, which is why nothing was measured."""
+    """Raise what uprof itself failed with, or the device, which is why nothing was measured."""
+    if session.device_fault is not None:
+        raise MeasuringError(
+            session.device_fault,
+            hint="it is told late: run the workload with CUDA_LAUNCH_BLOCKING=1 or "
+            "ASCEND_LAUNCH_BLOCKING=1 to see which it was",
+        ) from error
     if session.faults:
         raise MeasuringError(
             f"tracking failed: {session.faults[0]}",

@@ -81,12 +81,11 @@ def operations_of(
             some = "some_" if number in matched else ""
             detail = f"iteration {number}: {_difference(one.sequence, reference.sequence, among)}"
             anomalies.add(f"iterations_with_{some}other_operations", detail)
-    operations = tuple(
-        _operation(
-            key, [(number, iterations[number]) for number in matched], reference, table, anomalies
-        )
-        for key in reference.positions
-    )
+    of_matched = [(number, iterations[number]) for number in matched]
+    found = [
+        _operation(key, of_matched, reference, table, anomalies) for key in reference.positions
+    ]
+    operations = tuple(one for one in found if one is not None)
     records = tuple(
         _record(one, matched=number in matched) for number, one in enumerate(iterations)
     )
@@ -113,13 +112,17 @@ def _operation(
     reference: Shown,
     table: SiteTable,
     anomalies: Anomalies,
-) -> OperationRecord:
+) -> OperationRecord | None:
+    """Return the record of an operation; None where none of its samples could be read."""
     site, in_backward, _ = key
     having = [
         (number, one, one.calls[position])
         for number, one in matched
         if (position := one.positions.get(key)) is not None
     ]
+    having = _trustworthy(having, (site, in_backward), anomalies)
+    if not having:
+        return None
     return OperationRecord(
         name=site.name,
         frames=site.frames,
@@ -141,6 +144,26 @@ def _operation(
     )
 
 
+def _trustworthy(
+    having: list[tuple[int, Shown, int]], entry: Entry, anomalies: Anomalies
+) -> list[tuple[int, Shown, int]]:
+    """Return the samples whose times are the operation's own; doubtful ones where all are."""
+    read = [one for one in having if not one[1].iteration.untimed[one[2]]]
+    if len(read) < len(having):
+        anomalies.add(
+            "operation_not_timed",
+            f"{_say(entry)}: {len(read)} of {len(having)} samples could be read",
+        )
+    sure = [one for one in read if not one[1].iteration.doubtful[one[2]]]
+    if not sure and read:
+        anomalies.add(
+            "operation_time_holds_host_time",
+            f"{_say(entry)}: the device had caught up with the host within each of its "
+            f"{len(read)} samples, and waited for it",
+        )
+    return sure or read
+
+
 def _gap(
     having: Sequence[tuple[Measured, int]],
     reference: tuple[Measured, int],
@@ -155,7 +178,9 @@ def _gap(
     if site is None or any(_stacks(*one, table) != stacks for one in having):
         return None
     # Events of a device may be recorded out of order on two streams; a gap is never negative.
-    times = tuple(max(0.0, float(iteration.gap_ms[call])) for iteration, call in having)
+    times = tuple(
+        max(0.0, float(np.nan_to_num(iteration.gap_ms[call]))) for iteration, call in having
+    )
     return GapRecord(site.file_path, site.first_line, site.last_line, times)
 
 
@@ -175,10 +200,16 @@ def _record(one: Shown, *, matched: bool) -> IterationRecord:
     iteration = one.iteration
     forward = _forward_spans(iteration, one.calls)
     backward = _backward_spans(iteration)
+    total_ms, whole = iteration.total_ms, iteration.whole
+    forward_ms = _total_ms(forward) if forward else None
+    backward_ms = sum(each.ms for each in iteration.passes) if backward else None
+    if whole is not None:
+        total_ms, backward_ms = whole.total_ms, whole.backward_ms
+        forward_ms = forward_ms if whole.forward_ms is None else whole.forward_ms
     return IterationRecord(
-        total_ms=iteration.total_ms,
-        forward_ms=_total_ms(forward) if forward else None,
-        backward_ms=sum(each.ms for each in iteration.passes) if backward else None,
+        total_ms=total_ms,
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
         peak_usage_bytes=None,
         matched=matched,
         waited_ms=iteration.waited_ms([(0.0, iteration.total_ms)]),

@@ -36,8 +36,9 @@ from unified_prof.tracking.program.program import last_user_line
 from unified_prof.tracking.program.saving import Saving
 from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
 from unified_prof.tracking.watch.calls import CallSites
-from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.watch.device import Device, DeviceFault
 from unified_prof.tracking.watch.frames import MODEL_CODE, Project, StackWalker
+from unified_prof.tracking.watch.graphs import GraphReplays
 from unified_prof.tracking.watch.interception import Interception
 from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.modules import ModuleNames
@@ -64,6 +65,7 @@ class Session:
         self.walker = StackWalker(Project(spec.project_root, (*MODEL_CODE, *spec.include)))
         self.internals = TorchInternals(self.anomalies)
         self.interception = Interception(self.internals)
+        self.graphs = GraphReplays(self.device, lambda: self.interception.is_measuring)
         self.weights = Weights(self.walker, self.internals)
         self.facts: dict[str, str] = {}
         self.elsewhere = Elsewhere()
@@ -74,7 +76,9 @@ class Session:
         self._final: TrackedRun | None = None
         self._saving = Saving()
         self.faults: list[str] = []
-        """What uprof itself failed in."""
+        """What uprof itself failed in, or the device."""
+        self.device_fault: str | None = None
+        """What of the program's failed on the device, as told to us when we waited for it."""
         self.on_abandon: list[Callable[[], None]] = []
         """What else is to be let go of in a forked child."""
         self.sites = CallSites()
@@ -102,6 +106,7 @@ class Session:
             self.walker.set_bottom(code)
         self.weights.install()
         self.interception.install()
+        self.graphs.install()
         _current = weakref.ref(self)
         _register_fork_handler()
 
@@ -109,6 +114,7 @@ class Session:
         """Give every place in torch back."""
         global _current
         _current = None
+        self.graphs.remove()
         self.interception.remove()
         self.weights.remove()
 
@@ -142,12 +148,14 @@ class Session:
             warmup -= 1
         stages.append(Stage("warm-up", (), max(0, warmup)))
         remaining = asked.iterations if RUN_TIME in asked.reports else 0
+        self.run_time.times_wholes = not self.device.is_cpu
+        each = self.run_time.per_sample
         if remaining:
-            stages.append(Stage("run time", (self.run_time,), 1))
+            stages.append(Stage("run time", (self.run_time,), each))
         if MEMORY in asked.reports:
             stages.append(Stage("activations and weights", (self.memory,), 1))
             stages.append(Stage("peak memory", (self.peak,), self.peak.lead_in + 1))
-        stages.append(Stage("run time", (self.run_time,), remaining - 1))
+        stages.append(Stage("run time", (self.run_time,), each * (remaining - 1)))
         if self.instruments:
             stages.append(Stage("timeline", self.instruments, asked.iterations))
         return [stage for stage in stages if stage.iterations > 0]
@@ -185,8 +193,18 @@ class Session:
                 if so_far is not None:
                     hand_over(so_far)
 
+    def _device_failed(self, error: DeviceFault) -> None:
+        """An operation of the program's failed on the device, and we were the first to wait."""
+        self.device_fault = f"an operation of the workload failed on the device ({error})"
+        if self.device_fault not in self.faults:
+            self.faults.append(self.device_fault)
+            self.anomalies.add("operation_failed_on_device", self.device_fault)
+
     def _stage_failed(self, stage: Stage, error: Exception) -> None:
         """An instrument failed: what it would have measured is missing, the rest is not."""
+        if isinstance(error, DeviceFault):
+            self._device_failed(error)
+            return
         fault = f"{stage.name} could not be measured ({last_user_line(error)})"
         self.faults.append(fault)
         self.anomalies.add("measuring_failed", fault)
@@ -330,6 +348,8 @@ class Session:
         if MEMORY in reports and self.peak.peak_bytes is None:
             reason = self.peak.failure or "no complete iteration was left to measure it in"
             anomalies.add("peak_usage_not_measured", reason)
+        facts |= self.peak.facts
+        self._note_device(facts, anomalies)
         if self.interception.eager_calls:
             anomalies.add(
                 "compiled_functions_ran_eagerly",
@@ -349,6 +369,33 @@ class Session:
             anomalies=dict(anomalies),
             facts={**self._environment(), **facts, "scope": table.scope.name},
         )
+
+    def _note_device(self, facts: dict[str, str], anomalies: Anomalies) -> None:
+        """Say what the times of operations on a device do not hold, and how sure they are."""
+        events = self.run_time.events
+        if events is None:
+            return
+        if events.timed:
+            facts["intervals_reached_by_device"] = f"{events.caught_up} of {events.timed}"
+        anomalies.add(
+            "operations_in_graphs",
+            "operations that the program captures into a graph are not timed; a timeline shows "
+            "them (--report timeline)",
+            events.in_capture,
+        )
+        anomalies.add(
+            "graphs_replayed",
+            "the operations of a graph that is replayed are not timed one by one; a timeline "
+            "shows them (--report timeline)",
+            self.graphs.count,
+        )
+        for one in self.run_time.settled:
+            if self.run_time.times_wholes and one.whole is None:
+                anomalies.add(
+                    "iteration_not_timed_as_a_whole",
+                    "its total is the time in which the device had work, kept busy for the sake of "
+                    "operations",
+                )
 
     def measured(self) -> None:
         """Everything was measured: settle the result and tell it while the program runs on.
@@ -374,7 +421,11 @@ class Session:
     def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
         if report not in self.spec.reports:
             return []
-        return tracker.iterations or self.whole.iterations
+        try:
+            return tracker.iterations or self.whole.iterations
+        except DeviceFault as error:
+            self._device_failed(error)
+            return tracker.settled or self.whole.settled
 
     def _require_device(self) -> None:
         found = self.whole.devices | self.memory.devices

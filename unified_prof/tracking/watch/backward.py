@@ -23,7 +23,8 @@ import numpy as np
 
 from unified_prof.tracking.watch.calls import NO_CALL, Backward, Iteration, Recorder
 from unified_prof.tracking.watch.collection import collection_held_off
-from unified_prof.tracking.watch.device import Mark
+from unified_prof.tracking.watch.device import NO_MARK, Mark
+from unified_prof.tracking.watch.device_clock import EventClock
 
 _ACCUMULATES = -2
 """In place of the sequence number of the nodes that write `.grad`, which is..."""
@@ -141,9 +142,9 @@ class _HostTimers:
 class _DeviceTimers:
     """A hook before and one after each node, whichever thread runs it."""
 
-    def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
+    def __init__(self, events: EventClock, run: Backward) -> None:
         self._run = run
-        self._mark = recorder.mark
+        self._events = events
         self._nodes: list[tuple[int, Mark, Mark]] = []
         self._handles: list[Any] = []
 
@@ -154,15 +155,17 @@ class _DeviceTimers:
                 self._handles += self._hook(node, number)
 
     def _hook(self, node: Any, number: int) -> list[Any]:
-        mark, append = self._mark, self._nodes.append
-        start: Mark = 0
+        events, append, kind = self._events, self._nodes.append, type(node)
+        start: Mark = NO_MARK
 
         def before(_gradients: Any) -> None:
             nonlocal start
-            start = mark()
+            start = events.before_node(kind)
 
         def after(_outputs: Any, _inputs: Any) -> None:
-            append((number, start, mark()))
+            end = events.after(start)
+            if end != NO_MARK:
+                append((number, start, end))
 
         return [node.register_prehook(before), node.register_hook(after)]
 
@@ -190,14 +193,19 @@ def run_backward(
     run = Backward(iteration.count, internals.sequence_number())
     # Of nodes that are only on the way to a given input, torch calls hooks but does not run all.
     part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
-    timers = (_HostTimers if recorder.on_host else _DeviceTimers)(recorder, run, create_graph, part)
+    timers: _HostTimers | _DeviceTimers
+    if recorder.events is None:
+        timers = _HostTimers(recorder, run, create_graph, part)
+    else:
+        timers = _DeviceTimers(recorder.events, run)
     recorder.inside = recorder.in_engine = True
     fenced = internals.anomalies.fenced
     attached = False
     try:
         with collection_held_off():
             with fenced("loss_not_read", "whether the loss is finite"):
-                _keep_loss(recorder, roots)
+                if recorder.events is None or not recorder.events.is_capturing():
+                    _keep_loss(recorder, roots)
             with fenced("backward_not_followed", "the operations of a backward pass"):
                 if recorder.on_node is not None:
                     _tell_nodes(recorder, roots)
@@ -214,6 +222,8 @@ def run_backward(
             run.end = recorder.mark()
             if recorder.note_waiting is not None:
                 recorder.note_waiting()
+        if NO_MARK in (run.start, run.end):  # it went into a graph
+            return result
         iteration.backwards.append(run)
         if attached:
             with fenced("backward_not_followed", "the operations of a backward pass"):

@@ -10,13 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.watch.device import Clock, Mark
+from unified_prof.tracking.watch.device_clock import EventClock
 from unified_prof.tracking.watch.frames import CodeEntry, Stack
 from unified_prof.tracking.watch.modules import NamedModule
 
@@ -73,6 +74,23 @@ class Backward:
     """...and when it did."""
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """One iteration on a device, as it is when nothing within it is timed."""
+
+    total_ms: float
+    forward_ms: float | None
+    """None: no module was called before a backward pass."""
+    backward_ms: float | None
+
+
+class Timed(Protocol):
+    """What knows how long an iteration took, once the device was waited for."""
+
+    def whole(self) -> Whole | None:
+        """Return the times, None if they are not known."""
+
+
 @dataclass(slots=True)
 class Iteration:
     """Everything seen during one iteration."""
@@ -96,6 +114,8 @@ class Iteration:
     """The program sets itself up in it: the first iteration of a script."""
     begins_with_forward: bool = False
     """Nothing but the forward pass runs between its begin and its first operation in a module."""
+    whole: Timed | None = None
+    """Another iteration, in which nothing was timed but the whole and its passes."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     dropped_calls: int = 0
@@ -141,8 +161,8 @@ class Recorder:
     thread: int
     mark: Callable[[], Mark]
     iteration: Iteration
-    on_host: bool
-    """Whether marks are the host's own time."""
+    events: EventClock | None
+    """What marks are of; None: they are the host's own time."""
     internals: TorchInternals
     inside: bool = False
     """Within an operation or the autograd engine: what is called now is part of it."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +20,12 @@ from unified_prof.units import NS_PER_MS
 Mark = int
 """A point in time as one clock takes it: nanoseconds of the host, or the number of an event."""
 
+NO_MARK: Mark = -1
+"""No point was taken: the device is not in use yet, or may not be touched now."""
+
 Marks = Sequence[Mark] | NDArray[np.int64]
+Moment = Mapping[int, Mark]
+"""A mark on each of several devices, by their numbers."""
 Milliseconds = NDArray[np.float64]
 
 
@@ -33,6 +40,12 @@ class Clock(Protocol):
 
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
         """Return the time from each of `starts` to its end; only after `synchronize`."""
+
+    def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
+        """Whether what began at each of `starts` may hold time that is none of its own."""
+
+    def before_wait(self, starts: Marks) -> Marks:
+        """Return when each call came up, where that is not when it began."""
 
     def synchronize(self) -> None:
         """Wait until everything that was marked has happened."""
@@ -54,6 +67,14 @@ class HostClock:
         """Return the time from each of `starts` to its end in milliseconds."""
         return (np.array(ends, np.int64) - np.array(starts, np.int64)) / NS_PER_MS
 
+    def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
+        """Nothing is."""
+        return np.zeros(len(starts), np.bool_)
+
+    def before_wait(self, starts: Marks) -> Marks:
+        """Nothing is made to wait."""
+        return starts
+
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
@@ -61,42 +82,8 @@ class HostClock:
         """Nothing is kept."""
 
 
-class EventClock:
-    """A device's own time: events recorded in its current stream, known by their numbers."""
-
-    def __init__(self, device: str) -> None:
-        import torch
-
-        self._module = getattr(torch, device)
-        # torch.Event serves every accelerator from torch 2.6 on; each has its own before that.
-        self._event = torch.Event if hasattr(torch, "accelerator") else self._module.Event
-        self._numbers = itertools.count()
-        self._events: dict[Mark, Any] = {}
-
-    def mark(self) -> Mark:
-        """Record an event in the current stream."""
-        event = self._event(enable_timing=True)
-        event.record()
-        number = next(self._numbers)  # of whichever thread of the autograd engine asks
-        self._events[number] = event
-        return number
-
-    def elapsed_ms(self, start: Mark, end: Mark) -> float:
-        """Return the device time between two events in milliseconds."""
-        return float(self._events[start].elapsed_time(self._events[end]))
-
-    def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the device time between each of `starts` and its end in milliseconds."""
-        pairs = zip(starts, ends, strict=True)
-        return np.array([self.elapsed_ms(int(a), int(b)) for a, b in pairs], np.float64)
-
-    def synchronize(self) -> None:
-        """Wait for the device once."""
-        self._module.synchronize()
-
-    def forget(self) -> None:
-        """Free all events."""
-        self._events.clear()
+class DeviceFault(Exception):  # noqa: N818
+    """An operation of the program's failed on the device, which is told only when one waits."""
 
 
 class Device:
@@ -110,38 +97,100 @@ class Device:
         import torch
 
         self.kind = kind
-        self._module = getattr(torch, kind, None)
+        self.module: Any = getattr(torch, kind, None)
+        """What torch has for this kind of device."""
+        self.used: set[int] = set()
+        """The devices that the program was seen to use, by their numbers."""
         if kind != "cpu":
-            available = getattr(self._module, "is_available", lambda: False)
-            if not available():
-                raise DeviceUnavailableError(f"torch finds no {kind} device here")
+            available = getattr(self.module, "is_available", lambda: False)
+            with runtime_left_alone():
+                if not available():
+                    raise DeviceUnavailableError(f"torch finds no {kind} device here")
 
     @property
     def is_cpu(self) -> bool:
         """Whether operations run on the host itself."""
         return self.kind == "cpu"
 
-    def clock(self) -> Clock:
-        """Return a clock of this device."""
-        return HostClock() if self.is_cpu else EventClock(self.kind)
+    @property
+    def is_touched(self) -> bool:
+        """Whether the program has begun to use it; before that nobody else may."""
+        return not self.is_cpu and bool(getattr(self.module, "is_initialized", lambda: True)())
 
     def describe(self) -> str:
         """Return the device type and the name of the model, such as `cpu: <model name>`."""
-        name = _cpu_name() if self.is_cpu else str(self._module_call("get_device_name") or "")
+        name = _cpu_name() if self.is_cpu else ""
+        if self.is_touched:
+            function = getattr(self.module, "get_device_name", None)
+            try:
+                name = str(function() or "") if function is not None else ""
+            except Exception:  # of a device that has failed
+                name = ""
         return f"{self.kind}: {name}" if name else self.kind
 
-    def reset_peak(self) -> None:
-        """Start a new maximum of allocated bytes; the allocator keeps only one."""
-        self._module_call("reset_peak_memory_stats")
+    def reset_peaks(self) -> tuple[MemoryUse, ...]:
+        """Start a new maximum on every device in use; return how things stand."""
+        before = self.memory_use()
+        reset = getattr(self.module, "reset_peak_memory_stats", None)
+        if reset is not None:
+            for one in before:
+                reset(one.device)
+        return before
 
-    def peak_bytes(self) -> int | None:
-        """Return the most bytes allocated since the last reset, None where torch cannot tell."""
-        peak = self._module_call("max_memory_allocated")
-        return None if peak is None else int(peak)
+    def memory_use(self) -> tuple[MemoryUse, ...]:
+        """Return what torch's allocator has counted on every device in use; empty: it does not."""
+        allocated = getattr(self.module, "max_memory_allocated", None)
+        if not self.is_touched or allocated is None:
+            return ()
+        reserved = getattr(self.module, "max_memory_reserved", None)
+        counted = getattr(self.module, "memory_stats", None)
+        found = []
+        for device in sorted(self.used | {int(self.module.current_device())}):
+            counts = counted(device) if counted is not None else {}
+            found.append(
+                MemoryUse(
+                    device,
+                    int(allocated(device)),
+                    None if reserved is None else int(reserved(device)),
+                    counts.get("num_alloc_retries"),
+                    counts.get("num_ooms"),
+                )
+            )
+        return tuple(found)
 
-    def _module_call(self, name: str) -> Any:
-        function = getattr(self._module, name, None)
-        return None if self.is_cpu or function is None else function()
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What torch's allocator has counted on one device; pools of others' are not in it."""
+
+    device: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int | None
+    """With what is cached for later; None: not counted."""
+    retries: int | None
+    """How often the cache was emptied to find memory."""
+    failures: int | None
+    """How often there was none."""
+
+
+@contextmanager
+def runtime_left_alone() -> Iterator[None]:
+    """Have torch ask the driver's library for devices, not the runtime: the program may fork yet.
+
+    A process that has asked the runtime can use no device in the children that it forks.
+    """
+    before = os.environ.get(_ASK_THE_LIBRARY)
+    os.environ[_ASK_THE_LIBRARY] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ASK_THE_LIBRARY]
+        else:
+            os.environ[_ASK_THE_LIBRARY] = before
+
+
+_ASK_THE_LIBRARY = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def _cpu_name() -> str:

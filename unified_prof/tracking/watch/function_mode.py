@@ -8,6 +8,7 @@ from typing import Any
 
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.watch.calls import MAX_CALLS, CallSites, Recorder
+from unified_prof.tracking.watch.device import NO_MARK
 from unified_prof.tracking.watch.frames import KnownFrame, StackWalker
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.names import NOT_OPERATIONS
@@ -29,6 +30,7 @@ def make_runner(
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
     walk, remember, mark = walker.walk, walker.remember, recorder.mark
+    events = recorder.events
     known, numbers, new_site = modules.known, sites.numbers, sites.add
 
     def gives_tensors(result: Any) -> bool:
@@ -76,12 +78,14 @@ def make_runner(
                 recorder.on_call(args, kwargs, module)
         recorder.inside = True
         first_node = sequence_number()
-        start = mark()
+        start = mark() if events is None else events.before(args, kwargs, label)
         try:
             result = func(*args, **kwargs)
         finally:
-            end = mark()
+            end = mark() if events is None else events.after(start)
             recorder.inside = False
+        if start == NO_MARK or end == NO_MARK:  # an operation of a graph, or none of the device
+            return result
         try:
             if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
                 last_node = sequence_number()

@@ -20,6 +20,7 @@ from unified_prof.tracking.watch.backward import run_backward
 from unified_prof.tracking.watch.calls import Recorder
 from unified_prof.tracking.watch.function_mode import Runner
 from unified_prof.tracking.watch.mode_stack import ModeStack
+from unified_prof.tracking.watch.passes import Passes
 
 
 class Interception:
@@ -30,6 +31,7 @@ class Interception:
         self._modes = ModeStack(internals)
         self._recorder: Recorder | None = None
         self._run: Runner | None = None
+        self._passes: Passes | None = None
         self._patches = Patches()
         self._dynamo_patched = False
         self.on_backward: Callable[[FrameType], None] | None = None
@@ -54,11 +56,21 @@ class Interception:
         self._patches.restore()
         self._dynamo_patched = False
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether something is told of what happens."""
+        return self._recorder is not None or self._passes is not None
+
     def activate(self, recorder: Recorder, run: Runner) -> None:
         """Record from now on, on this thread."""
         self._patch_dynamo()
         self._recorder, self._run = recorder, run
         self._modes.insert(recorder.mode)
+
+    def observe(self, passes: Passes) -> None:
+        """Tell `passes` where passes begin and end, and look at nothing else."""
+        self._patch_dynamo()
+        self._passes = passes
 
     def pause(self) -> None:
         """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
@@ -74,6 +86,9 @@ class Interception:
     def deactivate(self) -> None:
         """Stop recording."""
         recorder, self._recorder, self._run = self._recorder, None, None
+        passes, self._passes = self._passes, None
+        if passes is not None:
+            passes.give_up()
         if recorder is not None:
             self._modes.remove(recorder.mode)
 
@@ -86,8 +101,10 @@ class Interception:
     def _wrap_engine(self, engine: Any) -> Any:
         @functools.wraps(engine)
         def tracked_engine(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            recorder = self._active()
-            if recorder is None:
+            recorder, passes = self._active(), self._passes
+            if passes is not None and passes.thread == get_ident():
+                result = passes.run_backward(engine, t_outputs, args, kwargs)
+            elif recorder is None:
                 result = engine(t_outputs, *args, **kwargs)
             else:
                 result = run_backward(recorder, engine, t_outputs, args, kwargs)
@@ -156,6 +173,9 @@ class Interception:
     def _wrap_optimized_module(self, call: Any) -> Any:
         @functools.wraps(call)
         def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            passes = self._passes
+            if passes is not None and passes.thread == get_ident():
+                passes.forward_begins()
             if self._active() is None:
                 return call(module, *args, **kwargs)
             label = f"torch.compile({self._internals.original_class(module)})"

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.watch.calls import NO_CALL, Iteration
+from unified_prof.tracking.watch.calls import NO_CALL, Iteration, Whole
+from unified_prof.tracking.watch.device import NO_MARK, Mark
 from unified_prof.tracking.watch.waiting import waited_within
 from unified_prof.units import NS_PER_MS
 
@@ -57,16 +58,24 @@ class Measured:
     foreign_nodes: int
     """Nodes of the graph that ran and were made by another thread or in an earlier iteration."""
     dropped_calls: int
+    doubtful: NDArray[np.bool_]
+    """Whether the times of a call, forward or backward, may hold time that is none of its own."""
+    untimed: NDArray[np.bool_]
+    """Whether a time of a call, forward or backward, could not be read."""
+    whole: Whole | None
+    """On a device: how long it takes when operations are not timed."""
 
     def end_ms(self) -> Floats:
         """Return when each call ended, since the iteration began.
 
         Put together of short times: a device's long ones have the precision of a float of 32 bits.
         """
-        return np.cumsum(self.gap_ms + self.forward_ms)
+        return np.cumsum(np.nan_to_num(self.gap_ms) + np.nan_to_num(self.forward_ms))
 
     def waited_ms(self, spans: Sequence[Span]) -> float | None:
         """Return how long the thread waited for the processor in `spans`; None: not known."""
+        if not self.waits:
+            return None
         moments = [
             (self.begin + round(start * NS_PER_MS), self.begin + round(end * NS_PER_MS))
             for start, end in spans
@@ -88,47 +97,68 @@ def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
             losses.append(float(loss))
     clock = iteration.clock
     sites, first, last, starts, ends = iteration.columns()
-    backward_ms, foreign_nodes = _backward(iteration, len(sites))
-    befores = np.concatenate([np.array([iteration.begin], np.int64), ends])
+    backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(sites))
+    forward_ms = clock.all_elapsed_ms(starts, ends)
+    begin, end = _first(iteration, starts), iteration.end
+    befores = np.concatenate([np.array([begin], np.int64), ends])
     return Measured(
         sites=sites.astype(np.int32),
-        forward_ms=clock.all_elapsed_ms(starts, ends),
+        forward_ms=forward_ms,
         backward_ms=backward_ms,
-        gap_ms=clock.all_elapsed_ms(befores[:-1], starts),
+        gap_ms=clock.all_elapsed_ms(befores[:-1], clock.before_wait(starts)),
         made_nodes=last > first,
         passes=tuple(
             Pass(
                 one.calls_before,
-                clock.elapsed_ms(int(befores[one.calls_before]), one.start),
+                float(np.nan_to_num(clock.elapsed_ms(int(befores[one.calls_before]), one.start))),
                 clock.elapsed_ms(one.start, one.end),
             )
             for one in iteration.backwards
         ),
         optimizer_steps=tuple(iteration.optimizer_steps),
-        total_ms=clock.elapsed_ms(iteration.begin, iteration.end),
-        begin=iteration.begin,
+        total_ms=clock.elapsed_ms(begin, end),
+        begin=begin,
         waits=tuple(iteration.waits),
         with_set_up=iteration.with_set_up,
         begins_with_forward=iteration.begins_with_forward,
         losses=tuple(losses),
         foreign_nodes=foreign_nodes,
         dropped_calls=iteration.dropped_calls,
+        doubtful=doubtful | clock.is_doubtful(starts),
+        untimed=untimed | np.isnan(forward_ms),
+        whole=None if iteration.whole is None else iteration.whole.whole(),
     )
 
 
-def _backward(iteration: Iteration, calls: int) -> tuple[Floats, int]:
-    """Return the backward time of each call, and how many nodes belong to none of this thread."""
+def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
+    """Return the mark of the begin; one that began before its device was touched has none."""
+    if iteration.begin == NO_MARK and len(starts):
+        return int(starts[0])
+    return iteration.begin
+
+
+def _backward(
+    iteration: Iteration, calls: int
+) -> tuple[Floats, int, NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return the backward time of each call, and how many nodes belong to none of this thread.
+
+    And whether the times of each call are to be doubted, or could not be read.
+    """
     total = np.full(calls, np.nan)
+    doubtful, untimed = np.zeros(calls, np.bool_), np.zeros(calls, np.bool_)
     foreign = 0
     for one in iteration.backwards:
         numbers = np.array(one.numbers, np.int64)
         times = iteration.clock.all_elapsed_ms(one.starts, one.ends)
         owners = iteration.owners(numbers)
         owned = (owners != NO_CALL) & (numbers >= 0)
+        doubtful[owners[owned & iteration.clock.is_doubtful(one.starts)]] = True
+        untimed[owners[owned & np.isnan(times)]] = True
+        times = np.nan_to_num(times)
         summed = np.bincount(owners[owned], weights=times[owned], minlength=calls)
         ran = np.bincount(owners[owned], minlength=calls) > 0
         total[ran] = np.nan_to_num(total[ran]) + summed[ran]
         unknown = (owners == NO_CALL) & (numbers >= 0)
         elsewhere = (numbers < iteration.first_sequence) | (numbers >= one.last_sequence)
         foreign += int((unknown & elsewhere).sum())
-    return total, foreign
+    return total, foreign, doubtful, untimed

@@ -13,12 +13,15 @@ from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
 from unified_prof.tracking.watch.activations import SavedTensors
 from unified_prof.tracking.watch.calls import CallSites, Iteration, Recorder
-from unified_prof.tracking.watch.device import Clock, Device
+from unified_prof.tracking.watch.device import Clock, Device, HostClock
+from unified_prof.tracking.watch.device_clock import EventClock
 from unified_prof.tracking.watch.frames import StackWalker
 from unified_prof.tracking.watch.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.watch.interception import Interception
+from unified_prof.tracking.watch.lag import Lag, lag_of
 from unified_prof.tracking.watch.measured import Measured, measure
 from unified_prof.tracking.watch.modules import ModuleNames, NamedModule
+from unified_prof.tracking.watch.passes import Passes
 from unified_prof.tracking.watch.waiting import WaitingTime
 from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
 
@@ -31,7 +34,12 @@ _UNDISTURBED_NS = 100_000
 
 
 class OperationTracker:
-    """Records every operation of the iterations it is told of, and its time."""
+    """Records every operation of the iterations it is told of, and its time.
+
+    On a device what operations take and what an iteration takes are told in different iterations:
+    for the former the device is kept behind the host, for the latter it is left alone, and so is
+    the program. See `per_sample`.
+    """
 
     def __init__(
         self,
@@ -52,7 +60,14 @@ class OperationTracker:
         """Whether they begin with the forward pass, no data being loaded before it."""
         self.on_call: Callable[[FrameType], None] | None = None
         """Told of each call, before it, in which frame it stands; must raise nothing."""
-        self.clock: Clock = device.clock()
+        self.events: EventClock | None = None
+        """The device's clock; None: it is the host's."""
+        if not device.is_cpu:
+            self.events = EventClock(device.kind, device.module, internals.anomalies, device.used)
+        self.clock: Clock = self.events or HostClock()
+        self.times_wholes = False
+        """Whether every other iteration is timed as a whole, nothing within it."""
+        self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._measured: list[Measured] = []
         self._walker = walker
@@ -67,7 +82,7 @@ class OperationTracker:
             get_ident(),
             self.clock.mark,
             Iteration(self.clock),
-            self.device.is_cpu,
+            self.events,
             self._internals,
         )
         self._listen(recorder)
@@ -83,9 +98,22 @@ class OperationTracker:
     def _listen(self, recorder: Recorder) -> None:
         """Ask to be told more than what is recorded anyway."""
 
+    @property
+    def per_sample(self) -> int:
+        """How many iterations one sample takes: one of operations, and one left alone."""
+        return 2 if self.times_wholes else 1
+
     def begin_iteration(self, index: int) -> None:
         """Record a new iteration."""
         assert self._recorder is not None
+        if self.events is not None and index % self.per_sample:
+            self.events.get_ahead_no_more()
+            self._passes = Passes(self.events, self._internals)
+            self._interception.observe(self._passes)
+            self._passes.begin()
+            return
+        if self.events is not None and self.times_wholes and self.device.is_touched:
+            self.events.lag = self.events.lag or self._lag()
         iteration = self._recorder.iteration = Iteration(
             self.clock,
             with_set_up=self.with_set_up,
@@ -99,6 +127,12 @@ class OperationTracker:
     def end_iteration(self, index: int) -> None:
         """Keep the iteration."""
         assert self._recorder is not None
+        if self._passes is not None:
+            passes, self._passes = self._passes, None
+            passes.end()
+            self._interception.deactivate()
+            self._raw[-1].whole = passes
+            return
         iteration = self._recorder.iteration
         iteration.end = self.clock.mark()
         self._note_waiting()
@@ -112,6 +146,7 @@ class OperationTracker:
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
+        self._passes = None
         if self._recorder is not None:
             self._interception.deactivate()
             self._walker.forget_frames(sys._getframe())
@@ -130,9 +165,14 @@ class OperationTracker:
         return self._measured
 
     @property
+    def settled(self) -> list[Measured]:
+        """Those of them that are known without waiting."""
+        return self._measured
+
+    @property
     def count(self) -> int:
-        """How many iterations are complete."""
-        return len(self._raw) + len(self._measured)
+        """How many samples are complete."""
+        return len(self._raw) + len(self._measured) - self._is_half
 
     def clear(self) -> None:
         """Forget what was measured."""
@@ -140,12 +180,30 @@ class OperationTracker:
         self._measured.clear()
         self.clock.forget()
 
+    @property
+    def _is_half(self) -> bool:
+        """Whether the operations of the last sample are known, and the whole is not."""
+        return self.times_wholes and bool(self._raw) and self._raw[-1].whole is None
+
+    def _lag(self) -> Lag | None:
+        lag = None
+        with self._internals.anomalies.fenced(
+            "device_not_held_back", "times of short operations may hold time of the host"
+        ):
+            lag = lag_of(self.device.kind, self.device.module)
+        self.times_wholes = self.times_wholes and lag is not None
+        return lag
+
     def _settle(self) -> None:
         """Turn marks into times, which take far less room."""
+        if self._is_half and self.count:
+            if self._recorder is not None:
+                return  # asked in the midst of a sample
+            self._raw.pop()
         if self._raw:
+            raw, self._raw = self._raw, []
             self.clock.synchronize()
-            self._measured += [measure(one, self._internals.anomalies) for one in self._raw]
-            self._raw.clear()
+            self._measured += [measure(one, self._internals.anomalies) for one in raw]
             if self._recorder is None or self.device.is_cpu:
                 self.clock.forget()
 
@@ -174,7 +232,9 @@ class OperationTracker:
 
     def note_optimizer_step(self) -> None:
         """Note that an optimizer begins its step: what ran before is forward."""
-        if self._recorder is not None:
+        if self._passes is not None:
+            self._passes.optimizer_steps()
+        elif self._recorder is not None:
             iteration = self._recorder.iteration
             iteration.optimizer_steps.append(iteration.count)
             self._note_waiting()

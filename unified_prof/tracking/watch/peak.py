@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.watch.device import Device, MemoryUse
 from unified_prof.tracking.watch.other_profilers import another_is_prepared
 from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 
@@ -26,6 +26,7 @@ class PeakMeter(Protocol):
     peak_bytes: int | None
     failure: str | None
     """Why there is no peak."""
+    facts: dict[str, str]
 
     def start(self) -> None: ...  # noqa: D102
     def begin_iteration(self, index: int) -> None: ...  # noqa: D102
@@ -35,7 +36,10 @@ class PeakMeter(Protocol):
 
 
 class AllocatorPeak:
-    """The peak as the device's allocator counts it; its own maximum starts anew for that."""
+    """The peak as the device's allocator counts it; its own maximum starts anew for that.
+
+    On several devices it is the sum of theirs.
+    """
 
     lead_in = 0
 
@@ -43,19 +47,39 @@ class AllocatorPeak:
         self._device = device
         self.peak_bytes: int | None = None
         self.failure: str | None = None
+        self.facts: dict[str, str] = {}
+        """What is known beyond the peak, for each device."""
+        self._before: dict[int, MemoryUse] = {}
 
     def start(self) -> None:
         """Nothing to prepare."""
 
     def begin_iteration(self, index: int) -> None:
         """Start a new maximum."""
-        self._device.reset_peak()
+        self._before = {one.device: one for one in self._device.reset_peaks()}
 
     def end_iteration(self, index: int) -> None:
         """Read the maximum."""
-        self.peak_bytes = self._device.peak_bytes()
-        if self.peak_bytes is None:
+        uses = self._device.memory_use()
+        if not uses:
             self.failure = f"torch tells no allocated memory for {self._device.kind}"
+            return
+        self.peak_bytes = sum(one.peak_allocated_bytes for one in uses)
+        for one in uses:
+            self._describe(one)
+
+    def _describe(self, use: MemoryUse) -> None:
+        before, place = self._before.get(use.device), f"{self._device.kind}:{use.device}"
+        self.facts[f"peak_allocated_bytes {place}"] = str(use.peak_allocated_bytes)
+        if use.peak_reserved_bytes is not None:
+            self.facts[f"peak_reserved_bytes {place}"] = str(use.peak_reserved_bytes)
+        if use.retries is not None:
+            retries = use.retries - ((before and before.retries) or 0)
+            self.facts[f"allocation_retries {place}"] = str(retries)
+        if use.failures is not None:
+            failures = use.failures - ((before and before.failures) or 0)
+            self.facts[f"allocation_failures {place}"] = str(failures)
+        self.facts["peak_is_of"] = "torch's allocator; pools of other libraries are not seen"
 
     def stop(self, complete: bool) -> None:
         """Nothing to undo."""
@@ -78,6 +102,7 @@ class ProfiledPeak:
         self._internals = internals
         self.peak_bytes: int | None = None
         self.failure: str | None = None
+        self.facts: dict[str, str] = {}
         self._profiler: Any = None
         self._patches = Patches()
         self._live_bytes = 0

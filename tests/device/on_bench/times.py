@@ -1,0 +1,326 @@
+"""Times of operations against the known truth: kernels of 3 us and of 3 ms are just that."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.device import bench
+from tests.device.on_bench.workloads import LAYERS, PROVIDERS
+from tests.tracking.workloads import Workload, names
+from unified_prof.errors import MeasuringError
+from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.runs.records import OperationRecord, TrackedRun
+from unified_prof.tracking.watch import lag as lag_module
+from unified_prof.tracking.watch.device_clock import EventClock
+
+US, MS = 1_000, 1_000_000
+
+
+def forward_us(operation: OperationRecord) -> list[float]:
+    return [round(1000 * one, 3) for one in operation.forward_ms]
+
+
+def by_name(tracked: TrackedRun, name: str) -> list[OperationRecord]:
+    return [one for one in tracked.operations if one.name == name]
+
+
+@pytest.mark.parametrize("kernel_us", [3, 3000])
+def test_an_operation_takes_what_its_kernels_take(workload: Workload, kernel_us: int) -> None:
+    bench.set_duration(kernel_us * US)
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=4)
+    assert names(tracked) == ["linear", "relu"] * 5
+    # mm for the weight, for the input (which the first layer has not), sum for the bias
+    backward = {"relu": 1, "linear": 3}
+    for number, one in enumerate(tracked.operations):
+        assert forward_us(one) == [kernel_us] * len(one.forward_ms)
+        assert one.backward_ms is not None
+        kernels = backward[one.name] - (number == 0)
+        assert [round(1000 * ms, 3) for ms in one.backward_ms] == [kernels * kernel_us] * len(
+            one.forward_ms
+        )
+    reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
+    assert int(timed) >= 4 * 20
+    assert int(reached) < int(timed) / 10  # those of a moment when others had the processor
+
+
+def test_an_iteration_takes_what_it_takes_when_nothing_in_it_is_timed(workload: Workload) -> None:
+    """The host takes 20 ms a step, the device 0.2: that is no reason to show one of 0.2 ms."""
+    bench.set_duration(3 * US)
+    slow = LAYERS.replace(
+        "        return x\n", "        import time; time.sleep(0.02)\n        return x\n"
+    )
+    tracked = workload.model(slow, providers=PROVIDERS, device="bench", iterations=3)
+    for one in tracked.iterations:
+        assert one.forward_ms is not None
+        assert one.backward_ms is not None
+        assert one.forward_ms >= 20
+        assert one.total_ms >= one.forward_ms + one.backward_ms
+
+
+def test_a_device_that_is_busy_anyway_is_timed_as_exactly(workload: Workload) -> None:
+    bench.set_duration(2 * MS, "addmm")
+    bench.set_duration(5 * US, "relu")
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=2)
+    assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {2000}
+    assert {us for one in by_name(tracked, "relu") for us in forward_us(one)} == {5}
+
+
+def test_a_device_without_a_kernel_that_waits_is_kept_busy_by_filling_memory(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.set_duration(3 * US)
+    bench.set_duration(500 * US, "zero_")  # whose values the host computes: few
+    monkeypatch.setattr(lag_module, "_FILL_BYTES", 1024)
+    monkeypatch.delattr(torch.bench, "_sleep")
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=3)
+    assert names(tracked) == ["linear", "relu"] * 5
+    exact = [forward_us(one) for one in tracked.operations if 3.0 in forward_us(one)]
+    assert len(exact) >= 8
+
+
+def test_an_operation_that_waits_for_the_device_is_marked(workload: Workload) -> None:
+    waiting = LAYERS.replace("x = layer(x).relu()", "x = layer(x).relu(); self.n = x.nonzero()")
+    bench.set_duration(3 * US)
+    tracked = workload.model(waiting, providers=PROVIDERS, device="bench", iterations=3)
+    assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {3}
+
+
+def test_where_the_device_cannot_be_held_back_the_figures_say_so(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(torch.bench, "_sleep", broken)
+    bench.set_duration(3 * US)
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=3)
+    assert "no kernel image" in tracked.anomalies["device_not_held_back"][1]
+    count, detail = tracked.anomalies["operation_time_holds_host_time"]
+    assert count >= 8
+    assert "the device had caught up with the host" in detail
+    reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
+    assert int(reached) > int(timed) / 2
+
+
+def test_a_clock_that_speeds_up_is_noticed() -> None:
+    lag = lag_module.lag_of("bench", torch.bench)
+    lag.hold_back((0, 0), "first")
+    torch.accelerator.synchronize()
+    assert lag.held()
+    rate = lag._units_per_ns
+    lag._units_per_ns /= 10  # as calibrated on a device that ran slower
+    bench.launch("ahead", 50 * MS)
+    lag.hold_back((0, 0), "second")
+    torch.accelerator.synchronize()
+    assert not lag.held()
+    assert lag._units_per_ns == pytest.approx(rate / 1.5, rel=1e-6)
+
+
+SPREAD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8).to("bench:1")
+
+    def to(self, device):
+        self.first.to(device)
+        return self
+
+    def forward(self, x):
+        return self.second(self.first(x).to("bench:1"))
+"""
+
+
+def test_a_model_on_two_devices_is_timed_on_both(workload: Workload) -> None:
+    bench.set_duration(3 * MS, "addmm")
+    tracked = workload.model(SPREAD, providers=PROVIDERS, device="bench", iterations=3)
+    first, second = by_name(tracked, "linear")
+    assert forward_us(first) == forward_us(second) == [3000] * 3
+    assert second.backward_ms is not None
+    assert min(second.backward_ms) > 0
+    assert {"peak_allocated_bytes bench:0", "peak_allocated_bytes bench:1"} <= {*tracked.facts}
+    both = sum(int(tracked.facts[f"peak_allocated_bytes bench:{one}"]) for one in (0, 1))
+    assert tracked.peak_usage_bytes == both
+
+
+def test_work_on_the_device_that_is_not_the_current_one_is_timed_there(workload: Workload) -> None:
+    bench.set_duration(3 * MS, "addmm")
+    elsewhere = PROVIDERS.replace('"bench"', '"bench:1"')
+    tracked = workload.model(LAYERS, providers=elsewhere, device="bench", iterations=2)
+    assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {3000}
+    assert min(one.total_ms for one in tracked.iterations) >= 15
+
+
+def test_work_on_a_stream_of_the_programs_is_timed_there(workload: Workload) -> None:
+    bench.set_duration(3 * US)
+    beside = LAYERS.replace(
+        "        for layer", "        s = torch.Stream(device='bench:0')\n        for layer"
+    ).replace("            x = layer(x).relu()", "            with s: x = layer(x).relu()")
+    tracked = workload.model(beside, providers=PROVIDERS, device="bench", iterations=3)
+    assert {us for one in by_name(tracked, "linear") for us in forward_us(one)} == {3}
+
+
+def test_an_event_that_cannot_be_read_costs_one_operation_and_not_the_run(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = EventClock.elapsed_ms
+    failed: Counter[str] = Counter()
+
+    class Unreadable:
+        def __init__(self, event: Any) -> None:
+            self._event = event
+
+        def elapsed_time(self, other: Any) -> float:
+            failed["events"] += 1
+            raise RuntimeError("bench error: invalid resource handle")
+
+    def sometimes(clock: EventClock, start: int, end: int) -> float:
+        if not failed and end == start + 1 and start > 4:
+            event, device = clock._events[start]
+            clock._events[start] = (Unreadable(event), device)
+        return read(clock, start, end)
+
+    monkeypatch.setattr(EventClock, "elapsed_ms", sometimes)
+    tracked = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=3)
+    assert failed["events"] >= 1
+    assert len(tracked.operations) == 10
+    assert len(tracked.iterations) == 3
+    assert "invalid resource handle" in tracked.anomalies["event_not_read"][1]
+
+
+def test_what_is_captured_into_a_graph_holds_nothing_of_ours(workload: Workload) -> None:
+    captured = """
+    from tests.device import bench
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin, self.after = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.static = torch.ones(4, 8, device="bench")
+
+        def forward(self, x):
+            graph = bench.Graph()
+            with graph:
+                with torch.enable_grad():
+                    self.lin(self.static).sum().backward()
+            with open("nodes", "a") as nodes:
+                print(*graph.names, file=nodes)
+            graph.replay()
+            return self.after(x)
+    """
+    tracked = workload.model(captured, providers=PROVIDERS, device="bench", iterations=2)
+    nodes = {*Path("nodes").read_text().splitlines()}
+    assert len(nodes) <= 2  # the first backward makes gradients, others add to them
+    assert not any("event" in one or "clone" in one or "spin" in one for one in nodes)
+    assert tracked.anomalies["operations_in_graphs"][0] >= 2
+    assert "timeline" in tracked.anomalies["operations_in_graphs"][1]
+    assert tracked.anomalies["graphs_replayed"][0] >= 2
+    assert [one.name for one in tracked.operations][-1] == "linear"
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_error_that_comes_late_is_the_workloads(workload: Workload, late: bool) -> None:
+    workload.write(
+        "main.py",
+        f"""
+        model = nn.Linear(8, 8).to("bench")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(40):
+            model(torch.ones(2, 8, device="bench")).sum().backward()
+            if step == 5:
+                torch.ops.bench.failing(torch.ones(1, device="bench"), 1000, "index out of bounds")
+            optimizer.step()
+            optimizer.zero_grad()
+            if {late} and step == 5: break
+        """,
+    )
+    if late:  # nobody waits for the device but uprof
+        outcome = None
+        try:
+            outcome = workload.run(device="bench", iterations=2, warmup=0)
+        except MeasuringError as error:
+            assert "index out of bounds" in str(error)
+            assert "uprof" not in str(error)
+            assert "LAUNCH_BLOCKING" in str(error.hint)
+        if outcome is not None:
+            assert "index out of bounds" in str(outcome.failure)
+            assert outcome.error is None
+    else:
+        outcome = workload.run(device="bench", iterations=10, warmup=1)
+        assert outcome.exit_code == 1
+        assert "index out of bounds" in str(outcome.failure)
+        assert "fault of uprof" not in str(outcome.failure)
+        assert outcome.error is None
+
+
+def test_events_are_used_again(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[str] = Counter()
+    real = torch.Event
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        made["events"] += 1
+        return real(*args, **kwargs)
+
+    clock = EventClock("bench", torch.bench, Anomalies(), set())
+    torch.ones(1, device="bench")
+    monkeypatch.setattr(torch, "Event", counted)
+    for _ in range(3):
+        marks = [clock.mark() for _ in range(10)]
+        clock.synchronize()
+        assert clock.all_elapsed_ms(marks[:-1], marks[1:]).min() >= 0
+        clock.forget()
+    assert made["events"] == 10
+
+
+def test_a_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
+    """In a process of its own: this one has used the device."""
+    workload.write(
+        "main.py",
+        """
+        import os
+        child = os.fork()
+        if not child:
+            print(torch.ones(2, device="bench").sum().item(), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        model = nn.Linear(8, 8).to("bench")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            model(torch.ones(2, 8, device="bench")).sum().backward()
+            optimizer.step()
+        """,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "run", "--backend", "bench", "-o", "out", "main.py"],
+        env={**os.environ, **bench.environment()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2.0" in done.stdout
+
+
+def test_the_device_is_waited_for_between_samples_and_not_within(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    real = torch.bench.synchronize
+
+    def counted(*args: Any) -> None:
+        waits.append(time.perf_counter())
+        real(*args)
+
+    workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=1)
+    monkeypatch.setattr(torch.bench, "synchronize", counted)
+    workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=5)
+    # Three times to calibrate, then once a sample and at the end of each of three stages.
+    assert len(waits) == 3 + 5 + 3
