@@ -17,8 +17,8 @@ from tests.device import bench
 from tests.device.on_bench.workloads import LAYERS, PROVIDERS
 from tests.tracking.workloads import Workload, names
 from unified_prof.errors import MeasuringError
-from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.runs.records import OperationRecord, TrackedRun
+from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.watch import lag as lag_module
 from unified_prof.tracking.watch.device_clock import EventClock
 
@@ -227,39 +227,41 @@ def test_what_is_captured_into_a_graph_holds_nothing_of_ours(workload: Workload)
     assert [one.name for one in tracked.operations][-1] == "linear"
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_an_error_that_comes_late_is_the_workloads(workload: Workload, late: bool) -> None:
-    workload.write(
-        "main.py",
-        f"""
-        model = nn.Linear(8, 8).to("bench")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(40):
-            model(torch.ones(2, 8, device="bench")).sum().backward()
-            if step == 5:
-                torch.ops.bench.failing(torch.ones(1, device="bench"), 1000, "index out of bounds")
-            optimizer.step()
-            optimizer.zero_grad()
-            if {late} and step == 5: break
-        """,
-    )
-    if late:  # nobody waits for the device but uprof
-        outcome = None
-        try:
-            outcome = workload.run(device="bench", iterations=2, warmup=0)
-        except MeasuringError as error:
-            assert "index out of bounds" in str(error)
-            assert "uprof" not in str(error)
-            assert "LAUNCH_BLOCKING" in str(error.hint)
-        if outcome is not None:
-            assert "index out of bounds" in str(outcome.failure)
-            assert outcome.error is None
-    else:
-        outcome = workload.run(device="bench", iterations=10, warmup=1)
-        assert outcome.exit_code == 1
-        assert "index out of bounds" in str(outcome.failure)
-        assert "fault of uprof" not in str(outcome.failure)
-        assert outcome.error is None
+FAILING = """
+model = nn.Linear(8, 8).to("bench")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(40):
+    model(torch.ones(2, 8, device="bench")).sum().backward()
+    if step == {fails}:
+        torch.ops.bench.failing(torch.ones(1, device="bench"), 200_000_000, "index out of bounds")
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == {ends}:
+        break
+"""
+
+
+def test_an_error_that_only_uprof_waits_for_is_the_workloads(workload: Workload) -> None:
+    workload.write("main.py", FAILING.format(fails=0, ends=0))
+    with pytest.raises(MeasuringError, match=r"failed on the device.*index out of bounds") as told:
+        workload.run(device="bench", iterations=2, warmup=0)
+    assert "LAUNCH_BLOCKING" in str(told.value.hint)
+    assert "uprof" not in f"{told.value} {told.value.hint}"
+
+
+@pytest.mark.parametrize(("ends", "exit_code"), [(6, 0), (39, 1)])
+def test_an_error_that_comes_late_costs_what_was_not_measured_yet(
+    workload: Workload, ends: int, exit_code: int
+) -> None:
+    workload.write("main.py", FAILING.format(fails=6, ends=ends))
+    outcome = workload.run(device="bench", iterations=10, warmup=1)
+    assert outcome.exit_code == exit_code
+    assert "index out of bounds" in str(outcome.failure)
+    assert "fault of uprof" not in str(outcome.failure)
+    assert outcome.error is None
+    assert outcome.tracked is not None
+    assert not outcome.tracked.complete
+    assert names(outcome.tracked)[-1] == "sum"
 
 
 def test_events_are_used_again(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
