@@ -1,0 +1,307 @@
+"""Shows where the outputs of this checkout differ from those of another revision.
+
+    python scripts/compare_outputs.py --before REV [--inputs DIR ...] [--details FILE]
+
+Both run the same commands over the same inputs: the small recordings and examples of this
+repository, and whatever recordings and databases lie below the folders of `--inputs` (archives
+`.tar.xz` and `.xz` are unpacked): import, report in every format and by every breakdown, trace, db
+current, check and upgrade, then diff and gate of neighbours. Reports of the examples are made once,
+by REV, and read by both; what both write when they run an example is compared without its
+times. Compared are exit codes, both streams and every file that is written, databases row by row.
+Left out is only what no two runs have in common: the time of day, seconds taken, the folder,
+uprof's version. The exit code is 1 where anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import lzma
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from checkouts import ROOT, checkout, environment
+
+EXAMPLES = ("mlp.py", "train.py")
+DATABASES = (".db", ".sqlite")
+TRACES = (".json.gz", ".json")
+RUN = ("--backend", "cpu", "--iterations", "4", "--warmup", "0", "--quiet")
+OF_DATABASES = (
+    *(("report", "IN", "--format", name) for name in ("text", "json", "csv", "markdown")),
+    ("report", "IN", "-o", "page.html"),
+    *(("report", "IN", "--by", name) for name in ("module", "line", "kernel", "stream", "step")),
+    ("trace", "IN", "-o", "timeline.json"),
+    ("trace", "IN", "-o", "timeline.perfetto-trace", "--json"),
+    ("db", "current", "IN", "--json"),
+    ("db", "check", "IN"),
+    ("db", "check", "IN", "--json"),
+    ("db", "upgrade", "IN", "-o", "upgraded.db", "--json"),
+)
+OF_REPORTS = tuple(words for words in OF_DATABASES if words[0] == "report")
+OF_PAIRS = (
+    *(("diff", "BASE", "NEW", "--format", name) for name in ("text", "json", "markdown")),
+    ("diff", "BASE", "NEW", "--by", "line"),
+    *(("gate", "BASE", "NEW", "--format", name) for name in ("text", "json", "markdown", "junit")),
+)
+_SECONDS = re.compile(
+    r'(?<=seconds": )(?:\{[^{}]*\}|[\d.]+)|\b[Ii]n \d+\.\d+ s\b|CPU time \d+\.\d+ s: .*'
+)
+
+
+# Runs one command after the other, each in a process of its own that has everything imported.
+_WARM = """
+import importlib, json, os, pkgutil, sys
+import unified_prof
+for found in pkgutil.walk_packages(unified_prof.__path__, "unified_prof."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+import sqlalchemy.orm, alembic.command, rich.console
+from unified_prof.cli.app import main
+for line in sys.stdin:
+    words, folder, streams = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(folder)
+        for number, name in enumerate(["/dev/null", *streams]):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["uprof", *words]
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        finally:
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Side:
+    """One of the two checkouts, and the folder in which it works."""
+
+    def __init__(self, code: Path, work: Path, codes: Sequence[Path]) -> None:
+        self.code, self.work = code, work
+        self._codes = codes
+        work.mkdir()
+        self._warm = subprocess.Popen(
+            [sys.executable, "-c", _WARM],
+            env=environment(code),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, words: Sequence[str], folder: Path) -> str:
+        """Run one command in a folder; return its exit code and what it said."""
+        streams = [self.work.parent / f"{self.work.name}.{name}" for name in ("out", "err")]
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        task = [list(words), str(folder), list(map(str, streams))]
+        self._warm.stdin.write(json.dumps(task) + "\n")
+        self._warm.stdin.flush()
+        code = self._warm.stdout.readline().strip()
+        said = (path.read_text(encoding="utf-8", errors="replace") for path in streams)
+        return "\n".join([f"exit code {code}", *said])
+
+    def end(self) -> None:
+        """End the process that runs the commands."""
+        self._warm.communicate()
+
+    def clean(self, text: str) -> str:
+        """Take out what two runs never have in common."""
+        # Those of both: what one wrote is read by both.
+        text = re.sub(rf"{re.escape(str(self.work.parent))}/(before|after)\b", "<folder>", text)
+        for code in self._codes:
+            text = text.replace(str(code), "<code>")
+        for day in {time.strftime("%Y-%m-%d", time.gmtime(at)) for at in (BEGAN, time.time())}:
+            text = re.sub(rf"{day}[T ][\d:.]+(Z|\+00:00)?", "<now>", text)
+        return _SECONDS.sub("<seconds>", text)
+
+
+BEGAN = time.time()
+
+
+def inputs_below(folder: Path, unpacked: Path) -> Iterator[Path]:
+    """Yield the recordings and databases below a folder, unpacking what is packed."""
+    for number, archive in enumerate(sorted(folder.rglob("*.xz"))):
+        place = unpacked / f"{folder.name}-{number}"
+        place.mkdir()
+        if archive.name.endswith(".tar.xz"):
+            with tarfile.open(archive) as packed:
+                packed.extractall(place, filter="data")
+        elif archive.stem.endswith(DATABASES):
+            (place / archive.stem).write_bytes(lzma.decompress(archive.read_bytes()))
+        yield from _found(place)
+    yield from _found(folder)
+
+
+def _found(folder: Path) -> Iterator[Path]:
+    recordings = [path for path in folder.rglob("PROF_*") if path.is_dir()]
+    yield from sorted(recordings)
+    for path in sorted(folder.rglob("*")):
+        inside = any(recording in path.parents for recording in recordings)
+        if path.is_file() and not inside and path.name.endswith((*DATABASES, *TRACES)):
+            yield path
+
+
+def outputs_of(side: Side, source: Path, number: int) -> dict[str, str]:
+    """Return all that comes of one input: command or file -> its text."""
+    folder = side.work / f"{number:03}"
+    folder.mkdir()
+    given = folder / source.name
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, given)
+    found, report = {}, source.name
+    if not source.name.endswith(DATABASES) and source.name != "report":
+        report = "made.db"
+        found["import"] = side.run(("import", source.name, "-o", report, "--json"), folder)
+    if (folder / report).exists():
+        of_kind = OF_REPORTS if source.name == "report" else OF_DATABASES
+        for words in of_kind:
+            found[" ".join(words)] = side.run([report if w == "IN" else w for w in words], folder)
+    return _cleaned(side, found | _files(folder, given))
+
+
+def _report(folder: Path, source: Path) -> Path:
+    """Return the report that an input is, or became."""
+    made = folder / "made.db"
+    return made if made.exists() else folder / source.name
+
+
+def outputs_of_pair(side: Side, base: Path, new: Path) -> dict[str, str]:
+    """Return what diff and gate say of two reports of this side."""
+    places = {"BASE": str(base), "NEW": str(new)}
+    folder = side.work
+    return _cleaned(
+        side,
+        {" ".join(w): side.run([places.get(one, one) for one in w], folder) for w in OF_PAIRS},
+    )
+
+
+def outputs_of_example(side: Side, name: str) -> dict[str, str]:
+    """Run an example twice and return what the first left, without what was measured."""
+    texts = {}
+    for number in "21":
+        folder = side.work / f"{name}-{number}"
+        folder.mkdir()
+        target = str(side.code / "examples" / name)
+        said = side.run(("run", *RUN, "-o", "report", target), folder)
+        texts = _cleaned(side, {"run": said} | _files(folder, None, measured=True))
+    measured = re.compile(r"\d+\.\d+(e-?\d+)?")
+    return {what: measured.sub("<real>", text) for what, text in texts.items()}
+
+
+def _cleaned(side: Side, found: dict[str, str]) -> dict[str, str]:
+    return {what: side.clean(text) for what, text in found.items()}
+
+
+def _files(folder: Path, given: Path | None, *, measured: bool = False) -> dict[str, str]:
+    """Return the text of every file of a folder but the given one."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() or (given is not None and (path == given or given in path.parents)):
+            continue
+        content = path.read_bytes()
+        if content.startswith(b"SQLite format 3\0"):
+            text = dumped(path, measured=measured)
+        else:
+            text = content.decode("utf-8", "backslashreplace")
+        found[f"file {path.relative_to(folder)}"] = text
+    return found
+
+
+def dumped(path: Path, *, measured: bool = False) -> str:
+    """Return a database as text, a row a line in the order of the file."""
+    lines = []
+    with closing(sqlite3.connect(path)) as db:
+        db.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
+        for kind, name, sql in db.execute(
+            "SELECT type, name, sql FROM sqlite_master ORDER BY name"
+        ):
+            lines.append(f"{kind} {name}: {sql}")
+            if kind != "table":
+                continue
+            for row in db.execute(f'SELECT * FROM "{name}"'):
+                if measured and name == "UPROF_RUN":
+                    row = row[:1]  # the facts of a run, such as the load of the machine
+                lines.append(f"{name}{row}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Compare, print what differs and how often, and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--before", required=True, metavar="REV")
+    parser.add_argument("--inputs", type=Path, action="append", default=[ROOT / "tests" / "data"])
+    parser.add_argument("--details", type=Path, help="where to write every difference whole")
+    parser.add_argument("--show", type=int, default=6, metavar="N", help="lines of each output")
+    options = parser.parse_args()
+    with (
+        checkout(options.before) as code,
+        tempfile.TemporaryDirectory(prefix="uprof-compare-") as temporary,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        folder = Path(temporary)
+        (folder / "unpacked").mkdir()
+        codes = code, ROOT
+        sides = Side(code, folder / "before", codes), Side(ROOT, folder / "after", codes)
+        found: dict[tuple[str, str], tuple[str, str]] = {}
+
+        def both(name: str, work: Callable[[Side], dict[str, str]]) -> None:
+            before, after = pool.map(work, sides)
+            for what in dict.fromkeys([*before, *after]):
+                texts = before.get(what, "(there is none)"), after.get(what, "(there is none)")
+                found[name, what] = texts
+
+        inputs = []
+        for example in EXAMPLES:
+            both(example, partial(outputs_of_example, name=example))
+            inputs += [sides[0].work / f"{example}-{number}" / "report" for number in "12"]
+        for below in options.inputs:
+            inputs += inputs_below(below.resolve(), folder / "unpacked")
+        for number, path in enumerate(inputs):
+            name = f"{number:03} {path.parent.name}/{path.name}"
+            both(name, partial(outputs_of, source=path, number=number))
+        reports = [_report(sides[0].work / f"{n:03}", path) for n, path in enumerate(inputs)]
+        for base, new in pairwise(one.relative_to(sides[0].work) for one in reports):
+            both(f"{base} and {new}", partial(outputs_of_pair, base=base, new=new))
+        for side in sides:
+            side.end()
+    return told(found, options.show, options.details)
+
+
+def told(found: dict[tuple[str, str], tuple[str, str]], show: int, details: Path | None) -> int:
+    """Print the differences; return 1 if there are any."""
+    kinds: Counter[str] = Counter()
+    whole = []
+    for (name, what), (before, after) in found.items():
+        if before == after:
+            continue
+        kinds[what] += 1
+        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+        changed = [line[:400] for line in lines if not line.startswith(("---", "+++", "@@"))]
+        whole += [f"== {name}: {what}", *changed]
+        print(f"== {name}: {what}", *changed[:show], sep="\n")
+    if details is not None:
+        details.write_text("\n".join(whole) + "\n", encoding="utf-8")
+    print(f"{len(found)} outputs compared, {sum(kinds.values())} differ")
+    for what, count in kinds.most_common():
+        print(f"{count:6} {what}")
+    return 1 if kinds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
