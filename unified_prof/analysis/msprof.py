@@ -23,7 +23,7 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.read import bulk, collectives, counters
+from unified_prof.analysis.read import collectives, counters
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.framework import UNCONNECTED, Framework
 from unified_prof.analysis.read.source import (
@@ -42,6 +42,7 @@ from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import Work, host_calls, step_of
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.errors import UsageError
+from unified_prof.store.columns import MISSING
 
 
 class MsprofAnalysis(Analysis):
@@ -134,9 +135,7 @@ class MsprofAnalysis(Analysis):
     def launch_delay(self) -> Distribution | None:
         """Return the time from a launching host call's start to the start of its first task."""
         tasks = self._tasks
-        api = bulk.fetch(
-            self._source, "CANN_API", {"connection": "connectionId", "start": "startNs"}
-        )
+        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
         if not len(tasks) or not len(api["start"]):
             return None
         row = Lookup(api["connection"]).rows(tasks.connection)
@@ -205,7 +204,7 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def _steps(self) -> list[tuple[str, int, int]]:
         columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
-        found = bulk.fetch(self._source, "STEP_TIME", columns)
+        found = self._source.integers("STEP_TIME", columns)
         valid = possible(found["start"], found["duration"])
         bad = int(len(valid) - valid.sum())
         self._findings.add("impossible_step_time", f"{bad} steps are left out", bad)
@@ -213,7 +212,7 @@ class MsprofAnalysis(Analysis):
             order = np.flatnonzero(valid)[np.argsort(found["start"][valid], kind="stable")]
             return [
                 (
-                    str(found["id"][row]) if found["id"][row] != bulk.MISSING else "?",
+                    str(found["id"][row]) if found["id"][row] != MISSING else "?",
                     int(found["start"][row]),
                     int(found["start"][row] + found["duration"][row]),
                 )

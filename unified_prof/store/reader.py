@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
-from unified_prof.store import detect, fetch, views
+from unified_prof.store import columns as in_columns
+from unified_prof.store import detect, views
 from unified_prof.store.batches import plain
 from unified_prof.store.opening import open_read_only
 from unified_prof.store.sql import READ_ERRORS, TABLES, quoted, read_error, reading
@@ -101,7 +102,39 @@ class Report:
             UsageError: two columns of the result have the same name.
         """
         with reading(self.path):
-            return fetch.columns(self._execute(sql, params))
+            return in_columns.of_query(self._execute(sql, params))
+
+    def integers(
+        self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return integer expressions over all rows of a table, in the file's order of rows.
+
+        Several times as fast as `columns` for millions of rows. What is no integer is
+        `store.columns.MISSING`.
+
+        Args:
+            table: One of the newest schema; one that the file lacks has no rows.
+            columns: Name in the result -> SQL expression over the table's columns.
+            narrow: Columns that may come as int32 where their values allow it, to save memory.
+
+        Raises:
+            StoreError: an expression is wrong, or the file is damaged.
+        """
+        if table not in self.tables:
+            return {name: np.empty(0, np.int64) for name in columns}
+        return in_columns.of_table(self._db, self.path, table, columns, narrow=narrow)
+
+    def windows(
+        self, table: str, columns: Mapping[str, str]
+    ) -> Iterator[tuple[dict[str, NDArray[np.int64]], in_columns.Window]]:
+        """Yield what `integers` returns some thousand rows at a time, and where those rows stand.
+
+        Raises:
+            StoreError: an expression is wrong, or the file is damaged.
+        """
+        if table not in self.tables:
+            return iter(())
+        return in_columns.windows(self._db, self.path, table, columns)
 
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
         # A NumPy number would be bound as a BLOB, which equals nothing.

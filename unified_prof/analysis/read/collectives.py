@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Tasks, possible
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.store.columns import MISSING
 
 Ints = NDArray[np.int64]
 
@@ -41,15 +41,14 @@ class Collectives:
 
 def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
     """Read the communication operators; older files name no device, their tasks do."""
-    columns = bulk.fetch(
-        source,
+    columns = source.integers(
         "COMMUNICATION_OP",
         {
             "start": "startNs",
             "duration": "endNs - startNs",
             "id": "opId",
             "name": "opName",
-            "type": f"coalesce(opType, {bulk.MISSING + 1} - 1)",
+            "type": f"coalesce(opType, {MISSING + 1} - 1)",
             "connection": "coalesce(connectionId, -1)",
             "device": "coalesce(deviceId, -1)",
         },
@@ -77,7 +76,7 @@ def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
     """Return the device of each operator's tasks; without any, the only device of the file."""
     devices = np.unique(tasks.device)
     only = int(devices[0]) if len(devices) == 1 else UNKNOWN_DEVICE
-    parts = bulk.fetch(source, "COMMUNICATION_TASK_INFO", {"op": "opId", "task": "globalTaskId"})
+    parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "task": "globalTaskId"})
     row = Lookup(parts["op"]).rows(op_ids)
     if not len(parts["op"]):
         return np.full(len(op_ids), only, np.int64)

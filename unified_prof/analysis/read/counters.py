@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.model import PmuFigure, Series
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import MAX_TIME_NS, NOTHING_KNOWN, Strings
 
@@ -79,9 +78,7 @@ class Allocations:
 
 def allocations(source: Source, strings: Strings) -> Allocations:
     """Return the allocations of OP_MEMORY; those from before the recording have no time there."""
-    columns = bulk.fetch(
-        source, "OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"}
-    )
+    columns = source.integers("OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"})
     known = (columns["at"] > 0) & (columns["at"] <= MAX_TIME_NS)
     known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
     names = [strings.get(number) or "(unnamed)" for number in columns["name"][known].tolist()]

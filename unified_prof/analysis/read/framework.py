@@ -20,12 +20,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.frames import Frames
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, possible
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.store.columns import MISSING
 from unified_prof.vocabulary import (
     API_OPERATION,
     API_PYTHON,
@@ -253,10 +253,8 @@ class Framework:
         if not len(self):
             return result
         # One host range has one id in CONNECTION_IDS, which may stand for several connections.
-        pairs = bulk.fetch(
-            self._source, "CONNECTION_IDS", {"id": "id", "connection": "connectionId"}
-        )
-        with_id = np.flatnonzero((self._connection != bulk.MISSING) & (self._type != API_PYTHON))
+        pairs = self._source.integers("CONNECTION_IDS", {"id": "id", "connection": "connectionId"})
+        with_id = np.flatnonzero((self._connection != MISSING) & (self._type != API_PYTHON))
         # The last range wins where several have one id: children come after their parents.
         holder = Lookup(self._connection[with_id][::-1]).rows(pairs["id"])
         known = holder >= 0
@@ -267,8 +265,7 @@ class Framework:
         # Otherwise by time: the range around the runtime's launching call, on its thread.
         open_ones = np.flatnonzero((result == NONE) & ~np.isin(connection, UNCONNECTED))
         if len(open_ones):
-            api = bulk.fetch(
-                self._source,
+            api = self._source.integers(
                 "CANN_API",
                 {"connection": "connectionId", "thread": "globalTid", "start": "startNs"},
             )
@@ -297,16 +294,15 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
         "start": "CAST(startNs AS INTEGER)",
         "end": "CAST(endNs AS INTEGER)",
         "thread": "coalesce(globalTid, -1)",
-        "connection": f"coalesce(connectionId, {bulk.MISSING + 1} - 1)",
+        "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
         "name": "coalesce(name, -1)",
         "sequence": "coalesce(sequenceNumber, -1)",
         "forward_thread": "coalesce(fwdThreadId, 0)",
         "chain": "coalesce(callchainId, -1)",
         "type": f"coalesce(type, {API_OPERATION})",
     }
-    ranges = bulk.fetch(source, "PYTORCH_API", columns)
-    marks = bulk.fetch(
-        source,
+    ranges = source.integers("PYTORCH_API", columns)
+    marks = source.integers(
         "MSTX_EVENTS",
         {
             "start": "startNs",
@@ -319,7 +315,7 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
     domains = {int(one) for one in np.unique(marks["domain"]) if strings.get(one) == "Module"}
     in_module = np.isin(marks.pop("domain"), list(domains))
     marks["type"] = np.where(in_module, _MODULE_RANGE, _ANNOTATION)
-    absent = {"connection": bulk.MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
+    absent = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
     is_range = marks["end"] > marks["start"]
     for name, values in ranges.items():
         added = marks[name] if name in marks else np.full(len(is_range), absent[name])

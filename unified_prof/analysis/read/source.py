@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.model import Anomaly
 from unified_prof.ledger import Ledger
 from unified_prof.redaction import MASK, is_secret_name, redact, redact_arguments
+from unified_prof.store.columns import Window
 from unified_prof.store.detect import Detection
 
 
@@ -47,6 +49,16 @@ class Source(Protocol):
 
     def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
         """Return the result of a query as one array a column; NULL is masked or NaN."""
+
+    def integers(
+        self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return expressions over all rows of a table; what is no integer is MISSING."""
+
+    def windows(
+        self, table: str, columns: Mapping[str, str]
+    ) -> Iterator[tuple[dict[str, NDArray[np.int64]], Window]]:
+        """Yield the same some thousand rows at a time, and where those rows stand."""
 
 
 def oddities_of_file(source: Source) -> list[Anomaly]:

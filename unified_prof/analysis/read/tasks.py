@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.vocabulary import NOT_AVAILABLE
@@ -85,8 +84,7 @@ class Tasks:
     def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
         self._source = source
         self._strings = strings
-        columns = bulk.fetch(
-            source,
+        columns = source.integers(
             "TASK",
             {
                 "start": "startNs",
@@ -113,8 +111,7 @@ class Tasks:
         self.type = _small(type_codes)
         del device_and_type, type_codes
         identity = self._keep(columns.pop("id"))
-        self._compute = bulk.fetch(
-            source,
+        self._compute = source.integers(
             "COMPUTE_TASK_INFO",
             {"id": "globalTaskId", "op_type": "opType"},
             narrow=("id", "op_type"),
@@ -159,7 +156,7 @@ class Tasks:
     def kernel_name(self) -> Ints:
         """String id of the kernel's name of each row of COMPUTE_TASK_INFO, see `info`."""
         columns = {"name": "name"}
-        return bulk.fetch(self._source, "COMPUTE_TASK_INFO", columns, narrow=columns)["name"]
+        return self._source.integers("COMPUTE_TASK_INFO", columns, narrow=columns)["name"]
 
     def operator_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return what kind of operator each of the chosen tasks is, as numbers in `labels`.
@@ -211,11 +208,11 @@ class Tasks:
         return column if self._valid is None else column[self._valid]
 
     def _column(self, name: str) -> Ints:
-        columns = bulk.fetch(self._source, "TASK", {name: name}, narrow=(name,))
+        columns = self._source.integers("TASK", {name: name}, narrow=(name,))
         return self._keep(columns[name])
 
     def _identities(self, table: str) -> Ints:
-        return bulk.fetch(self._source, table, {"id": "globalTaskId"})["id"]
+        return self._source.integers(table, {"id": "globalTaskId"})["id"]
 
     def _kinds(self, identity: Ints) -> NDArray[np.int8]:
         """Decide what each task is: the tables that describe tasks first, the type's text last."""

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.source import Source
+from unified_prof.store import columns as in_store
 from unified_prof.store.sql import quoted
 
-MISSING = bulk.MISSING
+MISSING = in_store.MISSING
 """Stands for NULL, and for a column that an older file does not have."""
-
 
 Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
 """Some rows of a table: columns of integers, and of numbers."""
@@ -51,7 +50,7 @@ def integers(
         columns: their newest names.
         narrow: those that may come as int32, to save memory.
     """
-    return bulk.fetch(source, table, {name: _column(name) for name in columns}, narrow=narrow)
+    return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
 
 
 def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
@@ -101,9 +100,7 @@ def windows(
     source: Source, table: str, whole: Sequence[str], real: Sequence[str]
 ) -> Iterator[Window]:
     """Yield some thousand rows at a time: integer columns and number columns."""
-    if table not in source.tables:
-        return
-    for ints, condition in bulk.windows(source, table, {name: _column(name) for name in whole}):
+    for ints, condition in source.windows(table, {name: _column(name) for name in whole}):
         select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in real)
         found = source.columns(f"SELECT {select} FROM {condition.sql}", condition.values)
         yield ints, {name: _floats(found[name]) for name in real}

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
-from unified_prof.analysis.read import bulk
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
@@ -75,7 +74,7 @@ class Flows:
 
 def tracks(source: Source, tasks: Tasks, comms: Collectives, strings: Strings) -> Iterator[Track]:
     """Yield the tracks of devices, then those of host threads."""
-    calls = bulk.fetch(source, "CANN_API", {"connection": "connectionId"})["connection"]
+    calls = source.integers("CANN_API", {"connection": "connectionId"})["connection"]
     flows = Flows(tasks.connection.astype(np.int64), calls)
     yield from _device_tracks(tasks, comms, strings, flows)
     for table, title, start, end, name in _HOST_TABLES:
@@ -140,7 +139,7 @@ def _host_tracks(
         columns["type"] = "coalesce(type, 0)"
     if table == "CANN_API":
         columns["connection"] = "coalesce(connectionId, -1)"
-    found = bulk.fetch(source, table, columns)
+    found = source.integers(table, columns)
     # As the analysis does: what cannot have happened is left out (and counted there).
     valid = possible(found["start"], found["end"] - found["start"]) & (found["start"] > 0)
     found = {key: values[valid] for key, values in found.items()}

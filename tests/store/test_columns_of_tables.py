@@ -1,4 +1,4 @@
-"""Columns through printed text are the same as columns through a cursor."""
+"""`Report.integers`: columns through printed text are the same as columns through a cursor."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
-from unified_prof.analysis.read import bulk
-from unified_prof.analysis.read.bulk import MISSING
+from unified_prof.store import columns
+from unified_prof.store.columns import MISSING
 
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
 VALUES = st.one_of(
@@ -46,7 +46,7 @@ def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[
     with tempfile.TemporaryDirectory() as folder:
         path = database(Path(folder) / "report.db", rows)
         with open_report(path, any_revision=True) as report:
-            found = bulk.fetch(report, "TASK", {"start": "startNs", "end": "endNs"})
+            found = report.integers("TASK", {"start": "startNs", "end": "endNs"})
     assert found["start"].tolist() == expected(rows)
     assert found["end"].tolist() == [5] * len(rows)
 
@@ -55,20 +55,20 @@ def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[
 def test_two_readers_keep_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(bulk, "_CHUNK_ROWS", 10)
-    monkeypatch.setattr(bulk, "_TWO_READERS_FROM_ROWS", 20)
+    monkeypatch.setattr(columns, "_CHUNK_ROWS", 10)
+    monkeypatch.setattr(columns, "_TWO_READERS_FROM_ROWS", 20)
     rows = [(number, None if number == 44 else number**5) for number in range(1, 100)]
     path = database(tmp_path / "report.db", rows)
     with open_report(path, any_revision=True) as report:
-        found = bulk.fetch(report, "TASK", {"start": "startNs"}, narrow=narrow)
+        found = report.integers("TASK", {"start": "startNs"}, narrow=narrow)
     assert found["start"].tolist() == expected(rows)
 
 
 def test_small_columns_may_be_narrow(tmp_path: Path) -> None:
     path = database(tmp_path / "report.db", [(1, 2**31 - 1), (2, -5)])
     with open_report(path, any_revision=True) as report:
-        wide = bulk.fetch(report, "TASK", {"start": "startNs"})
-        narrow = bulk.fetch(report, "TASK", {"start": "startNs"}, narrow=("start",))
+        wide = report.integers("TASK", {"start": "startNs"})
+        narrow = report.integers("TASK", {"start": "startNs"}, narrow=("start",))
     assert [str(column["start"].dtype) for column in (wide, narrow)] == ["int64", "int32"]
 
 
@@ -78,8 +78,8 @@ def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> N
         device.collective(0, 10, "a", "b", device=3)
     with open_report(path) as report:
         columns = {"start": "startNs", "device": "deviceId"}
-        found = bulk.fetch(report, "COMMUNICATION_OP", columns)
-        absent = bulk.fetch(report, "NPU_MEM", {"hbm": "hbm"})
+        found = report.integers("COMMUNICATION_OP", columns)
+        absent = report.integers("NPU_MEM", {"hbm": "hbm"})
     assert found["start"].tolist() == [Device.T0]
     assert found["device"].tolist() == [MISSING], "that revision has no such column"
     assert absent["hbm"].tolist() == []

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unified_prof.errors import UsageError
-from unified_prof.store import fetch
+from unified_prof.store import columns
+from unified_prof.store.columns import of_query
 
 
 def fetched(values: list[Any]) -> Any:
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE t (x)")
         db.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
-        return fetch.columns(db.execute("SELECT x FROM t ORDER BY rowid"))["x"]
+        return of_query(db.execute("SELECT x FROM t ORDER BY rowid"))["x"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_null_is_masked_among_integers_and_nan_among_floats() -> None:
 )
 def test_whatever_comes_in_which_portions_nothing_changes(values: list[Any], rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "_ROWS_AT_A_TIME", rows)
+        patch.setattr(columns, "_ROWS_AT_A_TIME", rows)
         found = fetched(values)
     if found.dtype == np.float64:
         assert [None if np.isnan(value) else value for value in found] == values
@@ -78,9 +79,9 @@ def test_two_columns_of_one_name_are_refused() -> None:
         closing(sqlite3.connect(":memory:")) as db,
         pytest.raises(UsageError, match="more than one column x"),
     ):
-        fetch.columns(db.execute("SELECT 1 AS x, 2 AS y, 3 AS x"))
+        of_query(db.execute("SELECT 1 AS x, 2 AS y, 3 AS x"))
 
 
 def test_a_statement_without_result_has_no_columns() -> None:
     with closing(sqlite3.connect(":memory:")) as db:
-        assert fetch.columns(db.execute("CREATE TABLE t (x)")) == {}
+        assert of_query(db.execute("CREATE TABLE t (x)")) == {}
