@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.plain import printable
+from unified_prof.plain import printable, storable
 
 _ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -49,3 +49,16 @@ def test_the_result_is_one_line_that_can_be_encoded_and_stays(text: str) -> None
 @given(st.text(st.characters(categories=("L", "N", "P", "S", "Zs"))))
 def test_what_people_write_stays_as_it_is(text: str) -> None:
     assert printable(text) == text
+
+
+@given(_ANY_TEXT)
+def test_stored_is_what_is_utf_8_as_it_is_and_a_raw_byte_as_that_byte(text: str) -> None:
+    stored = storable(text)
+    stored.encode("utf-8")
+    assert storable(stored) == stored
+    if not any("\ud800" <= one <= "\udfff" for one in text):
+        assert stored == text
+
+
+def test_names_that_are_not_utf_8_are_stored_alike_by_all_writers() -> None:
+    assert storable(os.fsdecode(b"caf\xe9.py")) == r"caf\xe9.py"

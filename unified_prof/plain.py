@@ -36,9 +36,11 @@ def storable(text: str) -> str:
 
     They stand for bytes of file names that are not UTF-8: `caf\xe9`. Nothing else changes.
     """
-    if text.isascii():
-        return text
-    return "".join(_escaped(one) if "\ud800" <= one <= "\udfff" else one for one in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join(_escaped(one) if "\ud800" <= one <= "\udfff" else one for one in text)
+    return text
 
 
 def storable_in(value: Any) -> Any:

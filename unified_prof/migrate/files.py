@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from unified_prof.errors import StoreError
-from unified_prof.store.atomic import output_error
 from unified_prof.store.opening import side_files
-from unified_prof.store.sql import is_locked, read_error
+from unified_prof.store.sql import writing
 
 _LOCK_TIMEOUT_S = 30.0
 _COPY_BYTES = 1 << 26
@@ -30,19 +29,14 @@ def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode=rw"
     while True:
         before = _identity(path)
-        db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
-        try:
+        with ExitStack() as own, writing(path):
+            db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
+            own.enter_context(closing(db))
             db.execute("BEGIN IMMEDIATE")
-        except sqlite3.Error as err:
-            db.close()
-            if is_locked(err):
-                raise read_error(path, err) from err
-            raise output_error(path, err) from err
-        # Someone may have put another file in its place while this one was waited for.
-        if _identity(path) == before:
-            resources.enter_context(closing(db))
-            return db
-        db.close()
+            # Someone may have put another file in its place while this one was waited for.
+            if _identity(path) == before:
+                resources.enter_context(own.pop_all())
+                return db
 
 
 def _identity(path: Path) -> tuple[int, int]:

@@ -250,7 +250,7 @@ class Reports:
         for path in self._all_paths():
             try:
                 complete_run(path, known)
-            except OutputError as err:
+            except UprofError as err:
                 self.notes.append(f"a report does not say how the workload ended: {err}")
 
     def _tell_others(

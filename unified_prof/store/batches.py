@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Column
 from unified_prof.errors import UsageError
+from unified_prof.plain import storable
 
 Plain = int | float | str | None
 """What the driver binds as it is meant."""
@@ -116,15 +117,6 @@ def is_text(source: Source) -> bool:
     if isinstance(source, Constant):
         return isinstance(source.value, str)
     return isinstance(source, Objects) and source.has_text
-
-
-def storable(text: str) -> str:
-    r"""Return `text`, with what cannot be UTF-8 (lone surrogates) written as `\udcXX`."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
 
 
 def _source(column: Column) -> Source:

@@ -118,12 +118,15 @@ def writing(path: Path) -> Iterator[None]:
 
     Raises:
         OutputError: the disk is full, the place read-only, or the like.
-        StoreError: SQLite refuses what is written, such as a key that is there twice.
+        StoreError: another process writes it; or SQLite refuses what is written, such as a key
+            that is there twice.
     """
     try:
         yield
     except (OSError, sqlite3.OperationalError) as err:
         raise_kept()
+        if is_locked(err):
+            raise read_error(path, err) from err
         raise output_error(path, err) from err
     except sqlite3.Error as err:
         raise StoreError(f"{path} cannot be written as asked: {err}") from err
@@ -181,7 +184,7 @@ def read_error(path: Path, err: Exception) -> StoreError:
 
 def is_locked(err: Exception) -> bool:
     """Say whether SQLite refuses because somebody else holds the file's lock."""
-    return "locked" in str(err)
+    return isinstance(err, sqlite3.Error) and "locked" in str(err)
 
 
 def _is_damage(text: str) -> bool:

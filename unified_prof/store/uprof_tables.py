@@ -10,8 +10,7 @@ from pathlib import Path
 from unified_prof.ledger import Entry
 from unified_prof.models.catalogue import extension_tables
 from unified_prof.plain import storable
-from unified_prof.store.atomic import output_error
-from unified_prof.store.sql import declared
+from unified_prof.store.sql import declared, writing
 
 ANOMALIES = "UPROF_ANOMALIES"
 """The table that a `ledger.Ledger` becomes."""
@@ -77,8 +76,9 @@ def complete_run(path: Path, facts: Mapping[str, str]) -> None:
 
     Raises:
         OutputError: the file cannot be changed, or is gone.
+        StoreError: it is damaged, or being written by another process.
     """
-    try:
+    with writing(path):
         # No URI with mode=rw: SQLite wants those in UTF-8, and a path may be anything.
         path.stat()
         with closing(sqlite3.connect(path)) as db, db:
@@ -86,5 +86,3 @@ def complete_run(path: Path, facts: Mapping[str, str]) -> None:
                 "UPDATE UPROF_RUN SET value = ? WHERE name = ? AND value IS NULL",
                 [(storable(value), name) for name, value in facts.items()],
             )
-    except (OSError, sqlite3.Error) as err:
-        raise output_error(path, err) from err

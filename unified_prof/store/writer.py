@@ -137,8 +137,9 @@ class ReportWriter:
         Lists and mappings are stored as JSON, None as NULL, everything else as its text.
         """
         if isinstance(value, list | tuple | dict):
+            text = json.dumps(value, ensure_ascii=False, default=str)
             # What is no UTF-8 becomes an escape that JSON knows.
-            value = batches.storable(json.dumps(value, ensure_ascii=False, default=str))
+            value = text.encode("utf-8", "backslashreplace").decode()
         self._facts[name] = None if value is None else storable(str(value))
 
     def __enter__(self) -> ReportWriter:

@@ -1,0 +1,45 @@
+"""Facts that are known only after a report was written."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from unified_prof.errors import OutputError, StoreError
+from unified_prof.store import uprof_tables
+from unified_prof.store.uprof_tables import complete_run
+
+
+def report(path: Path) -> Path:
+    """Make a file whose exit code is not known yet."""
+    with closing(sqlite3.connect(path)) as db, db:
+        uprof_tables.fill(db, "UPROF_RUN", [("device", "cpu"), ("exit_code", None)])
+    return path
+
+
+def test_what_was_unknown_is_filled_in_and_the_rest_stays(tmp_path: Path) -> None:
+    path = report(tmp_path / "report.sqlite")
+    complete_run(path, {"device": "npu", "exit_code": "3"})
+    with closing(sqlite3.connect(path)) as db:
+        rows = db.execute("SELECT name, value FROM UPROF_RUN ORDER BY name").fetchall()
+    assert rows == [("device", "cpu"), ("exit_code", "3")]
+
+
+def test_a_report_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"gone\.sqlite"):
+        complete_run(tmp_path / "gone.sqlite", {"exit_code": "0"})
+
+
+def test_a_report_that_another_process_writes_is_not_called_unwritable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = report(tmp_path / "report.sqlite")
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path: connect(path, timeout=0))
+    with closing(connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="is being written by another process"):
+            complete_run(path, {"exit_code": "0"})
