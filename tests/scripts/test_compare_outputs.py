@@ -1,0 +1,53 @@
+"""`scripts/compare_outputs.py`: what differs is told, what no two runs share is not."""
+
+from __future__ import annotations
+
+import importlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("compare_outputs")
+
+
+@pytest.fixture
+def side(script: Any, tmp_path: Path) -> Iterator[Any]:
+    found = script.Side(ROOT, tmp_path / "after", (ROOT,))
+    yield found
+    found.end()
+
+
+def test_a_row_that_differs_is_told(script: Any, tmp_path: Path, capsys: Any) -> None:
+    texts = []
+    for name in ("a", "b"):
+        with closing(sqlite3.connect(tmp_path / name)) as db, db:
+            db.execute("CREATE TABLE t (x, y)")
+            db.executemany("INSERT INTO t VALUES (?, ?)", [(1, "same"), (2, name)])
+        texts.append(script.dumped(tmp_path / name))
+    assert script.told({("in", "out"): tuple(texts)}, 9, None) == 1
+    said = capsys.readouterr().out
+    assert "-t(2, 'a')" in said
+    assert "+t(2, 'b')" in said
+    assert "same" not in said
+
+
+def test_what_is_equal_is_counted_only(script: Any, capsys: Any) -> None:
+    assert script.told({("in", "out"): ("text", "text")}, 9, None) == 0
+    assert capsys.readouterr().out == "1 outputs compared, 0 differ\n"
+
+
+@pytest.mark.slow
+def test_commands_run_in_a_warm_process_and_folders_are_left_out(side: Any, tmp_path: Path) -> None:
+    said = side.run(("db", "current", str(tmp_path / "after" / "none.db")), tmp_path / "after")
+    assert side.clean(said).startswith("exit code 7\n")
+    assert "<folder>/none.db does not exist" in side.clean(said)
