@@ -57,7 +57,7 @@ def test_the_database_is_msprof_s(prof: Path) -> None:
     [
         ("export_fails", "msprof's export failed: Analysis data failed."),
         pytest.param("export_crashes", "failed: Exec format error", marks=pytest.mark.slow),
-        pytest.param("vnpu", "msprof's export ended with 254", marks=pytest.mark.slow),
+        pytest.param("vnpu", "failed: This function is not supported", marks=pytest.mark.slow),
         pytest.param("on_device", "unrecognized option '--export=on'", marks=pytest.mark.slow),
         pytest.param("old", "unrecognized option '--type=db'", marks=pytest.mark.slow),
     ],
@@ -75,7 +75,16 @@ def test_an_export_that_fails_says_why_and_leaves_nothing(
 
 def test_an_export_without_a_word_is_told_as_that(prof: Path, toolkit: Path) -> None:
     toolkit.write_text("#!/bin/sh\nexit 0\n")
-    with pytest.raises(CaptureError, match="gives no reason"):
+    with pytest.raises(CaptureError, match="failed without a reason"):
+        export(prof)
+
+
+def test_the_last_of_msprof_s_words_is_the_reason(prof: Path, toolkit: Path) -> None:
+    said = ["[WARNING] You are root.", "[WARNING] No analysis script found in msprof.py"]
+    said += ["[ERROR] Running profiling failed. Please check log for more info."]
+    lines = "".join(f"echo '{line}'\n" for line in said)
+    toolkit.write_text(f"#!/bin/sh\n{lines}exit 255\n")
+    with pytest.raises(CaptureError, match=r"failed: No analysis script found in msprof\.py$"):
         export(prof)
 
 

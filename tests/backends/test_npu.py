@@ -190,6 +190,10 @@ def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
     assert msprof_outcome.workload_exit_code(None, None, ended) == code
     assert msprof_outcome.workload_exit_code(3, None, ended) == 3
     assert msprof_outcome.workload_exit_code(3, 4, ended) == 4
+    # The system shows 0 to those who may not know.
+    assert msprof_outcome.workload_exit_code(None, 0, ended) == code
+    assert msprof_outcome.workload_exit_code(3, 0, ended) == 3
+    assert msprof_outcome.workload_exit_code(None, 0, Ended(0, (), None)) == 0
 
 
 @pytest.mark.slow

@@ -208,3 +208,20 @@ def test_a_refusal_is_known_by_msprof_s_words_alone() -> None:
     assert msprof_outcome.refused_option(by_getopt) == "bogus"
     assert msprof_outcome.refused_option(by_itself) == "sys-io-profiling"
     assert msprof_outcome.refused_option(["[INFO] unrecognized option '--x=1'", ""]) is None
+
+
+def test_a_release_without_the_finest_level_gets_the_next_and_it_is_said() -> None:
+    lines = msprof_platforms.help_text(5, old=True)
+    text = "\n".join(lines).replace(
+        "The possible parameters are 'l0', 'l1', 'l2', 'on' or 'off'.",
+        "\n\t\t The switch can be set in range [l0, l1, on, off]",
+    )
+    offer = of_help(text, Offer())
+    assert offer is not None
+    made = plan({"preset": "full"}, offer=offer)
+    assert "--task-time=l1" in made.arguments
+    assert made.shortened == ("--ge-api", "--task-time=l2")
+    assert plan({"preset": "full", "task_time": "l0"}, offer=offer).lowered == ()
+    assert plan({"preset": "default"}, offer=offer).lowered == ()
+    with pytest.raises(UsageError, match="'l2' found, one of l0, l1, on, off"):
+        plan({"task_time": "l2"}, offer=offer)

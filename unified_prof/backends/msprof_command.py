@@ -14,7 +14,8 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,38 @@ def harmless_folder() -> Path:
     raise OutputError(
         "no folder for temporary files can be written to", hint="set TMPDIR to one without spaces"
     )
+
+
+@contextmanager
+def recording_place(output: Path) -> Iterator[Path]:
+    """Yield the folder in which msprof is to record: `output`, or one that stands in for it.
+
+    msprof tells its application of the folder in a JSON text, where a name that is not UTF-8 has
+    no place. What is recorded elsewhere is in `output` afterwards.
+
+    Raises:
+        OutputError: it cannot be moved there; the message says where it is.
+    """
+    try:
+        str(output).encode("utf-8")
+    except UnicodeEncodeError:
+        pass
+    else:
+        yield output
+        return
+    folder = harmless_folder()
+    try:
+        yield folder
+    finally:
+        for recorded in sorted(folder.glob("PROF_*")):
+            try:
+                shutil.move(recorded, output / recorded.name)
+            except OSError as err:
+                raise OutputError(
+                    f"{recorded} cannot be moved to {output}: {err.strerror or err}",
+                    hint="it is kept where it is; `uprof build` makes a database of it",
+                ) from err
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:

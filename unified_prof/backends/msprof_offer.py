@@ -18,6 +18,7 @@ _OPTION = re.compile(r"^\s*--([a-z][a-z0-9-]*)\s+<(?:Optional|Mandatory)>", re.M
 _METRICS = re.compile(r"\binclude:?\s+([A-Za-z0-9,\s]+?)\s*\.")
 _UPPER_LIMIT = re.compile(r"\b\d+ ?~ ?(\d+)\b")
 _QUOTED = re.compile(r"'([a-z0-9]+)'")
+_BRACKETED = re.compile(r"\bin range \[([a-z0-9, ]+)\]")
 _ALWAYS_THERE = frozenset({"output", "ascendcl", "task-time"})
 """Without these a text is not the help of msprof, or not the whole of it."""
 _WITH_VALUES = ("task-time", "task-block")
@@ -28,6 +29,8 @@ _WITH_LIMIT = "sys-hardware-mem-freq"
 class Offer:
     """Options and their values; whatever is not known is taken to be possible."""
 
+    chip: str | None = None
+    """What the chip is called by those who were asked."""
     place: str = "here"
     """Where it is so, as a message says it: `on a 310P`."""
     refused: frozenset[str] = frozenset()
@@ -57,9 +60,10 @@ def learn(chip_name: str | None = None) -> Offer:
     """
     if chip_name is not None:
         chip = npu_chips.named(chip_name)
-        return of_chip(chip) if chip else Offer()
-    chip = npu_chips.by_full_name(cann.chip())
-    base = of_chip(chip) if chip else Offer()
+        return replace(of_chip(chip) if chip else Offer(), chip=chip_name)
+    full_name = cann.chip()
+    chip = npu_chips.by_full_name(full_name)
+    base = replace(of_chip(chip) if chip else Offer(), chip=full_name)
     return of_help(cann.msprof_help() or "", base) or base
 
 
@@ -90,19 +94,23 @@ def of_help(text: str, base: Offer) -> Offer | None:
     if not details.keys() >= _ALWAYS_THERE:
         return None
     values = {
-        name: tuple(dict.fromkeys(found))
-        for name in _WITH_VALUES
-        if len(found := _QUOTED.findall(details.get(name, ""))) > 1
+        name: found for name in _WITH_VALUES if len(found := _values_in(details.get(name, ""))) > 1
     }
     limits = [int(one) for one in _UPPER_LIMIT.findall(details.get(_WITH_LIMIT, ""))]
-    return Offer(
-        place=base.place,
+    return replace(
+        base,
+        refused=frozenset(),
         options=frozenset(details),
         metrics=_metrics_in(details.get("aic-metrics", "")) or base.metrics,
         values={**base.values, **values},
         limits={**base.limits, **({_WITH_LIMIT: max(limits)} if limits else {})},
-        custom_events=base.custom_events,
     )
+
+
+def _values_in(detail: str) -> tuple[str, ...]:
+    if found := _BRACKETED.search(detail):
+        return tuple(one.strip() for one in found[1].split(","))
+    return tuple(dict.fromkeys(_QUOTED.findall(detail)))
 
 
 def _metrics_in(detail: str) -> tuple[str, ...]:

@@ -304,6 +304,10 @@ _NOT_TO_BE_PASSED = frozenset(
 )
 
 
+_LOWER = {"task_time": ("l1", "on")}
+"""Option -> what old releases have in place of the value that a preset asks for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What msprof is to be given."""
@@ -312,9 +316,17 @@ class Plan:
     """`--name=value`, everything checked."""
     left_out: tuple[MsprofOption, ...]
     """Options of the preset that msprof does not take here."""
+    lowered: tuple[str, ...]
+    """Values of the preset that this msprof does not know, such as `--task-time=l2`; there is a
+    lower one in their place."""
     preset: str
     can_go: frozenset[str]
     """Options of the preset that may be left out should msprof refuse them after all."""
+
+    @property
+    def shortened(self) -> tuple[str, ...]:
+        """What the preset has and msprof does not take here, as a user would write it."""
+        return (*(f"--{option.flag}" for option in self.left_out), *self.lowered)
 
 
 def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer) -> Plan:
@@ -339,7 +351,8 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
             raise UsageError(f"--{option.flag}: msprof does not take it {offer.place}")
         _check(option, text, offer)
     given = _with_switches(given)
-    chosen = {**PRESETS[preset], **given}
+    usual, lowered = _lowered(PRESETS[preset], offer)
+    chosen = {**usual, **given}
     _check_together(chosen, given)
     left_out = [o for o in OPTIONS if o.name in chosen and not offer.takes(o.flag)]
     if asked := [option for option in left_out if option.name in given]:
@@ -350,6 +363,7 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
     return Plan(
         (*arguments, *(_checked_raw(argument) for argument in raw)),
         tuple(left_out),
+        tuple(f"--{BY_NAME[name].flag}={lowered[name]}" for name in lowered if name not in given),
         preset,
         frozenset(o.flag for o in OPTIONS if o.name in chosen and o.name not in given),
     )
@@ -364,6 +378,17 @@ def msprof_arguments(
         UsageError: a value msprof would not take, or options that exclude each other.
     """
     return [*plan(options, raw=raw, offer=offer or Offer()).arguments]
+
+
+def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a preset with values that msprof has, and those that had to give way."""
+    usual, gone = dict(preset), {}
+    for name, instead in _LOWER.items():
+        known = offer.values.get(BY_NAME[name].flag)
+        if known and name in usual and usual[name] not in known:
+            gone[name] = usual[name]
+            usual[name] = next((one for one in instead if one in known), usual[name])
+    return usual, gone
 
 
 def _with_switches(given: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ _LEAST_FREE_BYTES = 20 * 1024 * 1024  # msprof stops recording below this
 _APP_FAILED = re.compile(
     r"exception has occurred in process App, return code: ?(.*)", re.IGNORECASE
 )
+_PROBLEM = re.compile(r"^\[(?:ERROR|WARNING)\]\s*(?!\s|Running profiling failed)(.+)")
 _EXPORT_FAILED = re.compile(
     r"exception has occurred in process Export.*, return code: ?(.*)", re.IGNORECASE
 )
@@ -88,15 +89,15 @@ def workload_exit_code(reported: int | None, observed: int | None, ended: Ended)
         observed: How its process was seen to end; None: msprof was quicker.
         ended: How msprof ended; its warning carries the code as the text of an errno.
     """
-    if observed is not None:
-        return observed
+    said = next((found[1] for one in ended.lines if (found := _APP_FAILED.search(one))), None)
+    if observed or (observed == 0 and not reported and said is None):
+        return observed  # 0 is also what the system shows to those who may not know
     if reported is not None:
         return reported
     if ended.interrupted_by is not None:
         return 128 + ended.interrupted_by
-    for line in ended.lines:
-        if found := _APP_FAILED.search(line):
-            return _code_of_text(found[1].strip())
+    if said is not None:
+        return _code_of_text(said.strip())
     return 128 - ended.status if ended.status < 0 else 0
 
 
@@ -152,14 +153,16 @@ def why_not_exported(ended: Ended) -> str | None:
             return f"msprof's export failed: {found[1].removesuffix('.')}"
     if ended.status < 0:
         return f"msprof's export was killed by signal {-ended.status}"
-    return f"msprof's export ended with {ended.status}" if ended.status else None
+    return why_no_database(ended) if ended.status else None
 
 
 def why_no_database(ended: Ended) -> str:
-    """Return why an export that seems to have done well left no database."""
-    errors = (found[1] for line in ended.lines if (found := _ERROR.match(line)))
-    said = next(errors, None)
-    return f"msprof's export failed: {said}" if said else "msprof's export gives no reason"
+    """Return why an export left no database, even if it seems to have done well."""
+    said = [found[1] for line in ended.lines if (found := _PROBLEM.match(line))]
+    if said:  # the last before it gave up
+        return f"msprof's export failed: {said[-1]}"
+    status = f" and exit status {ended.status}" if ended.status else ""
+    return f"msprof's export failed without a reason{status}"
 
 
 def _disk_is_full(lines: Iterable[str], folder: Path) -> bool:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -33,6 +33,7 @@ from unified_prof.models.catalogue import MSPROF, resolve
 from unified_prof.plain import printable
 
 EXPORTERS = ("uprof", "native")
+_ANY_FOLDER = Path("/tmp/uprof_XXXXXXXX")
 _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid", "npu_chip"})
 
 
@@ -77,10 +78,10 @@ class NpuBackend:
 
     def describe(self, spec: RunSpec) -> list[str]:
         """Return the lines of `--dry-run`: the command, and what its script would become."""
-        folder = Path("/tmp/uprof_XXXXXXXX")
+        folder = _ANY_FOLDER
         plan, offer = _check(spec)
         lines = [shlex.join(self._command(spec, plan, offer, folder))]
-        if plan.left_out:
+        if plan.shortened:
             lines.append(f"# {_without(plan, offer)}")
         if not spec.options.get("pid"):
             words = [spec.target, *spec.arguments]
@@ -105,23 +106,25 @@ class NpuBackend:
         if reason := self.unavailable_reason():
             raise DeviceUnavailableError(reason)
         output = spec.output_dir.resolve()
-        before = msprof_outcome.find(output)
-        while True:
-            if plan.left_out:
-                spec.relay(f"uprof: {_without(plan, offer)}")
-            attempt = self._attempt(spec, plan, offer)
-            refused = msprof_outcome.refused_option(attempt.ended.lines)
-            if attempt.started or refused is None or not offer.takes(refused):
-                break
-            if refused not in plan.can_go | msprof_command.OWN_OPTIONS:
-                break
-            offer = offer.without(refused)
-            plan = _plan(spec, offer)
+        with msprof_command.recording_place(output) as place:
+            recording = replace(spec, output_dir=place)
+            before = msprof_outcome.find(place)
+            while True:
+                if plan.shortened:
+                    spec.relay(f"uprof: {_without(plan, offer)}")
+                attempt = self._attempt(recording, plan, offer)
+                refused = msprof_outcome.refused_option(attempt.ended.lines)
+                if attempt.started or refused is None or not offer.takes(refused):
+                    break
+                if refused not in plan.can_go | msprof_command.OWN_OPTIONS:
+                    break
+                offer = offer.without(refused)
+                plan = _plan(spec, offer)
+            msprof_outcome.remove_record(place, attempt.ended.process)
+            found = sorted(path.name for path in msprof_outcome.find(place) - before)
         ended, result = attempt.ended, attempt.result
-        msprof_outcome.remove_record(output, ended.process)
         exit_code = msprof_outcome.workload_exit_code(result.exit_code, attempt.observed, ended)
-        found = sorted(msprof_outcome.find(output) - before)
-        directories = [msprof_outcome.inspect(path) for path in found]
+        directories = [msprof_outcome.inspect(output / name) for name in found]
         failure = msprof_outcome.what_went_wrong(ended, exit_code, directories, output)
         reasons = filter(None, (failure, result.failure, result.unmarked))
         return Capture(
@@ -129,7 +132,9 @@ class NpuBackend:
             result.tracked,
             tuple(_recording(item, spec) for item in directories),
             failure="; ".join(reasons) or None,
-            facts=_facts(plan, self._command(spec, plan, offer, Path("/tmp/uprof_XXXXXXXX"))),
+            facts=_facts(
+                plan, offer, self._command(spec, plan, offer, Path("/tmp/uprof_XXXXXXXX"))
+            ),
             error=attempt.report_error,
         )
 
@@ -245,9 +250,9 @@ def _plan(spec: RunSpec, offer: Offer) -> Plan:
 
 def _without(plan: Plan, offer: Offer) -> str:
     """Say what of the preset is left out."""
-    flags = ", ".join(f"--{option.flag}" for option in plan.left_out)
-    them = "it" if len(plan.left_out) == 1 else "them"
-    return f"--preset {plan.preset} without {flags}: msprof does not take {them} {offer.place}"
+    them = "it" if len(plan.shortened) == 1 else "them"
+    what = ", ".join(plan.shortened)
+    return f"--preset {plan.preset} without {what}: msprof does not take {them} {offer.place}"
 
 
 def _recording(item: msprof_outcome.ProfDirectory, spec: RunSpec) -> Recording:
@@ -255,14 +260,14 @@ def _recording(item: msprof_outcome.ProfDirectory, spec: RunSpec) -> Recording:
     return Recording("prof", item.path, native=item.native, export=export)
 
 
-def _facts(plan: Plan, command: list[str]) -> dict[str, str | None]:
+def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None]:
     facts = {
         "cann": cann.version(),
-        "npu_chip": cann.chip(),
+        "npu_chip": offer.chip,
         "msprof": printable(shlex.join(command)),
     }
-    if plan.left_out:
-        facts["msprof_left_out"] = ", ".join(f"--{option.flag}" for option in plan.left_out)
+    if plan.shortened:
+        facts["msprof_left_out"] = ", ".join(plan.shortened)
     return facts
 
 

@@ -1,0 +1,160 @@
+"""Names, places and processes that msprof is particular about; `uprof run` from the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.backends import stand_in_msprof
+from tests.conftest import ROOT
+
+INIT = "from tests.backends import stand_in_acl\nstand_in_acl.init()\n"
+COMMAND = [sys.executable, "-m", "unified_prof", "run", "--backend", "npu", "--json"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    command = stand_in_msprof.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "log"))
+    folder = tmp_path / "place"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def uprof(*words: str | bytes, **more: str) -> subprocess.CompletedProcess[bytes]:
+    command = [*map(os.fsencode, COMMAND), *map(os.fsencode, words)]
+    environment = {**os.environ, **more}
+    return subprocess.run(command, capture_output=True, timeout=120, env=environment, check=False)
+
+
+def databases(done: subprocess.CompletedProcess[bytes]) -> list[str]:
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    assert b"Traceback" not in done.stderr
+    found: list[str] = json.loads(done.stdout)["files"]["timeline"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["C.UTF-8", "C"])
+def test_names_that_are_no_utf8(place: Path, encoding: str) -> None:
+    folder = os.fsencode(place) + b"/caf\xe9"
+    os.mkdir(folder)  # noqa: PTH102
+    script = folder + b"/tr\xffain.py"
+    with open(script, "w") as file:  # noqa: PTH123
+        file.write(INIT + "import os, sys\nprint(os.getcwdb(), os.fsencode(sys.argv[1]))\n")
+    os.chdir(folder)
+    done = uprof(script, b"an \xfe argument", LC_ALL=encoding)
+    assert len(databases(done)) == 1
+    assert rf"{folder!r} b'an \xfe argument'".encode() in done.stderr
+    made = [name for name in os.listdir(folder) if name.startswith(b"uprof_")]  # noqa: PTH208
+    assert len(made) == 1
+    below = [one for _, names, _ in os.walk(folder + b"/" + made[0]) for one in names]
+    assert len([name for name in below if name.startswith(b"PROF_")]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("output", ["out", "../below/any", "höhle mit raum/日本", "a  b"])
+def test_output_folders(place: Path, output: str) -> None:
+    (place / "work.py").write_text(INIT)
+    (database,) = databases(uprof("-o", output, "work.py"))
+    assert Path(database).is_relative_to(output)
+    assert Path(database).exists()
+    (start,) = stand_in_msprof.starts(place.parent / "log")
+    assert f"--output={(place / output).resolve()}" in start
+
+
+@pytest.mark.slow
+def test_folders_that_a_group_may_write_to(place: Path) -> None:
+    (place / "work.py").write_text(INIT)
+    before = os.umask(0o002)
+    try:
+        assert len(databases(uprof("-o", "out", "work.py"))) == 1
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.slow
+def test_a_folder_for_temporary_files_with_a_blank(place: Path) -> None:
+    (place / "work.py").write_text(INIT)
+    temporary = place / "tmp with blank"
+    temporary.mkdir()
+    assert len(databases(uprof("-o", "out", "work.py", TMPDIR=str(temporary)))) == 1
+    assert [*temporary.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_child_process_records_on_its_own(place: Path) -> None:
+    source = f"""{INIT}
+import subprocess, sys
+child = "from tests.backends import stand_in_acl; stand_in_acl.init(index=2)"
+subprocess.run([sys.executable, "-c", child], check=True)
+"""
+    (place / "work.py").write_text(source)
+    assert len(databases(uprof("-o", "out", "work.py"))) == 2
+
+
+@pytest.mark.slow
+def test_ranks_that_are_started_each_with_msprof(place: Path) -> None:
+    (place / "work.py").write_text(INIT)
+    ranks = [
+        subprocess.Popen(
+            [*COMMAND, "-o", "out", "work.py"],
+            env={**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    found = []
+    for rank, process in enumerate(ranks):
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        (database,) = json.loads(out)["files"]["timeline"]
+        assert f"rank{rank}" in database
+        found.append(database)
+    assert len({*found}) == 2
+    assert {"rank0", "rank1", "run.json"} <= {path.name for path in (place / "out").iterdir()}
+
+
+@pytest.mark.slow
+def test_torchrun_below_one_msprof(place: Path) -> None:
+    source = """\
+import os
+from tests.backends import stand_in_acl
+stand_in_acl.init(index=1 + int(os.environ["RANK"]))
+"""
+    (place / "work.py").write_text(source)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert len(databases(uprof("-o", "out", *launcher, "work.py"))) == 2
+
+
+@pytest.mark.slow
+def test_without_a_program_that_does_nothing_msprof_exports_and_the_database_is_ours(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unified_prof.backends import msprof_command
+    from unified_prof.backends.msprof_offer import Offer
+
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    command = msprof_command.command_line(Path("msprof"), ["--l2=on"], place, ["bash"], Offer())
+    assert command == ["msprof", f"--output={place}", "--type=db", "--l2=on", "bash"]
+
+
+@pytest.mark.slow
+def test_nothing_that_msprof_would_be_killed_for_is_left(place: Path) -> None:
+    """Its list of recordings stays behind when SIGTERM ends it."""
+    killing = INIT + "import os, signal\nos.kill(os.getppid(), signal.SIGTERM)\n"
+    (place / "work.py").write_text(killing)
+    done = uprof("-o", "out", "work.py")
+    assert len(databases(done)) == 1
+    assert not [*(place / "out").glob("*_profiling_output_record")]
