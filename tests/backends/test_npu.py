@@ -112,6 +112,7 @@ def test_a_success_brings_the_recording_and_the_way_to_msprof_s_own_database(
     assert "[INFO] Start profiling....\n" in err
 
 
+@pytest.mark.slow
 def test_where_msprof_closes_descriptors_the_workload_is_still_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,15 +198,18 @@ def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_workload_that_ends_in_its_own_time_is_waited_for(tmp_path: Path) -> None:
-    # msprof itself does not survive the signal
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_workload_that_ends_in_its_own_time_is_waited_for(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    # msprof itself does not survive SIGTERM, and ends the workload soon after SIGINT.
     source = f"""{INIT}
 import pathlib, signal, sys, time
 def save(*_):
     time.sleep(1.5)
     pathlib.Path({str(tmp_path / "saved")!r}).touch()
     sys.exit(4)
-signal.signal(signal.SIGTERM, save)
+signal.signal({int(number)}, save)
 pathlib.Path({str(tmp_path / "ready")!r}).touch()
 time.sleep(60)
 """
@@ -215,7 +219,7 @@ time.sleep(60)
         deadline = time.monotonic() + 30
         while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     presser = threading.Thread(target=press)
     presser.start()
@@ -227,6 +231,7 @@ time.sleep(60)
     assert [p.name for p in (tmp_path / "out").iterdir()] == [capture.recordings[0].path.name]
 
 
+@pytest.mark.slow
 def test_a_program_that_is_no_python_runs_as_it_is(tmp_path: Path) -> None:
     program = tmp_path / "program"
     code = shlex.quote(INIT)
@@ -244,6 +249,7 @@ def test_nothing_recorded_is_said_in_plain_words(tmp_path: Path) -> None:
     assert "never initialised an NPU (no aclInit)" in str(capture.failure)
 
 
+@pytest.mark.slow
 def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
     capture = run(
         tmp_path, "from tests.backends import stand_in_acl\nstand_in_acl.init(device=False)"
@@ -271,6 +277,7 @@ def test_an_argument_that_msprof_does_not_know_is_its_own_complaint(tmp_path: Pa
     assert "unrecognized option '--bogus=1'" in str(capture.failure)
 
 
+@pytest.mark.slow
 def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +288,7 @@ def test_nothing_of_ours_stays_in_the_folder_for_temporary_files(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path) -> None:
     old = tmp_path / "out" / "PROF_000001_20200101000000000_00000001ABCDEFGH"
     old.mkdir(parents=True)
@@ -290,6 +298,7 @@ def test_several_recordings_are_all_found_and_older_ones_are_not(tmp_path: Path)
     assert old not in [recording.path for recording in capture.recordings]
 
 
+@pytest.mark.slow
 def test_spaces_in_paths_and_arguments_do_no_harm(tmp_path: Path) -> None:
     folder = tmp_path / "a folder with spaces"
     folder.mkdir()
@@ -319,7 +328,9 @@ assert os.environ["UPROF_DEVICE"] == "npu"
     assert run(tmp_path, script).exit_code == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
     number: signal.Signals, tmp_path: Path
 ) -> None:
@@ -362,6 +373,7 @@ def test_options_are_checked_before_anything_starts(
     assert not Path("started").exists()
 
 
+@pytest.mark.slow
 def test_the_workload_starts_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of(tmp_path, INIT + "open('here', 'w').close()")
     monkeypatch.chdir(tmp_path)
@@ -403,6 +415,7 @@ def test_a_dry_run_shows_the_exact_command(tmp_path: Path, msprof: Path) -> None
     assert comment.endswith("work.py --epochs 'two words'")
 
 
+@pytest.mark.slow
 def test_a_running_process_is_recorded_for_a_while(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:

@@ -65,6 +65,7 @@ def test_success_leaves_one_database_of_our_making(place: Path) -> None:
     assert "timeline report" in done.stderr
 
 
+@pytest.mark.slow
 def test_msprof_s_own_database_can_be_kept(place: Path) -> None:
     done = uprof(place, INIT, "--exporter", "native")
     assert done.returncode == 0, done.stderr
@@ -116,12 +117,14 @@ def test_an_option_the_chip_has_not_is_wrong_use(
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_several_recordings_give_a_database_each(place: Path) -> None:
     done = uprof(place, INIT + "stand_in_acl.init(index=2)")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 2
 
 
+@pytest.mark.slow
 def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> None:
     done = uprof(place, INIT + "raise SystemExit(7)")
     assert done.returncode == 7
@@ -129,6 +132,7 @@ def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> 
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
 
 
+@pytest.mark.slow
 def test_a_failing_export_of_msprof_does_not_concern_us(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +142,7 @@ def test_a_failing_export_of_msprof_does_not_concern_us(
     assert len(json.loads(done.stdout)["files"]["timeline"]) == 1
 
 
+@pytest.mark.slow
 def test_a_failing_export_is_said_where_it_was_asked_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +152,7 @@ def test_a_failing_export_is_said_where_it_was_asked_for(
     assert "the vendor's exporter left no database" in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_recorded(place: Path) -> None:
     done = uprof(place, "print('no NPU here')")
     assert done.returncode == 5
@@ -155,6 +161,7 @@ def test_nothing_recorded(place: Path) -> None:
     assert not (place / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
     process = start(place, INIT + "import time\nopen('up', 'w')\ntime.sleep(60)\n")
     while not (place / "up").exists():
@@ -168,6 +175,7 @@ def test_an_interrupted_run_keeps_what_was_recorded(place: Path) -> None:
     assert len(json.loads(out)["files"]["timeline"]) == 1
 
 
+@pytest.mark.slow
 def test_wrong_options_are_found_before_anything_starts(place: Path) -> None:
     done = uprof(place, "open('started', 'w')", "--task-time", "l9")
     assert done.returncode == 2

@@ -90,6 +90,8 @@ def workload_exit_code(reported: int | None, observed: int | None, ended: Ended)
         ended: How msprof ended; its warning carries the code as the text of an errno.
     """
     said = next((found[1] for one in ended.lines if (found := _APP_FAILED.search(one))), None)
+    if ended.interrupted_by is not None and observed == 128 + signal.SIGTERM:
+        observed = 128 + ended.interrupted_by  # msprof passes everything on as SIGTERM
     if observed or (observed == 0 and not reported and said is None):
         return observed  # 0 is also what the system shows to those who may not know
     if reported is not None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ _PATIENCE = 3  # so many requests to end, then the group is killed
 _KEPT_LINES = 400
 _READER_GRACE_S = 5.0
 _TICK_S = 0.1
+_GROUP = 2  # of the fields in /proc/<pid>/stat after the name of the program
 
 Feed = Callable[[IO[bytes], threading.Event], None]
 
@@ -47,12 +49,15 @@ def run_group(
     relay: Callable[[str], None],
     feed: Feed | None = None,
     tick: Callable[[int], bool] = lambda _: False,
+    workload_runs: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Run `command` and wait for it.
 
     SIGINT, SIGTERM and SIGHUP that reach this process go to the whole group, so that the workload
-    sees them as it would from a terminal, and msprof may still export what it recorded. The third
-    one kills the group. What `nohup` ignores stays ignored.
+    sees them as it would from a terminal. Once the workload is known to run they go to all but
+    msprof itself, which of SIGTERM would die and after SIGINT give the workload a second: it is
+    for the workload to end, in its own time. The third one kills the group. What `nohup` ignores
+    stays ignored.
 
     Args:
         command: Program and arguments.
@@ -66,11 +71,12 @@ def run_group(
         tick: Called now and then in this thread with the id of the process, which is that of its
             session and group. Returns whether something that it started runs on: msprof does not
             survive SIGTERM, but a workload may take its time to end.
+        workload_runs: Asked when a signal comes whether there is somebody else to get it.
 
     Raises:
         DeviceUnavailableError: the program cannot be started.
     """
-    with _Signals(polite=feed is not None) as signals:
+    with _Signals(polite=feed is not None, workload_runs=workload_runs) as signals:
         try:
             process = subprocess.Popen(
                 command,
@@ -125,11 +131,11 @@ def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
 class _Signals:
     """While entered, the signals that ask to end go to the group of `process` instead."""
 
-    def __init__(self, *, polite: bool) -> None:
+    def __init__(self, *, polite: bool, workload_runs: Callable[[], bool]) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.received: list[int] = []
         self.asked_to_end = threading.Event()
-        self._polite = polite
+        self._polite, self._workload_runs = polite, workload_runs
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -158,9 +164,28 @@ class _Signals:
             raise KeyboardInterrupt
         if self._polite and len(self.received) == 1:
             return
+        group = self.process.pid
         with contextlib.suppress(ProcessLookupError):
-            final = len(self.received) >= _PATIENCE
-            os.killpg(self.process.pid, signal.SIGKILL if final else number)
+            if len(self.received) >= _PATIENCE:
+                os.killpg(group, signal.SIGKILL)
+                return
+            others = _others_of(group) if self._workload_runs() else []
+            if not others:
+                os.killpg(group, number)
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def _others_of(group: int) -> list[int]:
+    """Return the processes of a group but its leader; empty where the system does not say."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            text = path.read_text(encoding="ascii", errors="replace")
+            if int(text.rpartition(")")[2].split()[_GROUP]) == group:
+                found.append(int(path.parent.name))
+    return [pid for pid in found if pid != group]
 
 
 def _stdin() -> int | None:

@@ -170,7 +170,7 @@ class NpuBackend:
                 return watch.runs()
 
             try:
-                ended = self._record(spec, plan, offer, folder, said, tick)
+                ended = self._record(spec, plan, offer, folder, said, tick, watch.runs)
             finally:
                 started = watch.started
                 if started:
@@ -191,6 +191,7 @@ class NpuBackend:
         folder: Path,
         relay: Callable[[str], None],
         tick: Callable[[int], bool],
+        workload_runs: Callable[[], bool],
     ) -> Ended:
         command = self._command(spec, plan, offer, folder)
         environment = {**os.environ, DEVICE_VARIABLE: self.name}
@@ -213,6 +214,7 @@ class NpuBackend:
                 inherited=tuple(streams.values()),
                 relay=relay,
                 tick=tick,
+                workload_runs=workload_runs,
             )
         finally:
             for descriptor in streams.values():
