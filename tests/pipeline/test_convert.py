@@ -132,7 +132,9 @@ def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path
     again = list(convert.convert_all([tmp_path / "in"], tmp_path / "out"))
     assert {outcome.already for outcome in again} == {None, kept}
     assert (kept.read_bytes(), kept.stat().st_mtime_ns) == written
-    names = sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.db"))
+    names = sorted(
+        str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("msprof_*.db")
+    )
     assert len(names) == 2
     assert all(
         name.startswith(f"{rank}_{original.name}/")
@@ -146,7 +148,7 @@ def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
 ) -> None:
     twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
     list(convert.convert_all(twins, tmp_path / "out"))
-    (made,) = (tmp_path / "out" / "PROF_1").glob("*.db")
+    (made,) = (tmp_path / "out" / "PROF_1").glob("msprof_*.db")
     schema = "documented"
     if why == "schema":
         schema = "latest"
@@ -154,7 +156,7 @@ def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
         raw = next(path for path in (twins[0] / "host").rglob("*") if path.is_file())
         os.utime(raw, ns=(made.stat().st_mtime_ns + 1,) * 2)
     elif why == "another recording":
-        (other,) = (tmp_path / "out" / "PROF_2").glob("*.db")
+        (other,) = (tmp_path / "out" / "PROF_2").glob("msprof_*.db")
         shutil.copy(other, made)
     else:
         os.truncate(made, made.stat().st_size // 2)
@@ -166,7 +168,7 @@ def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
     assert made.read_bytes() == before
     forced = list(convert.convert_all(twins, tmp_path / "out", schema=schema, force=True))
     assert all(outcome.converted for outcome in forced)
-    assert len(list((tmp_path / "out").rglob("*.db"))) == 2, "replaced, not added"
+    assert len(list((tmp_path / "out").rglob("msprof_*.db"))) == 2, "replaced, not added"
 
 
 def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -
     assert outcomes[2].error.hint, "errors come whole from other processes"
     contents = []
     for twin in twins:
-        with Report(next(twin.glob("*.db"))) as report:
+        with Report(next(twin.glob("msprof_*.db"))) as report:
             contents.append(report.rows("SELECT * FROM TASK"))
     assert contents[0] == contents[1]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from unified_prof.errors import OutputError
 from unified_prof.models import catalogue
-from unified_prof.pipeline.step_analysis import write_analysis
+from unified_prof.pipeline.analysis_db import write_analysis
 from unified_prof.store.reader import open_report
 
 FOLDER_SUFFIX = "_ascend_pt"
 OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
+ANALYSIS = "analysis.db"
 
 
 def database_name(rank: int | None) -> str:

@@ -41,3 +41,8 @@ def test_our_databases_equal_torch_npus(case: str, shared: Path, tmp_path: Path)
         database = convert(folder, schema="latest").database
         expected = source / "expected" / folder.name
         assert not difference(canon, expected / f"{database.name}.txt.xz", database, *ELSEWHERE)
+        analysis = database.with_name("analysis.db")
+        analysed = expected / f"{analysis.name}.txt.xz"
+        assert analysis.exists() == analysed.exists()
+        if analysed.exists():
+            assert not difference(canon, analysed, analysis, "--rel", "1e-9")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
 _CONTROL = re.compile(r"profiler_(?:info(?:_\d+)?|metadata)\.json")
+_NO_DEVICES = "Level_none"
 _PROF = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 
 
@@ -94,11 +95,23 @@ class AscendPt(Source):
     def reports_at(self, target: Path) -> list[Path]:
         """Return the databases that viewers would take for this one, and what was made of them."""
         databases = ascend_layout.databases_in(target.parents[1])
-        analysis = target.with_name("analysis.db")
+        analysis = target.with_name(ascend_layout.ANALYSIS)
         return [*([analysis] if analysis.exists() else []), *databases]
 
     def complete(self, path: Path, report: Path, *, force: bool) -> None:
-        """Put what torch_npu says of the recording beside it."""
+        """Write analysis.db, and put what torch_npu says of the recording beside it.
+
+        As torch_npu does, without PROF_* or at the lowest level there is no analysis.
+        """
+        from unified_prof.decoders.ascend_pt.folder import AscendFolder
+        from unified_prof.pipeline import analysis_db
+        from unified_prof.store.reader import open_report
+
+        folder = AscendFolder(path)
+        if folder.prof is not None and folder.level != _NO_DEVICES:
+            recorded = analysis_db.read_recorded(folder.prof)
+            with open_report(report) as opened:
+                analysis_db.write_analysis(opened, report.parent, overwrite=True, recorded=recorded)
         outer = report.parents[1]
         if not outer.samefile(path):
             for child in sorted(path.iterdir()):

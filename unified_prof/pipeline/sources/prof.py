@@ -73,6 +73,26 @@ class Prof(Source):
                     times += [Path(folder, name).lstat().st_mtime_ns for name in files]
         return max(times)
 
+    def complete(self, path: Path, report: Path, *, force: bool) -> None:
+        """Write what is known of collectives: as msprof leaves it, and as viewers ask for it.
+
+        What somebody else has left there stays, unless `force` is given.
+        """
+        from unified_prof.pipeline import analysis_db
+        from unified_prof.store.reader import open_report
+
+        folder = report.parent
+        with open_report(report) as opened:
+            if not analysis_db.has_collectives(opened):
+                return
+            recorded = analysis_db.read_recorded(path)
+            for write, place in (
+                (analysis_db.write_communication, analysis_db.COMMUNICATION_FILE),
+                (analysis_db.write_analysis, analysis_db.FILE_NAME),
+            ):
+                if force or not (folder / place).exists():
+                    write(opened, folder, overwrite=force, recorded=recorded)
+
     def undecodable(self, path: Path) -> tuple[str, ...]:
         """Say which chips and kinds of files have a table that nothing here fills."""
         from unified_prof.decoders.prof.coverage import undecoded
