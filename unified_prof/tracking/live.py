@@ -96,11 +96,12 @@ class LiveTracking:
             self._registered.__exit__(None, None, None)
         self.report_error = self._session.report_error
         self._session.ended_well = error is None
-        failures = list(self._session.faults)
+        failures = []
         if not self._loop.finished and not self._session.has_some_of_all:
-            failures.insert(0, self._session.why_incomplete(error))
-        self.failure = "; ".join(failures) or None
+            failures.append(self._session.why_incomplete(error))
         if error is None:
             self.tracked = self._session.result(complete=self._loop.finished)
         else:  # the program's own error is what the caller must see
             self.tracked = self._session.result_or_none()
+        failures += self._session.faults  # the device may have told of one only now
+        self.failure = "; ".join(failures) or None

@@ -58,7 +58,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
     session.ended_well = raised is None or (isinstance(raised, SystemExit) and not exit_code)
-    failures = list(session.faults)
+    failures = []
     # A script of a few iterations less than asked for is told by `TrackedRun.complete` alone.
     if not workload.finished and not session.has_some_of_all:
         failures.insert(0, workload.why_incomplete(raised))
@@ -71,6 +71,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         raise MeasuringError(str(refused), hint=refused.hint) from refused
     except Exception as bug:  # the workload has ended as it did, whatever is wrong with us
         return Capture(exit_code, failure=f"tracking failed: {last_user_line(bug)}", error=bug)
+    failures += session.faults  # asked for last: the device may have told of one only now
     failure = "; ".join(failures) or None
     if failure is not None and tracked is None and exit_code == 0:
         _raise_fault(session, workload.tracking_error)
