@@ -7,6 +7,8 @@ import pytest
 from tests.backends.contract import BackendContract
 from tests.backends.test_cpu import TRAINING
 from unified_prof.backends.cuda import CudaBackend
+from unified_prof.errors import DeviceUnavailableError
+from unified_prof.tracking.watch.device import Device
 
 
 class TestCudaBackend(BackendContract):
@@ -33,7 +35,7 @@ def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
     monkeypatch.setattr(torch.version, "hip", None)
     assert "built without CUDA" in str(CudaBackend().unavailable_reason())
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
 
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nMore text.")
@@ -44,10 +46,28 @@ def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
     )
 
 
-def test_the_device_is_asked_and_not_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("in_library", "reason"), [(1, None), (-1, None), (0, "shows no CUDA")])
+def test_asking_for_devices_leaves_the_runtime_alone(
+    monkeypatch: pytest.MonkeyPatch, in_library: int, reason: str | None
+) -> None:
     import torch
 
+    asked: list[str] = []
+
+    def by_runtime() -> int:
+        asked.append("runtime")
+        return max(0, abs(in_library))
+
     monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert CudaBackend().unavailable_reason() is None
+    monkeypatch.setattr(torch.cuda, "_is_compiled", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: in_library)
+    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", by_runtime, raising=False)
+    monkeypatch.setattr(torch.cuda, "init", by_runtime)
+    found = CudaBackend().unavailable_reason()
+    assert (found is None) if reason is None else (reason in str(found))
+    if in_library:
+        Device("cuda")
+    else:
+        with pytest.raises(DeviceUnavailableError):
+            Device("cuda")
+    assert not asked  # in this process, which may fork yet

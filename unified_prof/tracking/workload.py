@@ -58,7 +58,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         workload.close()
     exit_code = 0 if raised is None else exit_code_of(raised)
     session.ended_well = raised is None or (isinstance(raised, SystemExit) and not exit_code)
-    failures = []
+    failures: list[str] = []
     # A script of a few iterations less than asked for is told by `TrackedRun.complete` alone.
     if not workload.finished and not session.has_some_of_all:
         failures.insert(0, workload.why_incomplete(raised))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,11 +101,15 @@ class Device:
         """What torch has for this kind of device."""
         self.used: set[int] = set()
         """The devices that the program was seen to use, by their numbers."""
-        if kind != "cpu":
-            available = getattr(self.module, "is_available", lambda: False)
-            with runtime_left_alone():
-                if not available():
-                    raise DeviceUnavailableError(f"torch finds no {kind} device here")
+        if kind != "cpu" and not (self.is_touched or self._is_there()):
+            raise DeviceUnavailableError(f"torch finds no {kind} device here")
+
+    def _is_there(self) -> bool:
+        available = getattr(self.module, "is_available", None)
+        if available is None:
+            return False
+        with runtime_left_alone():
+            return asked_in_child(lambda: "yes" if available() else "no") == "yes"
 
     @property
     def is_cpu(self) -> bool:
@@ -115,7 +119,8 @@ class Device:
     @property
     def is_touched(self) -> bool:
         """Whether the program has begun to use it; before that nobody else may."""
-        return not self.is_cpu and bool(getattr(self.module, "is_initialized", lambda: True)())
+        asked = getattr(self.module, "is_initialized", None)
+        return not self.is_cpu and (self.module is not None if asked is None else bool(asked()))
 
     def describe(self) -> str:
         """Return the device type and the name of the model, such as `cpu: <model name>`."""
@@ -171,6 +176,23 @@ class MemoryUse:
     """How often the cache was emptied to find memory."""
     failures: int | None
     """How often there was none."""
+
+
+def asked_in_child(ask: Callable[[], str]) -> str:
+    """Return what `ask` returns in a forked child; what it does to the runtime ends with that."""
+    if not hasattr(os, "fork"):
+        return ask()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            os.write(write, ask().encode("utf-8", "replace"))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        told = answer.read().decode("utf-8", "replace")
+    os.waitpid(child, 0)
+    return told
 
 
 @contextmanager
