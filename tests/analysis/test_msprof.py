@@ -94,6 +94,34 @@ def test_steps_hold_what_ran_between_their_ends(step: Path) -> None:
     assert row.extra["idle_ns"] == 5000 - 580
 
 
+def test_work_is_of_the_step_that_launched_it_whenever_it_runs(tmp_path: Path) -> None:
+    """The device runs a step behind the host; the last of its work ends after both."""
+    path = tmp_path / "msprof_1.db"
+    with Device(path) as device:
+        for step in (0, 1):
+            start = device.T0 + 1000 * step
+            device.writer.write(
+                "STEP_TIME", {"id": [step], "startNs": start, "endNs": start + 1000}
+            )
+            device.writer.write(
+                "CANN_API",
+                {
+                    "startNs": [start + 10],
+                    "endNs": start + 20,
+                    "connectionId": 7 + step,
+                    "name": device.text("launch"),
+                },
+            )
+        device.task(900, 1700, kernel=("first", "MatMul"), connection=7)
+        device.task(1700, 2400, kernel=("second", "MatMul"), connection=8)
+        device.task(2000, 2100, copy=64)  # of no call: it belongs to no step that is over
+    first, second = breakdown_of(path, "step").rows
+    assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (800, 700)
+    assert first.extra["idle_ns"] == 1700 - 800  # until the last of its work is done
+    assert second.extra["idle_ns"] == 0  # from there on
+    assert (first.total_ns, second.total_ns) == (1000, 1000)
+
+
 @pytest.mark.parametrize("revision", ["1.0.0_20240516", "1.1.1_20250620", "latest"])
 def test_without_framework_tables_operators_are_the_operations(
     tmp_path: Path, revision: str

@@ -87,6 +87,7 @@ def test_the_measured_iterations_become_a_report(spec: RunSpec) -> None:
 
 @pytest.mark.slow
 def test_backward_operations_lead_to_the_line_of_their_forward_operation(spec: RunSpec) -> None:
+    spec = replace(spec, options={"timeline_detail": ("shapes", "stacks")})
     result = run(CpuBackend(), spec)
     chains = rows(
         result,

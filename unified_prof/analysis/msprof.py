@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
@@ -36,7 +37,7 @@ from unified_prof.analysis.read.source import (
 )
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.analysis.views import breakdowns, timeline, tracks
-from unified_prof.analysis.views.device import DeviceWork, step_rows, stream_rows
+from unified_prof.analysis.views.device import DeviceWork, Launches, step_rows, stream_rows
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import Work, host_calls, step_of
@@ -112,7 +113,10 @@ class MsprofAnalysis(Analysis):
         if by == "stream":
             return breakdowns.finish(by, stream_rows(self._tasks))
         if by == "step":
-            return breakdowns.finish(by, step_rows(self._steps, self._devices))
+            rows = step_rows(
+                self._steps, self._device_numbers, self._tasks, self._comms, self._launches
+            )
+            return breakdowns.finish(by, rows)
         return breakdowns.by_label(self.calls, by)
 
     def steps(self) -> tuple[Step, ...]:
@@ -188,17 +192,41 @@ class MsprofAnalysis(Analysis):
             return "device"
         return "none" if self._framework is None else "host"
 
+    @property
+    def _launches(self) -> Launches:
+        """When the host launched the work, by the starts of its calls."""
+        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
+        calls = Lookup(api["connection"])
+
+        def launched(connection: Ints, start_ns: Ints) -> NDArray[np.int64]:
+            row = calls.rows(connection)
+            linked = (row >= 0) & ~np.isin(connection, UNCONNECTED)
+            starts = api["start"][row] if len(api["start"]) else start_ns
+            return np.where(linked, starts, start_ns).astype(np.int64)
+
+        return Launches(
+            launched(self._tasks.connection, self._tasks.start_ns),
+            launched(self._comms.connection, self._comms.start_ns),
+        )
+
     @cached_property
     def _devices(self) -> dict[str, DeviceWork]:
+        return {
+            name: DeviceWork(self._tasks, self._comms, only)
+            for name, only in self._device_numbers.items()
+        }
+
+    @cached_property
+    def _device_numbers(self) -> dict[str, int | None]:
+        """Name -> number, None where there is only one."""
         numbers = np.unique(np.concatenate((np.unique(self._tasks.device), self._comms.device)))
         rows = self._source.rows("SELECT id, name FROM NPU_INFO")
         names = {number: name for number, name in rows if name not in NOTHING_KNOWN}
-        result = {}
+        result: dict[str, int | None] = {}
         for number in numbers.tolist():
             model = names.get(number)
             name = f"device {number}" + (f" ({model})" if model else "")
-            only = None if len(numbers) == 1 else number
-            result[name] = DeviceWork(self._tasks, self._comms, only)
+            result[name] = None if len(numbers) == 1 else number
         return result
 
     @cached_property

@@ -21,7 +21,7 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.tracking.watch.timeline import DETAILS, TimelineInstrument
+from unified_prof.tracking.watch.timeline import DETAILS, USUAL_DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
 
@@ -113,7 +113,9 @@ class TorchBackend(ABC):
             told = "; ".join(filter(None, reasons)) or str(err)
             if timeline.written:
                 # Complete iterations are in the trace, whatever else could not be measured.
-                return Capture(0, recordings=_recordings(timeline), failure=told)
+                return Capture(
+                    0, recordings=_recordings(timeline), failure=told, facts=timeline.facts
+                )
             hint = _MARK_ITERATIONS if isinstance(err, MeasuringError) else err.hint
             raise type(err)(told, hint=hint) from err
         if os.getpid() != process:
@@ -132,7 +134,7 @@ class TorchBackend(ABC):
         if TIMELINE not in spec.reports:
             return None
         resolve(MSPROF, str(spec.options.get("schema") or "documented"))
-        details = spec.options.get(TIMELINE_DETAIL, DETAILS)
+        details = spec.options.get(TIMELINE_DETAIL, USUAL_DETAILS)
         names = details if isinstance(details, tuple) else (str(details),)
         if unknown := [name for name in names if name not in DETAILS]:
             raise UsageError(
@@ -148,6 +150,7 @@ def _with_timeline(capture: Capture, timeline: TimelineInstrument | None) -> Cap
         capture,
         recordings=_recordings(timeline),
         failure="; ".join(filter(None, failures)) or None,
+        facts={**capture.facts, **(timeline.facts if timeline else {})},
     )
 
 

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS, UNKNOWN
 from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.tasks import WAIT, Tasks
 from unified_prof.analysis.views.groups import by_key
+from unified_prof.analysis.views.work import Steps, step_of
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]
 
+_NOTHING = np.zeros(0, np.int64)
 _PIECE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """When the host launched each piece of work; its own start where that is not known."""
+
+    tasks_ns: Ints
+    comms_ns: Ints
 
 
 class DeviceWork:
     """The work of one device as merged sets of intervals."""
 
-    def __init__(self, tasks: Tasks, comms: Collectives, device: int | None) -> None:
-        here = slice(None) if device is None else np.flatnonzero(tasks.device == device)
+    def __init__(
+        self,
+        tasks: Tasks,
+        comms: Collectives,
+        device: int | None = None,
+        chosen: tuple[Ints, Ints] | None = None,
+    ) -> None:
+        here: Any = slice(None) if device is None else np.flatnonzero(tasks.device == device)
+        comm_here: Any = slice(None) if device is None else comms.device == device
+        if chosen is not None:
+            here, comm_here = chosen
         kind, start, duration = tasks.kind[here], tasks.start_ns[here], tasks.duration_ns[here]
-        comm_here = slice(None) if device is None else comms.device == device
         self.tasks = len(kind)
         self.compute = _merged(start, duration, kind, KERNEL)
         self.copies = _merged(start, duration, kind, COPY)
@@ -38,9 +60,9 @@ class DeviceWork:
         ends += [comm_end.max()] if len(comm_end) else []
         self.start_ns, self.end_ns = int(min(starts, default=0)), int(max(ends, default=0))
 
-    def time(self, name: str, start_ns: int, end_ns: int) -> DeviceTime:
-        """Return how the device spent `[start_ns, end_ns)`."""
-        within = start_ns <= self.start_ns and self.end_ns <= end_ns
+    def time(self, name: str, start_ns: int, end_ns: int, *, whole: bool = False) -> DeviceTime:
+        """Return how the device spent `[start_ns, end_ns)`; with all its work where `whole`."""
+        within = whole or (start_ns <= self.start_ns and self.end_ns <= end_ns)
 
         def part(one: IntervalSet) -> IntervalSet:
             return one if within else intervals.clip(one, start_ns, end_ns)
@@ -109,17 +131,56 @@ def stream_rows(tasks: Tasks) -> list[Row]:
     return rows
 
 
-def step_rows(steps: list[tuple[str, int, int]], work: dict[str, DeviceWork]) -> list[Row]:
-    """Return one row per step, with what each device did between its start and its end."""
+def step_rows(
+    steps: Steps,
+    devices: Mapping[str, int | None],
+    tasks: Tasks,
+    comms: Collectives,
+    launches: Launches,
+) -> list[Row]:
+    """Return one row per step, with what each device did of what was launched within it.
+
+    A device runs behind the host: the step that launched work is the one that it is of, whenever
+    it ran. A step lasts on a device until the last of its work is done, or the host is done with it
+    if that is later; the next one begins there.
+
+    Args:
+        steps: The steps in order of time.
+        devices: Name -> number, None where there is only one.
+        tasks: All tasks.
+        comms: All collectives.
+        launches: When each was launched.
+    """
+    step_of_task = step_of(launches.tasks_ns, steps)
+    step_of_comm = step_of(launches.comms_ns, steps)
+    times: list[list[DeviceTime]] = [[] for _ in steps]
+    for device, only in devices.items():
+        own_tasks = _by_step(step_of_task, None if only is None else tasks.device == only)
+        own_comms = _by_step(step_of_comm, None if only is None else comms.device == only)
+        begins_ns = 0
+        for number, (_, start_ns, end_ns) in enumerate(steps):
+            work = DeviceWork(
+                tasks,
+                comms,
+                chosen=(own_tasks.get(number, _NOTHING), own_comms.get(number, _NOTHING)),
+            )
+            begins_ns, ends_ns = max(start_ns, begins_ns), max(end_ns, work.end_ns)
+            times[number].append(work.time(device, min(begins_ns, ends_ns), ends_ns, whole=True))
+            begins_ns = ends_ns
     rows = []
-    for name, start_ns, end_ns in steps:
-        times = [one.time(device, start_ns, end_ns) for device, one in work.items()]
+    for (name, start_ns, end_ns), found in zip(steps, times, strict=True):
         extra: dict[str, int | None] = {}
         for figure in ("compute_ns", "communication_ns", "overlap_ns", "copy_ns", "idle_ns"):
-            known = [value for time in times if (value := getattr(time, figure)) is not None]
+            known = [value for time in found if (value := getattr(time, figure)) is not None]
             extra[figure] = sum(known) if known else None
         rows.append(Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra))
     return rows
+
+
+def _by_step(steps: Ints, here: NDArray[np.bool_] | None) -> dict[int, Ints]:
+    """Return where the work of each step stands, of a device's where `here`."""
+    steps = steps if here is None else np.where(here, steps, UNKNOWN)
+    return {number: own for number, own in by_key(steps) if number != UNKNOWN}
 
 
 def _types(tasks: Tasks, own: Ints) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -157,7 +158,8 @@ class Session:
             stages.append(Stage("peak memory", (self.peak,), self.peak.lead_in + 1))
         stages.append(Stage("run time", (self.run_time,), each * (remaining - 1)))
         if self.instruments:
-            stages.append(Stage("timeline", self.instruments, asked.iterations))
+            lead_in = max(getattr(one, "lead_in", 0) for one in self.instruments)
+            stages.append(Stage("timeline", self.instruments, lead_in + asked.iterations))
         return [stage for stage in stages if stage.iterations > 0]
 
     def driver(self, *, whole_first: bool) -> Driver:
@@ -389,6 +391,7 @@ class Session:
             "shows them (--report timeline)",
             self.graphs.count,
         )
+        self._note_other_streams(anomalies)
         for one in self.run_time.settled:
             if self.run_time.times_wholes and one.whole is None:
                 anomalies.add(
@@ -396,6 +399,22 @@ class Session:
                     "its total is the time in which the device had work, kept busy for the sake of "
                     "operations",
                 )
+
+    def _note_other_streams(self, anomalies: Anomalies) -> None:
+        """Say what ran on other streams than the one that an operation was called on."""
+        untimed = "operations that put work on another stream than their own are timed without it"
+        recorded = [getattr(one, "facts", {}) for one in self.instruments]
+        for facts in recorded:
+            if beside := facts.get("timeline_work_beside_main_streams"):
+                anomalies.add("work_beside_main_streams", f"{untimed}: {beside}")
+        distributed = sys.modules.get("torch.distributed")
+        if recorded or distributed is None or not distributed.is_available():
+            return
+        if distributed.is_initialized() and distributed.get_backend() != "gloo":
+            anomalies.add(
+                "work_beside_main_streams",
+                f"{untimed}: collectives are not in the times; --report timeline shows them",
+            )
 
     def measured(self) -> None:
         """Everything was measured: settle the result and tell it while the program runs on.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
@@ -18,12 +20,18 @@ from typing import Any
 
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.watch.other_profilers import another_is_at_work, program_marks_steps
+from unified_prof.units import NS_PER_MS
 
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
 """What can be recorded besides times."""
+USUAL_DETAILS = (SHAPES,)
+"""What is recorded unless something else is asked for: the others make a step almost twice as long,
+and a device wait for it."""
 
 _STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 """What every way to start a profiler goes through, as the modules that do it have them."""
+_LAUNCH = re.compile(r"[a-z]+(LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch)")
+"""Calls of a device's runtime that put work on the device; operators have `::` in their names."""
 _MOST_OPERATIONS = 20_000
 """Of a program that marks no iterations: a trace of more is too large to be of use."""
 
@@ -32,7 +40,8 @@ class TimelineInstrument:
     """Runs torch.profiler over the iterations and leaves its trace in a file.
 
     Each iteration is marked as torch.profiler marks its steps. What the profiler takes for
-    itself, starting and stopping, lies outside of them.
+    itself, starting and stopping, lies outside of them. On a device it is made ready one iteration
+    before (`lead_in`): the first one that it records there is longer than others.
 
     Args:
         path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete,
@@ -41,8 +50,12 @@ class TimelineInstrument:
         details: Of `DETAILS`; each makes the recording slower.
     """
 
-    def __init__(self, path: Path, device: str, details: tuple[str, ...] = DETAILS) -> None:
+    def __init__(self, path: Path, device: str, details: tuple[str, ...] = USUAL_DETAILS) -> None:
         self.path = path
+        self.lead_in = 0 if device == "cpu" else 1
+        """Iterations that it must see before those that it records."""
+        self.facts: dict[str, str] = {}
+        """What was on, and how whole the recording is."""
         self.iterations = 0
         """Complete ones."""
         self.skipped = 0
@@ -58,6 +71,8 @@ class TimelineInstrument:
         self._device = device
         self._details = details
         self._profiler: Any = None
+        self._prepared: Any = None
+        """A profiler that is ready to record."""
         self._step: Any = None
         self._in_step = False
         self._marks_steps = True
@@ -82,6 +97,9 @@ class TimelineInstrument:
 
     def begin_iteration(self, index: int) -> None:
         """Open the mark of one step, and begin to record if that was not possible before."""
+        if index < self.lead_in:
+            self._make_ready()
+            return
         if not self.is_recording and not self.written:
             self.begin_to_record()
         if self.is_recording:
@@ -99,6 +117,17 @@ class TimelineInstrument:
 
     def begin_to_record(self) -> None:
         """Start torch.profiler, unless the program uses it now."""
+        if self._prepared is None:
+            self._make_ready()
+        self._patches.restore()
+        profiler, self._prepared = self._prepared, None
+        if profiler is not None:
+            self._profiler = self._told("start_trace", profiler)
+        if self._profiler is not None:
+            self._watch_for_others()
+
+    def _make_ready(self) -> None:
+        """Prepare torch.profiler, unless the program uses it now."""
         if self._halted:
             self.end_recording(keep=False)
         if another_is_at_work():
@@ -109,8 +138,14 @@ class TimelineInstrument:
         if STACKS in details and _is_beyond_stacks():
             details = tuple(detail for detail in details if detail != STACKS)
             self._notes = ["the timeline has no stacks: torch takes only names of files in UTF-8"]
-        self._profiler = self._started(details)
-        if self._profiler is not None:
+        self.facts["timeline_details"] = ", ".join(details) or "none"
+        if details:
+            self.facts["timeline_overhead"] = (
+                "details take time of the host's, more so stacks and memory: idle time of a device "
+                "is longer than without"
+            )
+        self._prepared = self._told("prepare_trace", self._made(details))
+        if self._prepared is not None:
             self._watch_for_others()
 
     def open_step(self) -> None:
@@ -131,6 +166,7 @@ class TimelineInstrument:
     def end_recording(self, *, keep: bool) -> None:
         """Stop, and write the trace of the complete iterations if it is to be kept."""
         self.halt()
+        self._drop_prepared()
         profiler, self._profiler = self._profiler, None
         try:
             if profiler is not None and self.iterations and keep:
@@ -159,25 +195,39 @@ class TimelineInstrument:
         """Whether torch.profiler runs for us now."""
         return self._profiler is not None and not self._halted
 
-    def _started(self, details: tuple[str, ...]) -> Any:
+    def _told(self, action: str, profiler: Any) -> Any:
+        """Return `profiler` once it was told to do something, None where it could not."""
+        try:
+            getattr(profiler, action)()
+        except RuntimeError as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+            return None
+        return profiler
+
+    def _drop_prepared(self) -> None:
+        """End what was made ready and never recorded."""
+        profiler, self._prepared = self._prepared, None
+        if profiler is not None:
+            self._patches.restore()
+            with suppress(RuntimeError):
+                profiler.start_trace()
+                profiler.stop_trace()
+
+    def _made(self, details: tuple[str, ...]) -> Any:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
         activity = getattr(ProfilerActivity, self._device.upper(), None)
         if activity not in (None, *activities):
             activities.append(activity)
-        profiler = profile(
+        return profile(
             activities=activities,
             record_shapes=SHAPES in details,
             profile_memory=MEMORY in details,
             with_stack=STACKS in details,
+            # The profiler of all threads tells of no memory.
+            experimental_config=_everything() if MEMORY not in details else None,
         )
-        try:
-            profiler.start()
-        except RuntimeError as err:
-            self.failure = f"torch.profiler failed: {_first_line(err)}"
-            return None
-        return profiler
 
     def _watch_for_others(self) -> None:
         """Give way to a profiler that the program starts while ours records."""
@@ -197,7 +247,7 @@ class TimelineInstrument:
                     self._patches.replace(module, name, after_ours(start))
 
     def _give_way(self) -> None:
-        if self._profiler is not None:
+        if self._profiler is not None or self._prepared is not None:
             self.skipped += self._in_step
             self.end_recording(keep=True)
 
@@ -211,6 +261,8 @@ class TimelineInstrument:
         partial = self.path.with_name(f".{os.getpid()}.{self.path.name}")
         if self.path.suffix == ".gz":
             partial = partial.with_suffix(".partial.gz")
+        if self._device != "cpu":
+            self._look_at(profiler.profiler.kineto_results.events())
         try:
             profiler.export_chrome_trace(str(partial))
             if _changed_since(self._made_ns, self.path):
@@ -223,6 +275,45 @@ class TimelineInstrument:
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+    def _look_at(self, events: Any) -> None:
+        """See whether what was launched has records of the device's, and on which streams."""
+        from torch.autograd import DeviceType
+
+        launches: set[int] = set()
+        records: set[int] = set()
+        busy_ns: dict[tuple[int, int], int] = {}
+        kernels: Counter[tuple[int, int]] = Counter()
+        for event in events:
+            if event.device_type() == DeviceType.CPU:
+                if _LAUNCH.match(event.name()):
+                    launches.add(event.correlation_id())
+                continue
+            records.add(event.correlation_id())
+            place = (event.device_index(), event.device_resource_id())
+            busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()
+            kernels[place] += 1
+        lost = len(launches - records)
+        self.facts["timeline_launches"] = str(len(launches))
+        self.facts["timeline_launches_without_record"] = str(lost)
+        if launches and not records:
+            self._notes.append(
+                f"the timeline has no work of the device, although {lost:,} pieces were launched: "
+                "does another profiler hold it (nsys, ncu, DCGM: one at a time is served), or may "
+                "this user not look (NVreg_RestrictProfilingToAdminUsers, CAP_SYS_ADMIN)?"
+            )
+        elif lost:
+            self._notes.append(
+                f"the timeline lacks the device's records of {lost:,} of {len(launches):,} pieces "
+                "of work: its buffers were full, or it failed"
+            )
+        main = {max((p for p in kernels if p[0] == d), key=kernels.__getitem__) for d, _ in kernels}
+        beside = {place: ns for place, ns in busy_ns.items() if place not in main}
+        if beside:
+            self.facts["timeline_work_beside_main_streams"] = ", ".join(
+                f"device {device} stream {stream}: {ns / NS_PER_MS:.3f} ms"
+                for (device, stream), ns in sorted(beside.items())
+            )
 
 
 class WholeProgram:
@@ -315,6 +406,20 @@ def _is_beyond_stacks() -> bool:
     modules = list(sys.modules.values())
     files = [getattr(module, "__file__", None) for module in modules]
     return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
+
+
+def _everything() -> Any:
+    """Return the profiler's options that record all threads and waits, None where it has none."""
+    import torch
+
+    config = getattr(torch.profiler, "_ExperimentalConfig", None)
+    for options in (
+        {"profile_all_threads": True, "enable_cuda_sync_events": True},
+        {"enable_cuda_sync_events": True},
+    ):
+        with suppress(TypeError):
+            return None if config is None else config(**options)
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,135 @@
+"""Timelines of the device: what is recorded of it, of which step it is, and what is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device import bench
+from tests.device.backend import BenchBackend
+from tests.device.on_bench.workloads import LAYERS, PROVIDERS
+from tests.tracking.workloads import Workload
+from unified_prof import open_report
+from unified_prof.analysis.load import open_analyses
+from unified_prof.backends.base import RUN_TIME, TIMELINE, RunSpec
+from unified_prof.pipeline.run import RunResult, run
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def spec(workload: Workload) -> RunSpec:
+    workload.write("main.py", LAYERS + PROVIDERS)
+    return RunSpec(
+        target="main.py",
+        is_module=False,
+        arguments=(),
+        reports=(TIMELINE,),
+        output_dir=Path("out").absolute(),
+        project_root=workload.folder,
+        warmup=1,
+        iterations=3,
+    )
+
+
+def rows(result: RunResult, sql: str) -> list[tuple[Any, ...]]:
+    (report,) = result.files[TIMELINE]
+    with open_report(report) as opened:
+        return opened.rows(sql)
+
+
+def facts(result: RunResult) -> dict[str, str]:
+    return dict(rows(result, "SELECT name, value FROM UPROF_RUN"))
+
+
+def test_a_kernel_of_3_ms_is_one_of_3_ms_in_the_report(spec: RunSpec) -> None:
+    bench.set_duration(3 * MS, "addmm")
+    result = run(BenchBackend(), spec)
+    assert (result.exit_code, result.failure) == (0, None)
+    kernels = rows(
+        result,
+        "SELECT t.endNs - t.startNs FROM TASK t JOIN COMPUTE_TASK_INFO c USING (globalTaskId)"
+        " JOIN STRING_IDS s ON s.id = c.name AND s.value = 'addmm'",
+    )
+    assert kernels == [(3 * MS,)] * 5 * 3  # five layers, three iterations: none of the warm-up
+    known = facts(result)
+    assert known["timeline_details"] == "shapes"
+    assert "idle" in known["timeline_overhead"]
+    assert known["timeline_launches_without_record"] == "0"
+
+
+def test_one_iteration_passes_between_making_ready_and_recording(spec: RunSpec) -> None:
+    result = run(BenchBackend(), spec)
+    assert [step for (step,) in rows(result, "SELECT id FROM STEP_TIME ORDER BY 1")] == [0, 1, 2]
+
+
+def test_the_devices_work_is_of_the_step_that_launched_it(spec: RunSpec) -> None:
+    """Five kernels of 20 ms a step: the device is far behind the host."""
+    bench.set_duration(20 * MS, "addmm")
+    result = run(BenchBackend(), spec)
+    (report,) = result.files[TIMELINE]
+    with open_analyses(report) as (analysis,):
+        steps = analysis.breakdown("step").rows
+    others = {(row.extra["compute_ns"] or 0) - 5 * 20 * MS for row in steps}
+    assert len(steps) == 3
+    assert len(others) == 1  # the rest of a step is the same small kernels in each
+    assert 0 < others.pop() < MS
+
+
+def test_records_that_did_not_arrive_are_told(spec: RunSpec) -> None:
+    bench.lose_kernels(1.0)
+    result = run(BenchBackend(), spec)
+    assert "no work of the device" in str(result.failure)
+    assert "NVreg_RestrictProfilingToAdminUsers" in str(result.failure)
+
+
+def test_lost_records_are_counted(spec: RunSpec) -> None:
+    bench.lose_kernels(0.1)
+    result = run(BenchBackend(), spec)
+    launches, lost = (
+        int(facts(result)[name])
+        for name in ("timeline_launches", "timeline_launches_without_record")
+    )
+    assert launches > 60
+    assert launches / 10 - 1 <= lost <= launches / 10 + 1
+    assert f"the device's records of {lost} of {launches} pieces" in str(result.failure)
+
+
+def test_work_beside_the_stream_it_was_called_on_is_said(spec: RunSpec, workload: Workload) -> None:
+    gather = "torch.ops.bench.busy_beside(x.detach(), 4_000_000, 'all_gather')"
+    beside = LAYERS.replace("        return x\n", f"        {gather}\n        return x\n")
+    workload.write("main.py", beside + PROVIDERS)
+    result = run(BenchBackend(), replace(spec, reports=(TIMELINE, RUN_TIME)))
+    told = facts(result)["timeline_work_beside_main_streams"]
+    assert told.endswith(": 12.000 ms")  # three iterations
+    (report,) = result.files[RUN_TIME]
+    with open_report(report) as opened:
+        found = dict(opened.rows("SELECT name, detail FROM UPROF_ANOMALIES"))
+    assert "12.000 ms" in found["work_beside_main_streams"]
+
+
+def test_a_profiler_of_the_programs_during_the_warm_up_is_left_alone(
+    spec: RunSpec, workload: Workload
+) -> None:
+    workload.write(
+        "main.py",
+        LAYERS
+        + """
+from torch.profiler import profile
+model = Net().to("bench")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    model(torch.ones(2, 8, device="bench")).sum().backward()
+    optimizer.step()
+step(); step()
+with profile() as own:
+    step()
+assert any(one.name == "aten::addmm" for one in own.events())
+for _ in range(4): step()
+""",
+    )
+    result = run(BenchBackend(), replace(spec, warmup=1))
+    assert result.exit_code == 0
