@@ -12,6 +12,7 @@ from pathlib import Path
 
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
+from unified_prof.decoders.gpu.rows import GRAPH
 from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
 from unified_prof.vocabulary import API_OPERATION, HOST_ONLY_CONNECTION, NO_NUMBER, NO_RANK
@@ -47,7 +48,9 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "connectionId": "`connectionId` of the call with the same `correlation`",
             "globalTaskId": "dense from 0, by start",
             "globalPid": "process of the launching call, else the busiest one",
-            "taskType": ", ".join(sorted(set(TASK_TYPES.values()))),
+            "taskType": ", ".join(
+                sorted({text for kind, text in TASK_TYPES.items() if kind != GRAPH})
+            ),
             "contextId": _NOT_APPLICABLE + " (not a CUDA context)",
             "streamId": "`stream`, else the tid",
             "taskId": _NOT_APPLICABLE,

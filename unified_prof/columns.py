@@ -1,12 +1,13 @@
 """What travels between decoding and storing: batches of columns, never one object per row.
 
 A decoder knows a `Sink` and nothing of databases; `unified_prof.store` provides the real one
-and a test can provide a list.
+and a test can provide a list. What comes as tables, in a database or in files of columns, reaches
+its decoder as `Tables`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,4 +46,46 @@ class Sink(Protocol):
         """Count something skipped, truncated, unmatched or unknown under `name`.
 
         Counts of the same name add up; the first `detail` given is kept.
+        """
+
+
+Cells = Mapping[str, Any]
+"""A slice of rows by column: an int64 or float64 array, or a list of texts and None."""
+
+
+class Tables(Protocol):
+    """Tables that another tool left, whatever their files are, and however much they hold."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What tables there are."""
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        """How many values so far were not what was asked for, by `TABLE.column`."""
+
+    def columns(self, table: str) -> Collection[str]:
+        """Return the names of the columns of `table`; none where it is not there."""
+
+    def slices(
+        self,
+        table: str,
+        numbers: Mapping[str, int],
+        *,
+        reals: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        only: tuple[str, Collection[int] | None] | None = None,
+    ) -> Iterator[Cells]:
+        """Yield the rows of `table` in their order, some thousands at a time.
+
+        Args:
+            table: Its name; one that is not there has no rows.
+            numbers: Columns of whole numbers, and what stands for NULL, for what is no number,
+                and for a column that the table lacks.
+            reals: Columns of measurements; NaN stands for NULL.
+            texts: Columns of texts, None for NULL; very long ones are cut.
+            only: A column and the whole numbers in it whose rows are wanted; None: any value.
+
+        Raises:
+            UprofError: the file is damaged.
         """

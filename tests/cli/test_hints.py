@@ -60,10 +60,12 @@ def test_nsight_recordings_are_named_as_what_they_are(
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
     refused(uprof(*given(command, path)), 7, "is not a report but an Nsight Systems export")
+    assert f"run `uprof import {path}` first" in uprof(*given(command, path)).stderr
     raw = tmp_path / "run.nsys-rep"
     raw.write_bytes(b"\x00\x01\x02 something")
-    for one in (path, raw):
-        assert "does not read recordings of Nsight Systems" in uprof(*given(command, one)).stderr
+    said = uprof(*given(command, raw)).stderr
+    assert "it is a recording of Nsight Systems" in said
+    assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in said
 
 
 def test_a_damaged_report_gets_no_hint_of_another_kind(

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from tests.decoders.ascend_pt.made import Framework
 from tests.decoders.kineto.made import operation
 from tests.decoders.kineto.made import write as write_trace
+from tests.decoders.nsys.made import small as small_export
+from tests.decoders.nsys.made import write as write_export
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
@@ -31,6 +33,11 @@ def prof(folder: Path) -> Path:
     return generate(folder, Recipe(operators=1)).path
 
 
+def nsys(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_export(folder / "run.sqlite", small_export())
+
+
 def kineto(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return write_trace(folder / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
@@ -42,7 +49,12 @@ def ascend_pt(folder: Path) -> Path:
     return made.write(folder / "host_7_20260101000000000_ascend_pt", rank=0)
 
 
-MAKERS: dict[str, Callable[[Path], Path]] = {"prof": prof, "kineto": kineto, "ascend_pt": ascend_pt}
+MAKERS: dict[str, Callable[[Path], Path]] = {
+    "prof": prof,
+    "kineto": kineto,
+    "nsys": nsys,
+    "ascend_pt": ascend_pt,
+}
 
 
 @pytest.fixture(params=SOURCES, ids=lambda source: source.kind)
@@ -184,12 +196,20 @@ def test_a_report_is_named_as_one(tmp_path: Path) -> None:
     assert f"uprof report {made}" in str(error.hint)
 
 
-def test_nsight_systems_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.nsys-rep").write_bytes(b"x")
-    assert "Nsight Systems" in str(refused(tmp_path / "a.nsys-rep"))
-    export = tmp_path / "a.sqlite"
-    database(export, "META_DATA_EXPORT (name TEXT, value TEXT)", "StringIds (id, value)")
-    assert "Nsight Systems export" in str(refused(export))
+def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
+    raw = tmp_path / "my run.nsys-rep"
+    raw.write_bytes(b"x")
+    error = refused(raw)
+    assert f"{raw} is a recording of Nsight Systems, which uprof cannot convert" in str(error)
+    export = tmp_path / "my run.sqlite"
+    assert f"nsys export --type sqlite -o '{export}' '{raw}'" in str(error.hint)
+    write_export(export, small_export())
+    assert f"its export lies beside it: uprof import '{export}'" in str(refused(raw).hint)
+    assert found_in(tmp_path) == [export]
+    profile = tmp_path / "host.xplane.pb"
+    profile.write_bytes(b"\x0a")
+    assert "a profile of JAX or TensorFlow (XPlane)" in str(refused(profile))
+    assert refused(profile).exit_code == RawFormatError.exit_code
 
 
 def test_other_databases_are_told_from_reports(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from unified_prof.errors import StoreError
 
-_NSIGHT = "Nsight Systems"
-
 
 @contextmanager
 def for_reports(*paths: Path) -> Iterator[None]:
@@ -41,12 +39,11 @@ def _hint(path: Path, message: str) -> str | None:
 
     if path.is_dir() and (hint := unrecovered(path)) is not None:
         return hint
-    if _NSIGHT in message or path.suffix in (".nsys-rep", ".qdrep"):
-        return (
-            "uprof does not read recordings of Nsight Systems; record with torch.profiler and "
-            "run `uprof import TRACE`, or with `uprof run --report timeline`"
-        )
-    if (source := sources.source_of(path)) is not None and path.suffix not in (".db", ".sqlite"):
+    if (known := sources.recognised(path)) is not None:
+        return f"it is {known.what}; {known.hint(path)}"
+    # A database that is damaged may be of any kind: only one that is surely a recording is named.
+    of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of
+    if (source := of(path)) is not None:
         return f"it is {source.what}; run `uprof {source.command} {path}` first"
     if path.is_dir() and "no readable report" in message:
         inside = next((one for one in sorted(path.iterdir()) if sources.surely(one)), None)

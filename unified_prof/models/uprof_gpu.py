@@ -143,3 +143,14 @@ class TraceEvent(UprofBase):
     thread: Mapped[str] = mapped_column(doc="thread id as recorded, or a stream")
     args: Mapped[str | None] = mapped_column(doc="JSON object")
     __mapper_args__ = {"primary_key": [start_ns, category, name]}  # noqa: RUF012
+
+
+class GpuMetric(UprofBase):
+    """One sample of a counter of a device, such as Nsight Systems' GPU metrics."""
+
+    __tablename__ = "UPROF_GPU_METRICS"
+    timestamp_ns: Mapped[int] = mapped_column("timestampNs", doc="Unix ns")
+    device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
+    name: Mapped[int] = mapped_column(doc="string id: the counter, with its unit as recorded")
+    value: Mapped[float | None] = mapped_column(doc="as recorded")
+    __mapper_args__ = {"primary_key": [timestamp_ns, device_id, name]}  # noqa: RUF012

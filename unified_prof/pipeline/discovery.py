@@ -17,7 +17,6 @@ DEEPEST = 8
 """Folders below the given one that are looked into."""
 
 _SQLITE = b"SQLite format 3\0"
-_NSYS_NAMES = (".nsys-rep", ".qdrep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +113,9 @@ def refusal(path: Path) -> UprofError:
 
 
 def _refused_file(path: Path, takes: str) -> UprofError:
-    if path.name.endswith(_NSYS_NAMES):
+    if (known := sources.recognised(path)) is not None:
         return RawFormatError(
-            f"{path} is a recording of Nsight Systems, which uprof cannot convert",
-            hint=f"expected {takes}",
+            f"{path} is {known.what}, which uprof cannot convert", hint=known.hint(path)
         )
     try:
         with path.open("rb") as file:

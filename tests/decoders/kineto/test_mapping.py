@@ -116,7 +116,7 @@ def test_copies_and_sets(tmp_path: Path) -> None:
         copy(10, 2, 5, "Memcpy HtoD (Pinned -> Device)", 4096),
         copy(20, 2, 6, "Memcpy DtoH (Device -> Pageable)", 16),
         copy(30, 2, 7, "Memcpy PtoP (Device -> Device)", 8),
-        copy(40, 2, 8, "Memcpy AtoA (Array -> Array)", 4),
+        copy(40, 2, 8, "Memcpy XtoX (Unknown)", 4),
         memset,
     )
     assert sink.rows("MEMCPY_INFO", "globalTaskId", "size", "memcpyOperation") == [

@@ -62,6 +62,7 @@ _COUNTERS = (
     ),
     _Counter("AICORE_FREQ", (("freq", "AI Core frequency"),), "MHz"),
     _Counter("CPU_USAGE", (("usage", "host CPU"),), "%", keys=("cpuId",), device=None),
+    _Counter("UPROF_GPU_METRICS", (("value", ""),), "", texts=("name",)),
     _Counter("HOST_MEM_USAGE", (("usage", "host memory"),), "%", device=None),
 )
 

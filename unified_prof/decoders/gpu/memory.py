@@ -32,8 +32,27 @@ _Row = tuple[int | None, ...]
 class Allocations:
     """Writes MEMORY_RECORD and OP_MEMORY from allocator events in time order."""
 
-    def __init__(self, sink: Sink, base_ns: int, no_name: int) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        base_ns: int,
+        no_name: int,
+        *,
+        component: str = DEVICE_COMPONENT,
+        adds_up: bool = False,
+    ) -> None:
+        """Make the writer.
+
+        Args:
+            sink: Takes the rows.
+            base_ns: What makes times Unix times.
+            no_name: String id of what stands for no operation.
+            component: Who gave out the device's memory.
+            adds_up: Whether the memory in use is worked out, as no event says it.
+        """
         self._sink = sink
+        self._component = component
+        self._in_use: dict[int, int] | None = {} if adds_up else None
         self._base_ns = base_ns
         self._no_name = no_name
         self._live: dict[tuple[int, int], _Row] = {}
@@ -43,12 +62,14 @@ class Allocations:
         """Take allocator events and the names of the operations around them."""
         if not len(rows):
             return
+        if self._in_use is not None:
+            rows = self._added_up(rows, self._in_use)
         times = rows["start"] + self._base_ns
         on_host = rows["device"] == HOST_DEVICE
         names = np.where(operation_names != MISSING, operation_names, self._no_name)
         intern = self._sink.strings.intern
         component = np.full(len(rows), MISSING)
-        for where, text in ((on_host, HOST_COMPONENT), (~on_host, DEVICE_COMPONENT)):
+        for where, text in ((on_host, HOST_COMPONENT), (~on_host, self._component)):
             if where.any():
                 component[where] = intern(text)
         self._sink.write(
@@ -69,6 +90,17 @@ class Allocations:
         self._done += self._live.values()
         self._live = {}
         self._write_done()
+
+    @staticmethod
+    def _added_up(rows: Rows, in_use: dict[int, int]) -> Rows:
+        """Fill in how much is in use on each device after each event."""
+        rows = rows.copy()
+        for device in np.unique(rows["device"]).tolist():
+            mine = rows["device"] == device
+            totals = in_use.get(device, 0) + np.cumsum(rows["size"][mine])
+            rows["total_allocated"][mine] = np.maximum(totals, 0)
+            in_use[device] = int(totals[-1])
+        return rows
 
     def _pair(self, rows: Rows, times: Int64s, names: Int64s) -> None:
         live = self._live

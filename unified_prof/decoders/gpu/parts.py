@@ -13,6 +13,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.chains import CallChains
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication
+from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
 from unified_prof.decoders.gpu.numbers import Bools, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
 from unified_prof.decoders.gpu.spool import Rows, Spool, TextSpool
@@ -64,6 +65,10 @@ class Parts:
         self.max_correlation = 0
         self.links_to_operations = False
         """Whether `external` of a device's tasks names an operation."""
+        self.memory_component = DEVICE_COMPONENT
+        """Who gave out the device's memory, as MEMORY_RECORD calls it."""
+        self.adds_up_allocations = False
+        """Whether the memory in use has to be worked out, as no allocation says it."""
         self.devices: set[int] = set()
         self.places: dict[tuple[Any, Any], int] = {}
         """(pid, tid) of events outside the host's threads."""

@@ -51,8 +51,8 @@ CALL = np.dtype(
 )
 """CUDA and HIP runtime and driver calls."""
 
-KERNEL, COPY, SET, COMMUNICATION = range(4)
-"""Values of GPU_TASK `kind`."""
+KERNEL, COPY, SET, COMMUNICATION, GRAPH = range(5)
+"""Values of GPU_TASK `kind`; a graph of which only the whole was recorded is one task."""
 
 GPU_TASK = np.dtype(
     [
@@ -76,6 +76,7 @@ GPU_TASK = np.dtype(
         ("bandwidth", "f8"),
         ("graph", "i8"),
         ("graph_node", "i8"),
+        ("process", "i4"),  # id, where the device's record says it
         # Found by correlation, and through the call by nesting.
         ("connection", "i8"),
         ("thread", "i4"),  # that launched it

@@ -33,7 +33,13 @@ def write(
     """
     no_name = parts.sink.strings.intern(NOT_AVAILABLE)
     progress("joining host events")
-    allocations = Allocations(parts.sink, base_ns, no_name)
+    allocations = Allocations(
+        parts.sink,
+        base_ns,
+        no_name,
+        component=parts.memory_component,
+        adds_up=parts.adds_up_allocations,
+    )
     with hosts.walk(parts, HostTables(parts, base_ns), allocations) as calls:
         progress("joining launches and kernels")
         correlator = Correlator(parts, base_ns)

@@ -35,10 +35,22 @@ TASK_TYPES = {
     r.COMMUNICATION: "KERNEL",
     r.COPY: "MEMCPY_ASYNC",
     r.SET: "MEMSET",
+    r.GRAPH: "CUDA_GRAPH",
 }
 """TASK.taskType by kind of GPU task; readers of the format find copies by this name."""
 
-COPY_DIRECTIONS = {"HtoH": 0, "HtoD": 1, "DtoH": 2, "DtoD": 3, "PtoP": 3}
+COPY_DIRECTIONS = {
+    "HtoH": 0,
+    "HtoD": 1,
+    "DtoH": 2,
+    "DtoD": 3,
+    "PtoP": 3,
+    "HtoA": 1,
+    "AtoH": 2,
+    "AtoA": 3,
+    "AtoD": 3,
+    "DtoA": 3,
+}
 """Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION."""
 
 _NO_NOTIFY = -1
@@ -66,7 +78,7 @@ class TaskTables:
         self._data_types = data_types
         intern = parts.sink.strings.intern
         self._no_text = intern(NOT_AVAILABLE)
-        self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(4)])
+        self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(len(TASK_TYPES))])
         self._names: dict[int, str] = {}
         self._directions: dict[int, int] = {}
         self._task_id = 0
@@ -82,7 +94,8 @@ class TaskTables:
     def _write(self, rows: Rows) -> None:
         ids = np.arange(self._task_id, self._task_id + len(rows))
         self._task_id += len(rows)
-        processes = np.array([*self._parts.threads.process_ids, self._main_process])
+        own = np.where(rows["process"] != MISSING, rows["process"], self._main_process)
+        processes = np.array([*self._parts.threads.process_ids, MISSING])[rows["thread"]]
         self._sink.write(
             "TASK",
             {
@@ -91,7 +104,7 @@ class TaskTables:
                 "deviceId": rows["device"],
                 "connectionId": rows["connection"],
                 "globalTaskId": ids,
-                "globalPid": processes[rows["thread"]],  # MISSING is the last one
+                "globalPid": np.where(rows["thread"] != MISSING, processes, own),
                 "taskType": self._task_types[rows["kind"]],
                 "contextId": NO_CONTEXT,
                 "streamId": rows["stream"],
@@ -99,12 +112,12 @@ class TaskTables:
                 "modelId": NO_MODEL,
             },
         )
-        for kind, write in (
-            (r.KERNEL, self._write_kernels),
-            (r.COPY, self._write_copies),
-            (r.COMMUNICATION, self._write_collectives),
+        for kinds, write in (
+            ((r.KERNEL, r.GRAPH), self._write_kernels),
+            ((r.COPY,), self._write_copies),
+            ((r.COMMUNICATION,), self._write_collectives),
         ):
-            mine = rows["kind"] == kind
+            mine = np.isin(rows["kind"], kinds)
             if mine.any():
                 write(rows[mine], ids[mine])
         self._write_details(rows, ids)
@@ -117,7 +130,7 @@ class TaskTables:
             "globalTaskId": ids,
             "blockNum": self._block_counts(rows),
             "mixBlockNum": 0,
-            "taskType": int(self._task_types[r.KERNEL]),
+            "taskType": self._task_types[rows["kind"]],
             "opType": np.where(operations != MISSING, operations, self._no_text),
             "inputFormats": self._of_signature(signatures.kernel_formats, rows),
             "inputDataTypes": self._of_signature(signatures.kernel_types, rows),

@@ -161,7 +161,7 @@ class Collector(Fields):
                 for a, event in zip(args, events, strict=True)
             ]
         )
-        for field in ("connection", "thread", "operation_name", "signature"):
+        for field in ("connection", "process", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)
         self.see_correlations(rows)

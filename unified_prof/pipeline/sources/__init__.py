@@ -2,7 +2,8 @@
 
 To add a source: a module here with a `Source`, and its instance in `SOURCES`. Nothing else knows
 sources by name: discovery, naming, the command line's help, `uprof run` and the hints of other
-commands ask the registry. CONTRIBUTING.md, "A source of your own", has a worked example.
+commands ask the registry. What is known but cannot be taken stands in `recognised`.
+CONTRIBUTING.md, "A source of your own", has a worked example.
 
 If you change this, also change: the rows of `uprof build` and `uprof import` in the first table of
 README.md, and `MAKERS` of `tests/pipeline/test_sources.py`, a tiny recording of each kind for the
@@ -16,11 +17,24 @@ from pathlib import Path
 from unified_prof.pipeline.sources.ascend_pt import AscendPt
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
 from unified_prof.pipeline.sources.kineto import Kineto
+from unified_prof.pipeline.sources.nsys import Nsys
 from unified_prof.pipeline.sources.prof import Prof
+from unified_prof.pipeline.sources.recognised import Recognised, recognised
 
-__all__ = ["SOURCES", "Decoded", "Ground", "Sign", "Source", "by_kind", "source_of", "surely"]
+__all__ = [
+    "SOURCES",
+    "Decoded",
+    "Ground",
+    "Recognised",
+    "Sign",
+    "Source",
+    "by_kind",
+    "recognised",
+    "source_of",
+    "surely",
+]
 
-SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Kineto())
+SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Nsys(), Kineto())
 """In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 

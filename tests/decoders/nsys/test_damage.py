@@ -1,0 +1,157 @@
+"""Exports that are damaged, cut, hostile or still being written: told, never a traceback."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.nsys.made import (
+    CALLS,
+    COPIES,
+    KERNELS,
+    RANGES,
+    SETS,
+    WAITS,
+    Made,
+    call,
+    copy,
+    decode,
+    decoded,
+    kernel,
+    packed,
+    pushed,
+    small,
+    write,
+)
+from unified_prof.errors import RawFormatError, UprofError
+
+# Every table of the decoder, so that random values reach all of it.
+_WHOLE: Made = {
+    **small(),
+    KERNELS: [kernel(2_000 + i, 2_500 + i, i) for i in range(1, 20)],
+    CALLS: [call(1_000 + i, 1_100 + i, i) for i in range(1, 20)],
+    COPIES: [copy(3_000, 3_100, 30)],
+    SETS: [{**copy(3_200, 3_300, 31), "memKind": 2}],
+    WAITS: [{**copy(5, 6, 32), "syncType": 2, "eventId": 1, "eventSyncId": 2}],
+    RANGES: [
+        pushed(900, 4_000, "aten::mm, seq = 1, op_id = 3, sizes = [[1]]"),
+        pushed(10, 20, "step", int64Value=4, jsonText='{"a": 1}'),
+        {**pushed(60, 90, "r"), "eventType": 60},
+    ],
+    "CUPTI_ACTIVITY_KIND_CUDA_EVENT": [
+        {"timestamp": 4, "globalPid": packed(), "eventSyncId": 2, "streamId": 3}
+    ],
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [{**kernel(2_000, 9_000, 7), "graphId": 3}],
+    "CUPTI_ACTIVITY_KIND_OVERHEAD": [
+        {"start": 1, "end": 2, "globalTid": packed(), "nameId": 1, "overheadType": 8}
+    ],
+    "OSRT_API": [{"start": 5, "end": 6, "globalTid": packed(), "nameId": 2}],
+    "CUDA_GPU_MEMORY_USAGE_EVENTS": [
+        {
+            "start": 5,
+            "globalPid": packed(),
+            "deviceId": 0,
+            "address": 1,
+            "bytes": 4,
+            "memKind": 2,
+            "memoryOperationType": 0,
+        }
+    ],
+    "DIAGNOSTIC_EVENT": [{"severity": 2, "text": "lost"}],
+    "GPU_METRICS": [{"timestamp": 10, "typeId": 1, "metricId": 9, "value": 55}],
+    "TARGET_INFO_GPU_METRICS": [{"typeId": 1, "metricId": 9, "metricName": "SM"}],
+    "TARGET_INFO_CUDA_DEVICE": [{"gpuId": 0, "cudaId": 0, "pid": 100}],
+    "TARGET_INFO_GPU": [{"id": 0, "name": "H100", "smCount": 5}],
+    "TARGET_INFO_SYSTEM_ENV": [{"name": "GpuInfo", "value": '{"Gpus": [{"Id": 0}]}'}],
+    "META_DATA_CAPTURE": [{"name": "PROCESS_0:ENVIRONMENT_VARIABLE", "value": "RANK=1"}],
+    "ANALYSIS_DETAILS": [{"duration": 10_000}],
+    "PROCESSES": [{"globalPid": packed(), "name": "python"}],
+    "ThreadNames": [{"globalTid": packed(100, 101), "nameId": 1}],
+}
+_ODD = (
+    *(None, "", "word", "12", -1, 0, 2**31, 2**32 - 1, 2**62, 2**63 - 1, -(2**63), 1.5, 1e300),
+    *(float("inf"), b"\x00\xff", "\ud7ff", "x" * 100_000, "[[[[", '{"Gpus": {"Id": []}}'),
+    *("ProfilerStep#999999999999999999999", "aten::x, seq = 9, sizes = [[[],[[", "{" * 5_000),
+)
+
+
+def test_the_whole_export_is_what_it_should_be(tmp_path: Path) -> None:
+    sink = decoded(tmp_path, _WHOLE)
+    assert len(sink.tables["TASK"]) == 22
+    assert set(sink.anomalies) == {
+        *("graph_without_kernels", "launch_queue_full", "diagnostic_warning"),
+        "task_without_launch",
+    }
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    path = write(tmp_path / "run.sqlite", _WHOLE)
+    whole = path.read_bytes()
+    for _ in range(20):
+        path.write_bytes(whole)
+        with closing(sqlite3.connect(path)) as db, db:
+            for _ in range(chance.choice((1, 4, 20))):
+                table = chance.choice(list(_WHOLE))
+                columns = [row[1] for row in db.execute(f'PRAGMA table_info("{table}")')]
+                column, value = chance.choice(columns), chance.choice(_ODD)
+                db.execute(
+                    f'UPDATE "{table}" SET "{column}" = ? WHERE abs(random()) % 2 OR rowid = 1',
+                    [value],
+                )
+        with suppress(RawFormatError):
+            sink = decode(path)
+            assert sink.tables["SESSION_TIME_INFO"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    whole = write(tmp_path / "whole.sqlite", _WHOLE).read_bytes()
+    path = tmp_path / "damaged.sqlite"
+    for _ in range(30):
+        damaged = bytearray(whole)
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(100, len(damaged)) :]
+        for _ in range(chance.choice((1, 10, 100))):
+            damaged[chance.randrange(16, len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with suppress(UprofError):
+            decode(path)
+
+
+def test_rows_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
+    kernels = [
+        kernel(2_000, 5_000, 7),
+        kernel(None, 5_000, 8),
+        kernel(2_000, None, 9),
+        kernel(3_000, 2_000, 10),
+        kernel(2**63 - 1, 2**63 - 1, 11),
+    ]
+    sink = decoded(tmp_path, small(**{KERNELS: kernels}))
+    assert len(sink.tables["TASK"]) == 1
+    assert sink.anomalies == {"event_without_time": 3, "negative_duration": 1}
+
+
+def test_an_export_without_events_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RawFormatError, match="no event, its tables are empty"):
+        decoded(tmp_path, {KERNELS: [], "StringIds": []})
+    with pytest.raises(RawFormatError, match="holds no events of Nsight Systems"):
+        decoded(tmp_path, {"META_DATA_EXPORT": [{"name": "a", "value": "b"}]})
+
+
+def test_names_that_are_not_there_count(tmp_path: Path) -> None:
+    sink = decoded(tmp_path, small(**{KERNELS: [kernel(2_000, 3_000, 7, 99)]}))
+    assert sink.anomalies == {"unknown_text": 1}
+    assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("N/A",)]
+
+
+def test_memory_does_not_grow_with_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unified_prof.decoders.nsys.fields._TEXTS_IN_MEMORY_BYTES", 1)
+    sink = decoded(tmp_path, small())
+    assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("void gemm<float>()",)]

@@ -1,0 +1,83 @@
+"""`nsys export --type parquetdir`: the same tables in files of columns."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.nsys.made import decode, packed, pushed, small, write
+from unified_prof.decoders import nsys
+from unified_prof.decoders.nsys.parquet import ParquetTables
+from unified_prof.errors import RawFormatError
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.sources import source_of
+
+
+def as_parquet(export: Path, folder: Path) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    with closing(sqlite3.connect(export)) as db:
+        for (table,) in db.execute("SELECT name FROM sqlite_master").fetchall():
+            cursor = db.execute(f'SELECT * FROM "{table}"')
+            names = [column[0] for column in cursor.description]
+            columns = list(zip(*cursor.fetchall(), strict=True)) or [() for _ in names]
+            parquet.write_table(
+                arrow.table(dict(zip(names, columns, strict=True))), folder / f"{table}.parquet"
+            )
+    return folder
+
+
+def test_a_folder_gives_what_the_database_gives(tmp_path: Path) -> None:
+    tables = small(
+        NVTX_EVENTS=[
+            pushed(1_000, 1_500, "aten::mm, op_id = 3"),
+            pushed(10, None, "open", int64Value=5),
+            {**pushed(40, 50, "mark"), "eventType": 34},
+        ],
+        PROCESSES=[{"globalPid": packed(), "name": "python"}],
+    )
+    export = write(tmp_path / "run.sqlite", tables)
+    folder = as_parquet(export, tmp_path / "run_pqtdir")
+    wanted, sink = decode(export), KeepingSink()
+    nsys.decode(folder, ParquetTables(folder), sink)
+    assert repr(sink.tables) == repr(wanted.tables)  # NaN is not equal to itself
+    assert sink.anomalies == wanted.anomalies
+    source = source_of(folder)
+    assert source is not None
+    assert source.kind == "nsys"
+    assert convert(folder, tmp_path / "r.db").rows["TASK"] == 1
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    folder = as_parquet(write(tmp_path / "run.sqlite", small()), tmp_path / "run_pqtdir")
+    damaged = folder / "NVTX_EVENTS.parquet"
+    whole = damaged.read_bytes()
+    for cut in (0, 3, len(whole) // 2, len(whole) - 1):
+        damaged.write_bytes(whole[:cut])
+        with pytest.raises(RawFormatError, match=r"NVTX_EVENTS\.parquet cannot be read"):
+            nsys.decode(folder, ParquetTables(folder), KeepingSink())
+    for at in range(4, len(whole) - 8, 61):
+        damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            nsys.decode(folder, ParquetTables(folder), KeepingSink())
+        except RawFormatError as err:
+            assert "NVTX_EVENTS.parquet" in str(err)  # noqa: PT017
+
+
+def test_without_pyarrow_its_name_and_another_way_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "NVTX_EVENTS.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(RawFormatError, match="needs pyarrow") as caught:
+        convert(tmp_path, tmp_path / "r.db")
+    assert "unified-prof[parquet]" in str(caught.value.hint)
+    assert "--type sqlite" in str(caught.value.hint)

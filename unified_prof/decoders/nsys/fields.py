@@ -1,0 +1,227 @@
+"""Columns of an export to columns of rows: times, names, processes, threads, devices."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from unified_prof.arrays.lookup import NOWHERE, find
+from unified_prof.columns import Cells, Tables
+from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.spool import Rows
+from unified_prof.vocabulary import NOT_AVAILABLE
+
+NO_TIME = NO_ID = -(2**63)
+"""What stands for NULL where -1 may be a value."""
+
+_SANE_NS = 2**62
+_THREAD_BITS = 24
+_LOW_BITS = (1 << _THREAD_BITS) - 1
+_MOST_CORRELATION = 2**32
+_TEXTS_IN_MEMORY_BYTES = 32 << 20
+_INT32 = np.iinfo(np.int32)
+
+
+class Texts:
+    """StringIds: ids -> texts, which lie outside memory where they are many."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
+        ids: list[Int64s] = []
+        sizes: list[Int64s] = []
+        for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
+            coded = [(text or "").encode("utf-8", "backslashreplace") for text in cells["value"]]
+            self._file.write(b"".join(coded))
+            ids.append(cells["id"])
+            sizes.append(np.fromiter(map(len, coded), np.int64, len(coded)))
+        all_ids = np.concatenate(ids) if ids else np.empty(0, np.int64)
+        all_sizes = np.concatenate(sizes) if sizes else np.empty(0, np.int64)
+        order = np.argsort(all_ids, kind="stable")
+        self._ids = all_ids[order]
+        self._sizes = all_sizes[order]
+        self._places = (np.cumsum(all_sizes) - all_sizes)[order]
+
+    def __getitem__(self, number: int) -> str | None:
+        """Return the text of an id, None where there is none."""
+        (at,) = find(self._ids, np.array([number]))
+        if at == NOWHERE:
+            return None
+        self._file.seek(int(self._places[at]))
+        return self._file.read(int(self._sizes[at])).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Forget all texts."""
+        self._file.close()
+
+
+class Fields:
+    """What turns the columns of one export into columns of `Parts`."""
+
+    def __init__(self, parts: Parts, tables: Tables, texts: Texts) -> None:
+        self.parts = parts
+        self.tables = tables
+        self.texts = texts
+        self._names: dict[int, int] = {}
+        self._threads: dict[int, int] = {}
+        self._processes: dict[int, int] = {}
+        self._pids: dict[int, int | str] = {}
+        self._devices = _device_map(tables)
+
+    # ---- times
+
+    def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
+        """Return new rows with start and end, and which of them are valid; others count."""
+        start, end = cells["start"], cells["end"]
+        rows = np.empty(len(start), dtype)
+        rows["start"], rows["end"] = start, end
+        has_times = (np.abs(start) < _SANE_NS) & (np.abs(end) < _SANE_NS)
+        has_times &= (start != NO_TIME) & (end != NO_TIME)
+        negative = has_times & (end < start)
+        self._count("event_without_time", ~has_times, what)
+        self._count("negative_duration", negative, what)
+        valid = has_times & ~negative
+        if valid.any():
+            self.parts.see(int(start[valid].min()), int(end[valid].max()))
+        self.parts.counts[what] += len(rows)
+        return rows, valid
+
+    def _count(self, name: str, odd: Bools, what: str) -> None:
+        if odd.any():
+            self.parts.sink.anomaly(name, int(np.count_nonzero(odd)), f"{what}, left out")
+
+    # ---- names
+
+    def names(self, ids: Int64s) -> Int64s:
+        """Return the string ids of texts that are given by their ids in the export."""
+        return _mapped(ids, self._names, self._intern)
+
+    def _intern(self, number: int) -> int:
+        text = None if number == MISSING else self.texts[number]
+        if text is None:
+            if number != MISSING:
+                self.parts.sink.anomaly("unknown_text", 1, f"no StringIds.id {number}")
+            text = NOT_AVAILABLE
+        return self.parts.names[text]
+
+    # ---- processes, threads, devices
+
+    def process_id(self, packed: int) -> int | str:
+        """Return the system's id of the process of a packed id.
+
+        Two virtual machines may have processes of the same id; the later one gets a text.
+        """
+        upper = packed >> _THREAD_BITS
+        if upper not in self._pids:
+            pid = upper & _LOW_BITS
+            taken = pid in self._pids.values()
+            self._pids[upper] = f"{pid} of VM {upper >> _THREAD_BITS & 0xFF}" if taken else pid
+        return self._pids[upper]
+
+    def threads(self, packed: Int64s, *, active: bool = True) -> Int64s:
+        """Return the numbers of threads; `active` ones count for what is the main process."""
+        numbers = _mapped(packed, self._threads, self._thread)
+        if active:
+            known = numbers[numbers != MISSING]
+            self.parts.activity.update(dict(enumerate(np.bincount(known).tolist())))
+        return numbers
+
+    def _thread(self, packed: int) -> int:
+        if packed == NO_ID:
+            return MISSING
+        return self.parts.threads[self.process_id(packed), packed & _LOW_BITS]
+
+    def has_thread(self, packed: int) -> bool:
+        """Tell whether the thread of a packed id did something."""
+        return packed in self._threads
+
+    def has_process(self, packed: int) -> bool:
+        """Tell whether the process of a packed id did something."""
+        return packed >> _THREAD_BITS in self._pids
+
+    def name_thread(self, packed: int, name: str) -> None:
+        """Take note of what a thread is called."""
+        key = (self.process_id(packed), packed & _LOW_BITS)
+        self.parts.threads.thread_names[key] = name
+
+    def processes(self, packed: Int64s) -> Int64s:
+        """Return dense numbers of the processes of packed ids.
+
+        Where an export does not say it, it is the only process that is known; MISSING where
+        several are.
+        """
+        upper = packed >> _THREAD_BITS
+        numbers = _mapped(upper, self._processes, self._process)
+        unsaid = packed == NO_ID
+        if unsaid.any():
+            numbers[unsaid] = 0 if self._known_processes() <= 1 else MISSING
+        return numbers
+
+    def _process(self, upper: int) -> int:
+        return MISSING if upper == NO_ID >> _THREAD_BITS else self._known_processes()
+
+    def _known_processes(self) -> int:
+        return sum(number != MISSING for number in self._processes.values())
+
+    def process_ids(self, packed: Int64s) -> Int64s:
+        """Return the ids of processes as they are written, MISSING where there is none."""
+        return _mapped(packed >> _THREAD_BITS << _THREAD_BITS, {}, self._process_id)
+
+    def _process_id(self, packed: int) -> int:
+        if packed == NO_ID:
+            return MISSING
+        pid = self.process_id(packed)
+        return pid if isinstance(pid, int) else MISSING
+
+    def correlations(self, processes: Int64s, correlations: Int64s) -> Int64s:
+        """Return what ties calls and tasks together: the id, made unique by its process.
+
+        CUPTI numbers the calls of each process on its own, so ids of two processes are equal.
+        """
+        fits = (correlations > 0) & (correlations < _MOST_CORRELATION) & (processes != MISSING)
+        return np.where(fits, processes * _MOST_CORRELATION + correlations, MISSING)
+
+    def devices(self, packed: Int64s, ordinals: Int64s) -> Int64s:
+        """Return the numbers of GPUs that processes know by ordinals of their own."""
+        ordinals = self.small(ordinals, "device")
+        if not self._devices:
+            return ordinals
+        pids = (packed >> _THREAD_BITS) & _LOW_BITS
+        devices = ordinals.copy()
+        for (pid, ordinal), device in self._devices.items():
+            devices[(pids == pid) & (ordinals == ordinal)] = device
+        return devices
+
+    def small(self, values: Int64s, what: str) -> Int64s:
+        """Return ids of 32 bits; others count, and are as if not recorded."""
+        fits = (values >= _INT32.min) & (values <= _INT32.max)
+        if fits.all():
+            return values
+        self.parts.sink.anomaly("unreadable_number", int(np.count_nonzero(~fits)), what)
+        return np.where(fits, values, MISSING)
+
+
+def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
+    """Return GPUs by (process id, CUDA ordinal), where an export says it."""
+    wanted = {"pid": NO_ID, "cudaId": NO_ID, "gpuId": NO_ID}
+    found: dict[tuple[int, int], int] = {}
+    for cells in tables.slices("TARGET_INFO_CUDA_DEVICE", wanted):
+        rows = zip(*(cells[name].tolist() for name in wanted), strict=True)
+        for pid, ordinal, device in rows:
+            if NO_ID not in (pid, ordinal) and 0 <= device <= _INT32.max:
+                found[pid, ordinal] = device
+    return found
+
+
+def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
+    """Look every value up in `known`; `make` what is not there yet."""
+    distinct, inverse = np.unique(values, return_inverse=True)
+    result = np.empty(len(distinct), np.int64)
+    for at, value in enumerate(distinct.tolist()):
+        found = known.get(value)
+        if found is None:
+            found = known[value] = make(value)
+        result[at] = found
+    return result[inverse]

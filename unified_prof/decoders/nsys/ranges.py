@@ -1,0 +1,306 @@
+"""NVTX: operations that torch.autograd.profiler.emit_nvtx marked, other ranges, and marks."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+
+from unified_prof.columns import Cells
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
+from unified_prof.decoders.gpu.numbers import MISSING, ints
+from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
+from unified_prof.decoders.nsys.others import Others
+from unified_prof.vocabulary import HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
+
+RANGES = "NVTX_EVENTS"
+
+# ENUM_NSYS_EVENT_TYPE; each has a twin of a second source.
+_MARKS, _PUSHED, _STARTED = (34, 65), (59, 70), (60, 71)
+_CATEGORY, _THREAD_NAME, _DOMAIN = 33, 39, 75
+
+_MARK_EVENT = 0
+"""ENUM_MSTX_EVENT_TYPE `marker`."""
+_DEFAULT_DOMAIN = 0
+_DEFAULT_DOMAIN_NAME = "default"
+
+# What emit_nvtx adds to the name of an operation, in this order.
+_ADDED = re.compile(
+    r"(?:, seq = (?P<sequence>\d{1,18}))?"
+    r"(?:, op_id = (?P<number>\d{1,18}))?"
+    r"(?:, sizes = (?P<sizes>\[[\d\[\], -]*\]))?"
+    r"(?:, input_op_ids = .*)?$",
+    re.DOTALL,
+)
+_FIRST_ADDED = (", seq = ", ", op_id = ", ", sizes = ")
+_OPERATION = re.compile(r"aten::|autograd::engine::")
+_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*$")
+_SOME_FORWARD_THREAD = 1
+"""Above 0 marks a backward operation; the range does not say which thread went forward."""
+
+_WHOLE_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
+_REAL_PAYLOADS = ("doubleValue", "floatValue")
+
+
+class Ranges:
+    """Puts operations into `Parts.host`, and writes the rest as MSTX_EVENTS."""
+
+    def __init__(self, fields: Fields, others: Others, end_ns: int, base_ns: int) -> None:
+        self._fields = fields
+        self._parts = fields.parts
+        self._others = others
+        self._end_ns = end_ns
+        self._base_ns = base_ns
+        self._domains: dict[int, int] = {_DEFAULT_DOMAIN: self._parts.names[_DEFAULT_DOMAIN_NAME]}
+        self._texts: dict[int, str | None] = {}
+        self.categories: dict[str, str] = {}
+        """Names of categories by `domain:number`."""
+        self.operations = 0
+
+    def read(self) -> None:
+        """Read all events; calls and tasks have to be read before."""
+        if not self._fields.tables.columns(RANGES):
+            return
+        self._labels()
+        for cells in self._slices((*_PUSHED,), {}):
+            self._pushed(cells)
+        more = {"rangeId": MISSING, "endGlobalTid": NO_ID}
+        for cells in self._slices((*_STARTED,), more):
+            self._annotations(cells, self._messages(cells), RANGE_EVENT)
+        for cells in self._slices((*_MARKS,), {}):
+            cells = {**cells, "end": cells["start"]}
+            self._annotations(cells, self._messages(cells), _MARK_EVENT)
+        self._payloads()
+
+    def _slices(self, types: tuple[int, ...], more: dict[str, int]) -> Any:
+        wanted = {
+            "start": NO_TIME,
+            "end": NO_TIME,
+            "globalTid": NO_ID,
+            "textId": MISSING,
+            "domainId": _DEFAULT_DOMAIN,
+            "category": MISSING,
+            **more,
+        }
+        only = ("eventType", types)
+        return self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only)
+
+    def _labels(self) -> None:
+        """Read names of domains, categories and threads."""
+        wanted = {
+            "eventType": MISSING,
+            "textId": MISSING,
+            "domainId": _DEFAULT_DOMAIN,
+            "category": MISSING,
+            "globalTid": NO_ID,
+        }
+        only = ("eventType", (_CATEGORY, _THREAD_NAME, _DOMAIN))
+        for cells in self._fields.tables.slices(RANGES, wanted, texts=["text"], only=only):
+            for kind, domain, category, packed, text in zip(
+                *(cells[name].tolist() for name in ("eventType", "domainId", "category")),
+                cells["globalTid"].tolist(),
+                self._messages(cells),
+                strict=True,
+            ):
+                if kind == _DOMAIN:
+                    self._domains[domain] = self._parts.names[text]
+                elif kind == _CATEGORY:
+                    self.categories[f"{domain}:{category}"] = text
+                elif packed != NO_ID:
+                    self._fields.name_thread(packed, text)
+
+    def _messages(self, cells: Cells) -> list[str]:
+        """Return the texts of events, which stand in the row or in StringIds."""
+        texts, known = [], self._texts
+        for text, number in zip(cells["text"], cells["textId"].tolist(), strict=True):
+            if text is None and number != MISSING:
+                if number not in known:
+                    if len(known) > 100_000:  # each operation may have a text of its own
+                        known.clear()
+                    known[number] = self._fields.texts[number]
+                text = known[number]
+            texts.append(NOT_AVAILABLE if text is None else text)
+        return texts
+
+    def _pushed(self, cells: Cells) -> None:
+        messages = self._messages(cells)
+        in_default = (cells["domainId"] == _DEFAULT_DOMAIN).tolist()
+        operations = [
+            as_operation(text) if default else None
+            for text, default in zip(messages, in_default, strict=True)
+        ]
+        chosen = np.array([operation is not None for operation in operations], bool)
+        if chosen.any():
+            named = [operation for operation in operations if operation is not None]
+            self._operations(_taken(cells, chosen), named)
+        if not chosen.all():
+            rest = [text for text, one in zip(messages, chosen.tolist(), strict=True) if not one]
+            self._annotations(_taken(cells, ~chosen), rest, RANGE_EVENT)
+
+    def _operations(self, cells: Cells, operations: list[tuple[str, int, int, str]]) -> None:
+        parts = self._parts
+        rows, valid = self._fields.timed(self._ended(cells), r.HOST, "operation")
+        rows["thread"] = self._fields.threads(cells["globalTid"])
+        rows["is_operation"] = rows["finished"] = 1
+        names = parts.names
+        rows["name"] = ints([names[name] for name, _, _, _ in operations])
+        rows["sequence"] = ints([sequence for _, sequence, _, _ in operations])
+        rows["external"] = ints([number for _, _, number, _ in operations])
+        rows["forward_thread"] = ints(
+            [
+                _SOME_FORWARD_THREAD if sequence >= 0 and _BACKWARD.match(name) else 0
+                for name, sequence, _, _ in operations
+            ]
+        )
+        signatures = parts.signatures
+        rows["signature"] = ints(
+            [
+                signatures[b"", sizes.encode(), b""] if sizes else MISSING
+                for _, _, _, sizes in operations
+            ]
+        )
+        for field in ("inputs", "module", "collective", "stack"):
+            rows[field] = MISSING
+        valid &= rows["thread"] != MISSING
+        self.operations += int(np.count_nonzero(valid))
+        parts.host.append(rows[valid])
+
+    def _annotations(self, cells: Cells, messages: list[str], kind: int) -> None:
+        parts, names = self._parts, self._parts.names
+        cells = self._ended(cells)
+        times, valid = self._fields.timed(cells, _INTERVAL, "annotation")
+        threads = self._fields.threads(cells["globalTid"])
+        valid &= threads != MISSING
+        ends = threads
+        if "endGlobalTid" in cells:
+            given = self._fields.threads(cells["endGlobalTid"], active=False)
+            ends = np.where(given == MISSING, threads, given)
+        message = ints([names[text] for text in messages])
+        domains = ints([self._domain(number) for number in cells["domainId"].tolist()])
+        global_tids = np.array([*parts.threads.global_tids, 0], np.int64)
+        ranges = cells.get("rangeId", np.full(len(times), MISSING))
+        parts.sink.write(
+            "MSTX_EVENTS",
+            {
+                "startNs": (times["start"] + self._base_ns)[valid],
+                "endNs": (times["end"] + self._base_ns)[valid],
+                "eventType": kind,
+                "rangeId": np.where(ranges == MISSING, NO_CATEGORY, ranges)[valid],
+                "category": np.where(cells["category"] <= 0, NO_CATEGORY, cells["category"])[valid],
+                "message": message[valid],
+                "globalTid": global_tids[threads][valid],
+                "endGlobalTid": global_tids[ends][valid],
+                "domainId": domains[valid],
+                "connectionId": HOST_ONLY_CONNECTION,
+            },
+        )
+        is_step = np.isin(message, list(names.steps)) & valid & (kind == RANGE_EVENT)
+        if is_step.any():
+            parts.sink.write(
+                "STEP_TIME",
+                {
+                    "id": [names.steps[number] for number in message[is_step].tolist()],
+                    "startNs": times["start"][is_step] + self._base_ns,
+                    "endNs": times["end"][is_step] + self._base_ns,
+                },
+            )
+
+    def _domain(self, number: int) -> int:
+        if number not in self._domains:
+            self._domains[number] = self._parts.names[f"domain {number}"]
+        return self._domains[number]
+
+    def _ended(self, cells: Cells) -> Cells:
+        """End ranges that were open when the recording ended with the session."""
+        start, end = cells["start"], cells["end"]
+        is_open = (end == NO_TIME) & (start != NO_TIME)
+        if not is_open.any():
+            return cells
+        count = int(np.count_nonzero(is_open))
+        self._parts.sink.anomaly("range_not_ended", count, "ended with the session")
+        return {**cells, "end": np.where(is_open, np.maximum(start, self._end_ns), end)}
+
+    def _payloads(self) -> None:
+        """Keep what programs attached to ranges and marks beside their text."""
+        there = self._fields.tables.columns(RANGES)
+        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
+        wanted["domainId"] = _DEFAULT_DOMAIN
+        for name in (*_WHOLE_PAYLOADS, *_REAL_PAYLOADS, "jsonText", "jsonTextId"):
+            if name not in there:
+                continue
+            numbers = dict(wanted)
+            texts = ["text"]
+            if name in _WHOLE_PAYLOADS or name == "jsonTextId":
+                numbers[name] = NO_ID
+            elif name == "jsonText":
+                texts.append(name)
+            reals = [name] if name in _REAL_PAYLOADS else []
+            slices = self._fields.tables.slices(
+                RANGES, numbers, reals=reals, texts=texts, only=(name, None)
+            )
+            for cells in slices:
+                values = [self._payload(name, value) for value in _listed(cells[name])]
+                self._others.write_payloads(cells, self._messages(cells), values)
+        if "binaryData" in there:
+            count = sum(
+                len(cells["start"])
+                for cells in self._fields.tables.slices(
+                    RANGES, {"start": NO_TIME}, only=("binaryData", None)
+                )
+            )
+            if count:
+                self._parts.sink.anomaly(
+                    "binary_payload", count, "payloads of NVTX ranges that are not decoded"
+                )
+
+    def _payload(self, name: str, value: Any) -> Any:
+        if name == "jsonTextId":
+            value = self._fields.texts[value]
+        if name in ("jsonText", "jsonTextId"):
+            try:
+                return json.loads(value)
+            except (TypeError, ValueError, RecursionError):
+                return value
+        return value
+
+
+_INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])
+
+
+def as_operation(text: str) -> tuple[str, int, int, str] | None:
+    """Return name, autograd sequence number, number and sizes of an operation, as far as told.
+
+    Returns:
+        None where the range was not made by `emit_nvtx`.
+    """
+    first = min((at for at in map(text.find, _FIRST_ADDED) if at > 0), default=-1)
+    if first < 0:
+        return (text, MISSING, MISSING, "") if _OPERATION.match(text) else None
+    match = _ADDED.match(text, first)
+    if match is None or match.end() == first:
+        return None
+    sequence, number, sizes = match.group("sequence", "number", "sizes")
+    return (
+        text[:first],
+        MISSING if sequence is None else int(sequence),
+        MISSING if number is None else int(number),
+        sizes or "",
+    )
+
+
+def _taken(cells: Cells, chosen: Any) -> Cells:
+    """Return the chosen rows of a slice."""
+    wanted = chosen.tolist()
+    return {
+        name: column[chosen]
+        if isinstance(column, np.ndarray)
+        else [value for value, one in zip(column, wanted, strict=True) if one]
+        for name, column in cells.items()
+    }
+
+
+def _listed(column: Any) -> list[Any]:
+    return list(column.tolist()) if isinstance(column, np.ndarray) else list(column)
