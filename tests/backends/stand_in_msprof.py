@@ -27,7 +27,7 @@ NOT_FOUND = (
     "[ERROR] Failed to find profiling data, please check that the application executes AI-related "
     "business, or ensure that aclInit/GEInitialize is invoked in the application"
 )
-_LOOKS_EVERY_S = 0.1  # the genuine command: 1 s
+_LOOKS_EVERY_S = float(os.environ.get("STAND_IN_LOOKS_S", "0.1"))  # the genuine command: 1 s
 _GOES_DOWN_AFTER_S = 0.2  # the genuine command: 1 s
 
 

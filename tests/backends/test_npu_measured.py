@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -191,3 +193,32 @@ def test_timeline_and_operations_come_together(tmp_path: Path, spec: RunSpec, wo
     assert capture.exit_code == 0
     assert capture.tracked is not None
     assert len(capture.recordings) == 1
+
+
+@pytest.mark.slow
+def test_the_reports_lie_there_before_the_program_ends_and_know_its_end_afterwards(
+    tmp_path: Path, world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world / "sitecustomize.py").write_text(CPU_FOR_NPU)
+    monkeypatch.chdir(tmp_path)
+    end = "train(40)\nwait_for('out/run_time.sqlite')\nwait_for('out/memory.sqlite')\n"
+    end += "print('there' if Path('out/memory.sqlite').exists() else 'not there')\n"
+    (tmp_path / "train.py").write_text(TRAINING + end + "raise SystemExit(3)\n")
+    options = ["--backend", "npu", "--report", "run-time,memory,timeline", "--scope", "project"]
+    command = [sys.executable, "-m", "unified_prof", "run", *options, "-o", "out"]
+    done = subprocess.run(
+        [*command, "--warmup", "1", "--iterations", "2", "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.splitlines()[0] == "there"
+    assert "all is measured, the reports are in out; the workload runs on" in done.stderr
+    with closing(sqlite3.connect("out/run_time.sqlite")) as db:
+        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    assert facts["exit_code"] == "3"
+    assert facts["finished"]
+    assert facts["msprof"].startswith("/")
+    assert len([*tmp_path.glob("out/PROF_*/msprof_*.db")]) == 1
+    assert not [*tmp_path.glob("out/.uprof*")]

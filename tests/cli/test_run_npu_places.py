@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,16 @@ subprocess.run([sys.executable, "-c", child], check=True)
 """
     (place / "work.py").write_text(source)
     assert len(databases(uprof("-o", "out", "work.py"))) == 2
+
+
+@pytest.mark.slow
+def test_several_devices_of_one_process(place: Path) -> None:
+    source = "from tests.backends import stand_in_acl\nstand_in_acl.init(devices=(0, 3))\n"
+    (place / "work.py").write_text(source)
+    (database,) = databases(uprof("-o", "out", "work.py"))
+    with closing(sqlite3.connect(database)) as db:
+        found = db.execute("SELECT DISTINCT deviceId FROM TASK ORDER BY 1").fetchall()
+    assert found == [(0,), (3,)]
 
 
 @pytest.mark.slow

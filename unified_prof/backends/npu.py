@@ -78,16 +78,15 @@ class NpuBackend:
 
     def describe(self, spec: RunSpec) -> list[str]:
         """Return the lines of `--dry-run`: the command, and what its script would become."""
-        folder = _ANY_FOLDER
         plan, offer = _check(spec)
-        lines = [shlex.join(self._command(spec, plan, offer, folder))]
+        lines = [shlex.join(self._command(spec, plan, offer, _ANY_FOLDER))]
         if plan.shortened:
             lines.append(f"# {_without(plan, offer)}")
         if not spec.options.get("pid"):
             words = [spec.target, *spec.arguments]
             if spec.is_module:
                 words.insert(0, "-m")
-            lines.append(f"# {folder}/workload.sh runs: {shlex.join(words)}")
+            lines.append(f"# {_ANY_FOLDER}/workload.sh runs: {shlex.join(words)}")
         return lines
 
     def run(self, spec: RunSpec) -> Capture:
@@ -113,10 +112,8 @@ class NpuBackend:
                 if plan.shortened:
                     spec.relay(f"uprof: {_without(plan, offer)}")
                 attempt = self._attempt(recording, plan, offer)
-                refused = msprof_outcome.refused_option(attempt.ended.lines)
-                if attempt.started or refused is None or not offer.takes(refused):
-                    break
-                if refused not in plan.can_go | msprof_command.OWN_OPTIONS:
+                refused = _refused_in_vain(attempt.ended, plan)
+                if refused is None or attempt.started or not offer.takes(refused):
                     break
                 offer = offer.without(refused)
                 plan = _plan(spec, offer)
@@ -132,9 +129,7 @@ class NpuBackend:
             result.tracked,
             tuple(_recording(item, spec) for item in directories),
             failure="; ".join(reasons) or None,
-            facts=_facts(
-                plan, offer, self._command(spec, plan, offer, Path("/tmp/uprof_XXXXXXXX"))
-            ),
+            facts=_facts(plan, offer, self._command(spec, plan, offer, _ANY_FOLDER)),
             error=attempt.report_error,
         )
 
@@ -175,8 +170,7 @@ class NpuBackend:
                 started = watch.started
                 if started:
                     said.show()
-            refused = msprof_outcome.refused_option(ended.lines)
-            if started or refused not in plan.can_go | msprof_command.OWN_OPTIONS:
+            if started or _refused_in_vain(ended, plan) is None:
                 said.show()
             result = progress.completed(result_in(folder))
             return _Attempt(ended, result, watch.exit_code, started, progress.error)
@@ -219,6 +213,13 @@ class NpuBackend:
         finally:
             for descriptor in streams.values():
                 os.close(descriptor)
+
+
+def _refused_in_vain(ended: Ended, plan: Plan) -> str | None:
+    """Return the option that msprof refused, if the run can do without it and shall go on."""
+    refused = msprof_outcome.refused_option(ended.lines)
+    may_go = plan.can_go | msprof_command.OWN_OPTIONS
+    return refused if refused in may_go and ended.interrupted_by is None else None
 
 
 def _check(spec: RunSpec) -> tuple[Plan, Offer]:
