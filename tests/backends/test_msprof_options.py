@@ -4,7 +4,8 @@ import pytest
 
 from unified_prof.backends import npu_chips
 from unified_prof.backends.msprof_offer import Offer, of_chip
-from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS, msprof_arguments
+from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS
+from unified_prof.backends.msprof_plan import msprof_arguments
 from unified_prof.errors import UsageError
 
 

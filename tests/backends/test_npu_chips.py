@@ -10,7 +10,8 @@ import pytest
 from tests.backends import msprof_platforms
 from unified_prof.backends import msprof_command, msprof_outcome, npu_chips
 from unified_prof.backends.msprof_offer import Offer, of_chip, of_help
-from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption, plan
+from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption
+from unified_prof.backends.msprof_plan import plan
 from unified_prof.errors import UsageError
 
 PLATFORMS = msprof_platforms.NAMES

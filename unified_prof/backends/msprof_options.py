@@ -1,25 +1,20 @@
 """The options of msprof that `uprof run` offers: their values, what they record, the presets.
 
 One table drives the command line, its help, the checks made before anything starts, and the
-arguments given to msprof. Values and ranges are those of the public collector; what differs from
-chip to chip stands in `npu_chips` and `msprof_offer`.
+arguments given to msprof (`msprof_plan`). Values and ranges are those of the public collector; what
+differs from chip to chip stands in `npu_chips` and `msprof_offer`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unified_prof.backends.msprof_offer import Offer
-from unified_prof.errors import UsageError
-
 ON_OFF = ("on", "off")
-_U32_MAX = 4294967295
-_MAX_CUSTOM_EVENTS = 8
-_MAX_NTS_EVENTS = 10
-_MAX_SOC_EVENTS = {"HA": 8, "MATA": 8, "SMMU": 8, "NOC": 4}
-_MIN_STORAGE_MB = 200
+U32_MAX = 4294967295
+MAX_CUSTOM_EVENTS = 8
+MAX_NTS_EVENTS = 10
+MIN_STORAGE_MB = 200
 AIC_METRICS = (
     "ArithmeticUtilization",
     "PipeUtilization",
@@ -112,7 +107,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption(
         "aic-metrics",
         f"Which counters (TASK_PMU_INFO): of {', '.join(AIC_METRICS)} those that the chip has,"
-        f" or Custom: and up to {_MAX_CUSTOM_EVENTS} event numbers.",
+        f" or Custom: and up to {MAX_CUSTOM_EVENTS} event numbers.",
         group=COUNTERS,
         of="ai_core",
     ),
@@ -126,7 +121,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption(
         "nts-metrics",
         f"Counters of NTS, on the one chip that has it ({_FILES_ONLY}): {NTS_METRICS[0]}, or"
-        f" Custom: and up to {_MAX_NTS_EVENTS} event numbers.",
+        f" Custom: and up to {MAX_NTS_EVENTS} event numbers.",
         group=COUNTERS,
     ),
     MsprofOption(
@@ -250,13 +245,13 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption(
         "delay",
         "Seconds to wait before recording (all tables).",
-        range=(1, _U32_MAX),
+        range=(1, U32_MAX),
         group=LIMITS,
     ),
-    MsprofOption("duration", "Seconds to record (all tables).", range=(1, _U32_MAX), group=LIMITS),
+    MsprofOption("duration", "Seconds to record (all tables).", range=(1, U32_MAX), group=LIMITS),
     MsprofOption(
         "storage-limit",
-        f"Keep no more than this much raw data, such as {_MIN_STORAGE_MB}MB; the oldest goes"
+        f"Keep no more than this much raw data, such as {MIN_STORAGE_MB}MB; the oldest goes"
         " first (all tables).",
         group=LIMITS,
     ),
@@ -281,224 +276,3 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
     },
 }
 DEFAULT_PRESET = "default"
-
-# What uprof itself decides, or what would make msprof do something else than run a workload.
-_NOT_TO_BE_PASSED = frozenset(
-    [
-        "output",
-        "application",
-        "dynamic",
-        "pid",
-        "type",
-        "parse",
-        "query",
-        "export",
-        "analyze",
-        "sys-devices",
-        "sys-period",
-        "host-sys-pid",
-        "environment",
-        "python-path",
-        "help",
-    ]
-)
-
-
-_LOWER = {"task_time": ("l1", "on")}
-"""Option -> what old releases have in place of the value that a preset asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What msprof is to be given."""
-
-    arguments: tuple[str, ...]
-    """`--name=value`, everything checked."""
-    left_out: tuple[MsprofOption, ...]
-    """Options of the preset that msprof does not take here."""
-    lowered: tuple[str, ...]
-    """Values of the preset that this msprof does not know, such as `--task-time=l2`; there is a
-    lower one in their place."""
-    preset: str
-    can_go: frozenset[str]
-    """Options of the preset that may be left out should msprof refuse them after all."""
-
-    @property
-    def shortened(self) -> tuple[str, ...]:
-        """What the preset has and msprof does not take here, as a user would write it."""
-        return (*(f"--{option.flag}" for option in self.left_out), *self.lowered)
-
-
-def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer) -> Plan:
-    """Choose the arguments for msprof from a preset and what the user gave.
-
-    Args:
-        options: Option names of this table, and `preset`, with their values; None is not given.
-        raw: More arguments, passed as they are, after a look at what they would change.
-        offer: What msprof takes here. Of the preset the rest is left out; it is wrong use where
-            the user asks for it.
-
-    Raises:
-        UsageError: a value msprof would not take, or options that exclude each other.
-    """
-    given = {name: str(value) for name, value in options.items() if value is not None}
-    preset = given.pop("preset", DEFAULT_PRESET)
-    if preset not in PRESETS:
-        raise UsageError(f"no preset {preset!r}", hint=f"known: {', '.join(PRESETS)}")
-    for name, text in given.items():
-        option = BY_NAME[name]
-        if not offer.takes(option.flag):
-            raise UsageError(f"--{option.flag}: msprof does not take it {offer.place}")
-        _check(option, text, offer)
-    given = _with_switches(given)
-    usual, lowered = _lowered(PRESETS[preset], offer)
-    chosen = {**usual, **given}
-    _check_together(chosen, given)
-    left_out = [o for o in OPTIONS if o.name in chosen and not offer.takes(o.flag)]
-    if asked := [option for option in left_out if option.name in given]:
-        raise UsageError(f"--{asked[0].flag}: msprof does not take it {offer.place}")
-    arguments = [
-        f"--{o.flag}={chosen[o.name]}" for o in OPTIONS if o.name in chosen and o not in left_out
-    ]
-    return Plan(
-        (*arguments, *(_checked_raw(argument) for argument in raw)),
-        tuple(left_out),
-        tuple(f"--{BY_NAME[name].flag}={lowered[name]}" for name in lowered if name not in given),
-        preset,
-        frozenset(o.flag for o in OPTIONS if o.name in chosen and o.name not in given),
-    )
-
-
-def msprof_arguments(
-    options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer | None = None
-) -> list[str]:
-    """Return the arguments of `plan`; without `offer` whatever any chip takes is possible.
-
-    Raises:
-        UsageError: a value msprof would not take, or options that exclude each other.
-    """
-    return [*plan(options, raw=raw, offer=offer or Offer()).arguments]
-
-
-def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a preset with values that msprof has, and those that had to give way."""
-    usual, gone = dict(preset), {}
-    for name, instead in _LOWER.items():
-        known = offer.values.get(BY_NAME[name].flag)
-        if known and name in usual and usual[name] not in known:
-            gone[name] = usual[name]
-            usual[name] = next((one for one in instead if one in known), usual[name])
-    return usual, gone
-
-
-def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` with the switches turned on without which one of its options does nothing.
-
-    Raises:
-        UsageError: the user turned one of these off.
-    """
-    result = dict(given)
-    for name in given:
-        option = BY_NAME[name]
-        if option.of is None:
-            continue
-        switch = BY_NAME[option.of]
-        if given.get(switch.name) == "off":
-            raise UsageError(
-                f"--{option.flag} needs --{switch.flag}, which is turned off",
-                hint=f"leave out one of them, or give --{switch.flag} on",
-            )
-        if switch.values == ON_OFF:
-            result.setdefault(switch.name, "on")
-        elif switch.name not in given:
-            raise UsageError(f"--{option.flag} needs --{switch.flag}")
-    return result
-
-
-def _check(option: MsprofOption, text: str, offer: Offer) -> None:
-    if option.range:
-        low, high = option.range
-        high = offer.limits.get(option.flag, high)
-        if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
-            raise _bad_value(option, text, f"a whole number from {low} to {high}")
-    elif option.many:
-        parts = text.split(",")
-        if not {*parts} <= {*option.values}:
-            raise _bad_value(option, text, f"a list of {', '.join(option.values)}")
-    elif option.values:
-        values = offer.values.get(option.flag, option.values)
-        if text not in values:
-            raise _bad_value(option, text, f"one of {', '.join(values)}")
-    elif option.flag == "aic-metrics":
-        _check_metrics(
-            option, text, offer.metrics or AIC_METRICS, offer.custom_events or _MAX_CUSTOM_EVENTS
-        )
-    elif option.flag == "nts-metrics":
-        _check_metrics(option, text, NTS_METRICS, _MAX_NTS_EVENTS)
-    elif option.flag == "npu-events":
-        _check_events(option, text)
-    elif option.flag == "storage-limit":
-        size = re.fullmatch(r"(\d{1,10})MB", text, re.ASCII)
-        if not (size and _MIN_STORAGE_MB <= int(size[1]) <= _U32_MAX):
-            raise _bad_value(option, text, f"{_MIN_STORAGE_MB}MB to {_U32_MAX}MB")
-    elif not text.strip():
-        raise _bad_value(option, text, "a list of names")
-
-
-def _check_metrics(option: MsprofOption, text: str, known: Sequence[str], most: int) -> None:
-    kind, colon, events = text.partition(":")
-    if kind == "Custom" and colon:
-        numbers = events.split(",")
-        valid = all(re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", n, re.ASCII) for n in numbers)
-        if not valid or len(numbers) > most:
-            expected = f"Custom: and 1 to {most} hexadecimal or decimal numbers"
-            raise _bad_value(option, text, expected)
-    elif text not in known:
-        raise _bad_value(option, text, f"one of {', '.join(known)}, Custom:0x1,0x2...")
-
-
-def _check_events(option: MsprofOption, text: str) -> None:
-    groups = [group.rpartition(":") for group in text.split(";")]
-    kinds = [kind for kind, _, _ in groups]
-    named = all(kind in _MAX_SOC_EVENTS for kind in kinds) and len({*kinds}) == len(kinds)
-    valid = all(
-        all(re.fullmatch(r"0[xX][0-9a-fA-F]+", event, re.ASCII) for event in events.split(","))
-        and len(events.split(",")) <= _MAX_SOC_EVENTS.get(kind, 8)
-        for kind, _, events in groups
-    )
-    if not valid or not (named or kinds == [""]):
-        kinds_known = ", ".join(_MAX_SOC_EVENTS)
-        expected = (
-            f"1 to 8 numbers such as 0x9c, or several such lists, each after one of {kinds_known}"
-        )
-        raise _bad_value(option, text, f"{expected} and a colon, separated by semicolons,")
-
-
-def _check_together(chosen: Mapping[str, str], given: Mapping[str, str]) -> None:
-    domains = [name for name in ("mstx_domain_include", "mstx_domain_exclude") if name in given]
-    if len(domains) == 2:
-        raise UsageError("--mstx-domain-include and --mstx-domain-exclude exclude each other")
-    if domains and chosen.get("msproftx") != "on":
-        raise UsageError(f"--{domains[0].replace('_', '-')} needs --msproftx on")
-    if "aic_freq" in given and chosen.get("aic_mode") != "sample-based":
-        raise UsageError("--aic-freq needs --aic-mode sample-based")
-    if "npu_events" in given and given.get("l2") == "on":
-        raise UsageError("--npu-events and --l2 exclude each other: msprof would record only l2")
-
-
-def _checked_raw(argument: str) -> str:
-    name = argument.partition("=")[0]
-    if not re.fullmatch(r"--[a-z0-9-]+", name, re.ASCII):
-        raise UsageError(
-            f"--msprof-arg {argument!r} is no option of msprof",
-            hint="write --msprof-arg=--name=value",
-        )
-    if name[2:] in _NOT_TO_BE_PASSED:
-        raise UsageError(f"--msprof-arg: {name} is decided by uprof")
-    if name[2:] in {option.flag for option in OPTIONS}:
-        raise UsageError(f"--msprof-arg: give {name} to uprof itself")
-    return argument
-
-
-def _bad_value(option: MsprofOption, found: str, expected: str) -> UsageError:
-    return UsageError(f"--{option.flag}: {found!r} found, {expected} expected")

@@ -24,7 +24,8 @@ from unified_prof.backends.base import (
 )
 from unified_prof.backends.launcher_results import MeasuredSoFar, Result, result_in
 from unified_prof.backends.msprof_offer import Offer, learn
-from unified_prof.backends.msprof_options import BY_NAME, Plan, plan
+from unified_prof.backends.msprof_options import BY_NAME
+from unified_prof.backends.msprof_plan import Plan, plan
 from unified_prof.backends.msprof_process import Ended, Feed, Held, run_group
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
 from unified_prof.backends.workload_watch import WorkloadWatch
