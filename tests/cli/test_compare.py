@@ -193,6 +193,14 @@ def test_runs_on_different_devices_are_warned_of(base: Path, tmp_path: Path) -> 
     assert "differ in device: cpu and npu: Ascend910B" in uprof("diff", base, other).stdout
 
 
+def test_the_gate_warns_of_other_devices_on_stderr(base: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "npu", device="npu: Ascend910B", seed=3)
+    told = uprof("gate", base, other)
+    assert "warning: the runs differ in device: cpu and npu: Ascend910B" in told.stderr
+    assert "differ" not in told.stdout
+    assert not uprof("gate", base, other, "--quiet").stderr
+
+
 def test_files_of_different_families_are_refused(base: Path) -> None:
     result = uprof("diff", base / "run_time.sqlite", base / "memory.sqlite")
     assert error(result).exit_code == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from unified_prof.backends import cuda_facts
 from unified_prof.backends.torch_device import TorchBackend
 from unified_prof.tracking.watch.device import asked_in_child, runtime_left_alone
 
@@ -15,6 +16,10 @@ class CudaBackend(TorchBackend):
     """Track operations on the CUDA devices that a workload uses, with device events."""
 
     name = "cuda"
+
+    def facts(self, when: str) -> dict[str, str]:
+        """Return what is known of driver, libraries, clocks and switches."""
+        return {**cuda_facts.of_torch(), **cuda_facts.of_library(when)}
 
     def device_missing_reason(self) -> str | None:
         """Return why no CUDA device answers, in the driver's words where it has some.

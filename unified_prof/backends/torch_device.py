@@ -81,6 +81,14 @@ class TorchBackend(ABC):
     def device_missing_reason(self) -> str | None:
         """Return why torch, which is importable, cannot use the device, or None."""
 
+    def facts(self, when: str) -> dict[str, str]:
+        """Return what is known of the device that may make runs differ.
+
+        Args:
+            when: `before` or `after`; part of the names of those facts that may change.
+        """
+        return {}
+
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload and measure it; see `tracking.workload.run_workload`."""
         check_options(self.name, spec, _TIMELINE_OPTIONS)
@@ -94,8 +102,13 @@ class TorchBackend(ABC):
         timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
 
+        before = self.facts("before")
+
+        def with_facts(capture: Capture) -> Capture:
+            return replace(capture, facts={**capture.facts, **before, **self.facts("after")})
+
         def measured(capture: Capture) -> None:
-            spec.on_measured(_with_timeline(capture, timeline))
+            spec.on_measured(with_facts(_with_timeline(capture, timeline)))
 
         process = os.getpid()
         try:
@@ -113,8 +126,8 @@ class TorchBackend(ABC):
             told = "; ".join(filter(None, reasons)) or str(err)
             if timeline.written:
                 # Complete iterations are in the trace, whatever else could not be measured.
-                return Capture(
-                    0, recordings=_recordings(timeline), failure=told, facts=timeline.facts
+                return with_facts(
+                    Capture(0, recordings=_recordings(timeline), failure=told, facts=timeline.facts)
                 )
             hint = _MARK_ITERATIONS if isinstance(err, MeasuringError) else err.hint
             raise type(err)(told, hint=hint) from err
@@ -123,7 +136,7 @@ class TorchBackend(ABC):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(capture.exit_code)
-        return _with_timeline(capture, timeline)
+        return with_facts(_with_timeline(capture, timeline))
 
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:
         """Return what records the timeline, None if it is not asked for.

@@ -170,6 +170,7 @@ def gate(
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.analysis.compare import gate as analysis
+    from unified_prof.analysis.compare.doubts import doubts
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
@@ -182,7 +183,9 @@ def gate(
         raise UsageError("--store is only used with --baseline")
     base, new = sides.load()
     verdict = analysis.gate(base, new, allowed.metrics, limits)
-
+    if not quiet:
+        for doubt in doubts(base, new):
+            printing.say(f"uprof: warning: {doubt}")
     labels = (base.label, new.label)
     if file is not None:
         printing.write(file, _text(verdict, labels, shape, to_file=True), force=force)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.analysis.compare.test_diff import STEP, run_of
 from unified_prof.analysis.compare.comparable import Run
+from unified_prof.analysis.compare.doubts import doubts
 from unified_prof.analysis.compare.gate import Limits, gate
 from unified_prof.errors import UsageError
 
@@ -117,3 +118,17 @@ def test_where_only_some_iterations_are_slower_nothing_is_decided() -> None:
 def test_a_step_is_not_judged_against_a_whole_recording() -> None:
     with pytest.raises(UsageError, match="no steps"):
         gate(replace(scaled(1), steps=3), scaled(1), ["total"], Limits())
+
+
+def test_devices_in_another_state_are_warned_of() -> None:
+    base, new = scaled(1.0), scaled(1.0, seed=2)
+    cool = {"device_driver": "570.86.15", "throttled after 0": "no", "sm_clock_mhz after 0": "1980"}
+    hot = {"device_driver": "570.86.15", "throttled after 0": "power cap", "tf32_matmul": "True"}
+    told = doubts(
+        replace(base, facts={**base.facts, **cool, "tf32_matmul": "False"}),
+        replace(new, facts={**new.facts, **hot, "sm_clock_mhz after 0": "1975"}),
+    )
+    assert told == [
+        "the runs differ in tf32_matmul: False and True",
+        "the runs differ in throttled after 0: no and power cap",
+    ]

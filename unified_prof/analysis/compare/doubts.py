@@ -19,14 +19,34 @@ _CONTEXT = (
     "arguments",
     "mode",
     "options",
+    "timeline_details",
 )
+_OF_DEVICE = (
+    "device_runtime",
+    "device_driver",
+    "devices_used",
+    "cudnn",
+    "nccl",
+    "compute_capability",
+    "mig",
+    "power_limit_w",
+    "throttled",
+    "tf32_matmul",
+    "tf32_cudnn",
+    "float32_matmul_precision",
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "deterministic_algorithms",
+    "environment",
+)
+"""First words of the names of facts; the number of a device may follow, or what was looked at."""
 
 
 def doubts(base: Run, new: Run) -> list[str]:
     """Return what to warn of, in sentences; empty where the two ran alike."""
     found = [
         f"the runs differ in {name}: {base.facts[name]} and {new.facts[name]}"
-        for name in _CONTEXT
+        for name in (*_CONTEXT, *sorted(_of_device(base) & _of_device(new)))
         if name in base.facts and name in new.facts and base.facts[name] != new.facts[name]
     ]
     if base.clock != new.clock:
@@ -44,6 +64,10 @@ def doubts(base: Run, new: Run) -> list[str]:
         if run.facts.get("complete") == "false"
     ]
     return found
+
+
+def _of_device(run: Run) -> set[str]:
+    return {name for name in run.facts if name.partition(" ")[0] in _OF_DEVICE}
 
 
 def left_out(base: Run, new: Run) -> list[str]:

@@ -377,6 +377,7 @@ class Session:
         events = self.run_time.events
         if events is None:
             return
+        facts |= self._switches()
         if events.timed:
             facts["intervals_reached_by_device"] = f"{events.caught_up} of {events.timed}"
         anomalies.add(
@@ -399,6 +400,16 @@ class Session:
                     "its total is the time in which the device had work, kept busy for the sake of "
                     "operations",
                 )
+
+    def _switches(self) -> dict[str, str]:
+        """Return the devices that were used, and what else changes their times."""
+        import torch
+
+        used = ", ".join(f"{self.device.kind}:{one}" for one in sorted(self.device.used))
+        facts = {"devices_used": used} if used else {}
+        with suppress(Exception):
+            facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
+        return facts
 
     def _note_other_streams(self, anomalies: Anomalies) -> None:
         """Say what ran on other streams than the one that an operation was called on."""

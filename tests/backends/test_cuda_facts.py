@@ -1,0 +1,78 @@
+"""What is recorded of CUDA devices, on a machine that has none: NVML and torch are stand-ins."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from unified_prof.backends import cuda_facts
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a stand-in for `pynvml` with two cards, of which the second is throttled."""
+
+    def not_supported(handle: str) -> Any:
+        raise RuntimeError("Not Supported")
+
+    stand_in = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: b"570.86.15",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"card {index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: f"card {uuid}",
+        nvmlDeviceGetMigMode=not_supported,
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 700_000,
+        nvmlDeviceGetClockInfo=lambda handle, which: 1980 if which == 1 else 2619,
+        nvmlDeviceGetTemperature=lambda handle, sensor: 41,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x44 if handle[-1] == "1" else 1,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in)
+    return stand_in
+
+
+def test_driver_clocks_and_throttling_are_recorded(
+    nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "_parse_visible_devices", lambda: [1, 0])
+    facts = cuda_facts.of_library("before")
+    assert facts["device_driver"] == "570.86.15"
+    assert facts["sm_clock_mhz before 0"] == "1980"
+    assert facts["memory_clock_mhz before 1"] == "2619"
+    assert facts["throttled before 0"] == "power cap, hardware thermal slowdown"  # torch's first
+    assert facts["throttled before 1"] == "no"  # an idle card is not throttled
+    assert facts["power_limit_w 0"] == "700.0"
+    assert "mig 0" not in facts  # this card has no such thing
+
+
+def test_without_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert cuda_facts.of_library("after") == {}
+
+
+def test_a_driver_that_does_not_answer_costs_nothing(nvml: SimpleNamespace) -> None:
+    def no_driver() -> None:
+        raise RuntimeError("NVML Shared Library Not Found")
+
+    nvml.nvmlInit = no_driver
+    assert cuda_facts.of_library("after") == {}
+
+
+def test_switches_that_change_times_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    facts = cuda_facts.of_torch()
+    assert facts["environment CUDA_VISIBLE_DEVICES"] == "3,1"
+    assert facts["cudnn_benchmark"] == "True"
+    assert facts["tf32_matmul"] == "False"
+    assert facts["deterministic_algorithms"] == "False"
