@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.export.builders import NO_CONTEXT, Recorded, table
+from tests.export.builders import Recorded, table
 from tests.export.conftest import Export
 from unified_prof.errors import UsageError
 from unified_prof.export.mindstudio import delivery, recording
@@ -422,4 +425,17 @@ def test_texts_of_numbers_have_an_order_of_their_own() -> None:
     assert np.argsort(ranks_of_texts(values)).tolist() == [1, 2, 3, 0]
     assert np.argsort(in_order_of_text(np.array([999, 1000]))).tolist() == [1, 0]
     assert in_order_of_text(np.array([12, 11])).tolist() == [12, 11]
-    assert NO_CONTEXT == recording.NO_CONTEXT
+
+
+def test_bytes_that_are_no_text_do_not_break_a_file(
+    database: Recorded, out: Path, export: Export
+) -> None:
+    with database:
+        database.op(0, 10, "odd name")
+    with closing(sqlite3.connect(database.path)) as db, db:
+        db.execute("UPDATE STRING_IDS SET value = CAST(X'ff2c22fe' AS TEXT) WHERE value='odd name'")
+    export(database.path)
+    assert table(out, "op_summary")[0]["Op Name"] == '\\xff,"\\xfe'
+    (timeline,) = out.glob("msprof_*.json")
+    names = {event["name"] for event in json.loads(timeline.read_text(encoding="utf-8"))}
+    assert '\\xff,"\\xfe' in names

@@ -12,10 +12,11 @@ from unified_prof.export.mindstudio.recording import (
     Recording,
     in_order_of_text,
 )
+from unified_prof.vocabulary import HOST_ONLY_CONNECTION, OLD_NO_CONNECTION
 
 TABLE = "MSTX_EVENTS"
-UNNUMBERED = 4_000_000_000
-"""Connection of marks that were set through the older interface, which has no numbers."""
+_UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)
+"""Connections of marks that were set through the older interface, which has no numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Marks:
     @property
     def is_numbered(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Whether each was set through the interface whose marks have numbers."""
-        return np.asarray(self.connection != UNNUMBERED)
+        return ~np.isin(self.connection, _UNNUMBERED)
 
 
 def marks(recording: Recording) -> Marks:

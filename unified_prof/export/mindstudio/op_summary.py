@@ -13,7 +13,6 @@ from unified_prof.export.mindstudio.core_metrics import CoreMetrics
 from unified_prof.export.mindstudio.delivery import Delivery, lines
 from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import (
-    NO_CONTEXT,
     Ints,
     Recording,
     blocks,
@@ -22,6 +21,7 @@ from unified_prof.export.mindstudio.recording import (
 )
 from unified_prof.export.mindstudio.registry import deliverable
 from unified_prof.store.ownership import temporary_folder
+from unified_prof.vocabulary import NO_CONTEXT
 
 _PLACE = ("Device_id", "Model ID", "Task ID", "Stream ID")
 _OPERATOR = ("Op Name", "OP Type", "OP State", "Task Type")

@@ -15,19 +15,16 @@ from unified_prof.analysis.read.whole_tables import MISSING, Texts
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.export.mindstudio.delivery import cell
 from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
+from unified_prof.vocabulary import NO_CONNECTION, NO_CONTEXT, NO_MODEL, OLD_NO_CONNECTION
 
 Ints = NDArray[np.int64]
 
-NO_CONTEXT = 4294967295
-"""Context of a task that has none; also the model of a task that belongs to none."""
 BLOCK_ROWS = 32_768
 """How many rows are turned into text at a time."""
 
 MARK = "MsTx"
 """Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks."""
 COPY = "MEMCPY_ASYNC"
-UNMATCHED = -1
-"""Connection of a task that no host call is known to have launched."""
 
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
 """Chips whose scheduler knows no contexts and no MIX kernels."""
@@ -195,7 +192,8 @@ class Tasks:
         self.start_ns = found["startNs"]
         self.end_ns = found["endNs"]
         self.device = found["deviceId"]
-        self.connection = found["connectionId"]
+        connection = found["connectionId"]
+        self.connection = np.where(connection == OLD_NO_CONNECTION, NO_CONNECTION, connection)
         self.id = found["globalTaskId"]
         self.process = found["globalPid"]
         self.type = found["taskType"]
@@ -225,7 +223,7 @@ class Tasks:
         new_place = np.ones(len(order), np.bool_)
         new_place[1:] = (place[:, 1:] != place[:, :-1]).any(axis=0)
         caller = self.connection[order]
-        follows = (caller == UNMATCHED) & (self.context[order] != NO_CONTEXT) & ~new_place
+        follows = (caller == NO_CONNECTION) & (self.context[order] != NO_CONTEXT) & ~new_place
         leader = np.maximum.accumulate(np.where(follows, 0, np.arange(len(order))))
         caller = caller[leader]
         callers, code = np.unique(caller, return_inverse=True)
@@ -299,7 +297,7 @@ class Collectives:
         known = rows >= 0
         of_operator = Lookup(members["opId"][known]).rows(self.columns["opId"])
         models = tasks.model[rows[known]]
-        result = np.full(len(self), NO_CONTEXT, np.int64)
+        result = np.full(len(self), NO_MODEL, np.int64)
         result[of_operator >= 0] = models[of_operator[of_operator >= 0]]
         return result
 

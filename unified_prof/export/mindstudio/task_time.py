@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from unified_prof.export.mindstudio import numbers
 from unified_prof.export.mindstudio.delivery import Delivery, lines
 from unified_prof.export.mindstudio.recording import (
-    NO_CONTEXT,
     Ints,
     Recording,
     Tasks,
@@ -18,6 +17,7 @@ from unified_prof.export.mindstudio.recording import (
     in_order_of_text,
 )
 from unified_prof.export.mindstudio.registry import deliverable
+from unified_prof.vocabulary import NO_CONTEXT
 
 _HEADER = (
     *("Device_id", "kernel_name", "kernel_type", "stream_id", "task_id"),

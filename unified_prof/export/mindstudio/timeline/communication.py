@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.analysis.read import whole_tables
 from unified_prof.arrays.lookup import Lookup
@@ -14,9 +15,9 @@ from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import Ints, Recording, blocks
 from unified_prof.export.mindstudio.timeline import events
 from unified_prof.export.mindstudio.timeline.events import Blocks, Processes
+from unified_prof.vocabulary import NO_RANK
 
 _TABLE = "COMMUNICATION_TASK_INFO"
-_NO_PLANE = 0xFFFFFFFF
 _BYTES_PER_GB = 1e9
 _COLUMNS = (
     *("globalTaskId", "taskType", "planeId", "groupName", "notifyId", "srcRank", "dstRank"),
@@ -62,7 +63,7 @@ class _Members:
     def events(self, processes: Processes, threads: _Threads) -> Blocks:
         """Yield the tasks that run on a plane."""
         tasks = self._recording.tasks
-        on_plane = np.flatnonzero((self.plane != _NO_PLANE) & (self.plane >= 0))
+        on_plane = np.flatnonzero((self.plane != NO_RANK) & (self.plane >= 0))
         for part in blocks(len(on_plane)):
             rows = on_plane[part]
             task = self.task[rows]
@@ -87,7 +88,9 @@ class _Members:
         def named(column: str, table: str) -> list[str]:
             return _enum(whole_tables.names(recording.source, table), columns[column][rows])
 
-        rate = self.bandwidth[rows] / _BYTES_PER_GB
+        rate = _gigabytes_per_second(
+            self.bandwidth[rows], columns["size"][rows], tasks.end_ns[task] - tasks.start_ns[task]
+        )
         return [
             f'{{"notify_id":"{notify}",{estimate}"stream id":{stream},"task id":{number},'
             f'"context id":{context},"task type":{kind},"src rank":{source},"dst rank":{to},'
@@ -116,6 +119,19 @@ class _Members:
         ]  # fmt: skip
 
 
+def _gigabytes_per_second(
+    bandwidth: NDArray[np.float64], size: Ints, duration_ns: Ints
+) -> NDArray[np.float64]:
+    """Return what the database's bytes a second were made of, to the last bit.
+
+    It was size over duration, times 10^9; dividing by these again can end one bit beside it.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient = size / duration_ns
+    made_so = quotient * _BYTES_PER_GB == bandwidth
+    return np.where(made_so, quotient, bandwidth / _BYTES_PER_GB)
+
+
 class _Threads:
     """The threads of groups: one for operators, and behind it one for every plane.
 
@@ -127,7 +143,7 @@ class _Threads:
         groups = members.columns["groupName"]
         rows = np.stack([members.device, groups, members.plane]).astype(np.int64)
         for device, group, plane in np.unique(rows, axis=1).T.tolist():
-            number = plane if 0 <= plane != _NO_PLANE else 0
+            number = plane if 0 <= plane != NO_RANK else 0
             planes.setdefault((device, group), set()).add(number)
         operators = recording.collectives
         pairs = np.stack([operators.device, operators.columns["groupName"]])
