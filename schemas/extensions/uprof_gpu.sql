@@ -90,3 +90,11 @@ CREATE TABLE "UPROF_GPU_METRICS" (
   name INTEGER NOT NULL,
   value DOUBLE
 );
+CREATE TABLE "UPROF_MEMORY_BLOCKS" (
+  "deviceId" INTEGER NOT NULL,
+  address INTEGER NOT NULL,
+  "sizeBytes" INTEGER NOT NULL,
+  "allocationNs" INTEGER,
+  "releaseNs" INTEGER,
+  "callchainId" INTEGER
+);

@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from tests.decoders.ascend_pt.made import Framework
 from tests.decoders.kineto.made import operation
 from tests.decoders.kineto.made import write as write_trace
+from tests.decoders.memory_snapshot.made import small as small_snapshot
+from tests.decoders.memory_snapshot.made import write as write_snapshot
 from tests.decoders.nsys.made import small as small_export
 from tests.decoders.nsys.made import write as write_export
 from tests.prof_generator import Recipe, generate
@@ -31,6 +33,11 @@ from unified_prof.store.reader import Report
 def prof(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return generate(folder, Recipe(operators=1)).path
+
+
+def memory_snapshot(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_snapshot(folder / "run.pickle", small_snapshot())
 
 
 def nsys(folder: Path) -> Path:
@@ -54,6 +61,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "kineto": kineto,
     "nsys": nsys,
     "ascend_pt": ascend_pt,
+    "memory_snapshot": memory_snapshot,
 }
 
 

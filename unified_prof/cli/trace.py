@@ -90,14 +90,19 @@ def _with_times(opened: Opened) -> list[tuple[str, Analysis]]:
     """Return the reports that have points in time, each with a prefix for its names."""
     from unified_prof.report.figures import answers
 
+    # A snapshot of an allocator has no tracks, but memory over time.
     has_times = answers(
-        opened, lambda analysis: (analysis, next(analysis.tracks(), None) is not None)
+        opened,
+        lambda analysis: (
+            analysis,
+            next(analysis.tracks(), None) is not None or bool(analysis.memory_series()),
+        ),
     )
     found = [analysis for analysis, answer in has_times if answer]
     if not found:
         family = has_times[0][0].family
         why = (
-            "neither device tasks nor host calls were recorded"
+            "neither device tasks nor host calls nor memory were recorded"
             if family == "msprof"
             else "Skyline reports say how long operations took, not when they ran"
         )

@@ -154,3 +154,22 @@ class GpuMetric(UprofBase):
     name: Mapped[int] = mapped_column(doc="string id: the counter, with its unit as recorded")
     value: Mapped[float | None] = mapped_column(doc="as recorded")
     __mapper_args__ = {"primary_key": [timestamp_ns, device_id, name]}  # noqa: RUF012
+
+
+class MemoryBlock(UprofBase):
+    """One row of OP_MEMORY of a snapshot of the allocator: where it lay and who asked for it."""
+
+    __tablename__ = "UPROF_MEMORY_BLOCKS"
+    device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
+    address: Mapped[int] = mapped_column(doc="on the device")
+    size_bytes: Mapped[int] = mapped_column("sizeBytes", doc="OP_MEMORY.size")
+    allocation_ns: Mapped[int | None] = mapped_column(
+        "allocationNs", doc="Unix ns; NULL: before the history began"
+    )
+    release_ns: Mapped[int | None] = mapped_column(
+        "releaseNs", doc="Unix ns; NULL: in use at the end"
+    )
+    callchain_id: Mapped[int | None] = mapped_column(
+        "callchainId", doc="PYTORCH_CALLCHAINS.id of where it was allocated"
+    )
+    __mapper_args__ = {"primary_key": [device_id, address, allocation_ns]}  # noqa: RUF012

@@ -17,6 +17,7 @@ from pathlib import Path
 from unified_prof.pipeline.sources.ascend_pt import AscendPt
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
 from unified_prof.pipeline.sources.kineto import Kineto
+from unified_prof.pipeline.sources.memory_snapshot import MemorySnapshot
 from unified_prof.pipeline.sources.nsys import Nsys
 from unified_prof.pipeline.sources.prof import Prof
 from unified_prof.pipeline.sources.recognised import Recognised, recognised
@@ -34,7 +35,7 @@ __all__ = [
     "surely",
 ]
 
-SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Nsys(), Kineto())
+SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Nsys(), MemorySnapshot(), Kineto())
 """In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 

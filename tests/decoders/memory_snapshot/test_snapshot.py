@@ -1,0 +1,286 @@
+"""What a snapshot says of memory, and what a hostile one cannot do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.decoders.memory_snapshot.made import (
+    INNER,
+    OUTER,
+    block,
+    decode,
+    decoded,
+    entry,
+    segment,
+    small,
+    write,
+)
+from unified_prof.cli.app import app
+from unified_prof.errors import RawFormatError
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.sources import source_of
+
+STEP = "/home/user/train.py(12): step"
+LINEAR = "/usr/lib/python3/site-packages/torch/nn/linear.py(9): mm"
+
+
+def test_how_much_is_in_use_after_every_action(tmp_path: Path) -> None:
+    sink = decoded(tmp_path, small())
+    rows = sink.rows(
+        "MEMORY_RECORD",
+        *("component", "timestamp", "totalAllocated", "totalReserved", "totalActive"),
+        texts=["component"],
+    )
+    assert rows == [
+        ("PTA", 1_000_000, 512, 4096, 512),
+        ("PTA", 1_001_000, 768, 4096, 768),
+        ("PTA", 1_002_000, 1792, 4096, 1792),
+        ("PTA", 1_005_000, 1536, 4096, 1792),
+        ("PTA", 1_009_000, 1536, 4096, 1536),
+    ]
+    assert sink.anomalies == {}
+    assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(1_000_000, 1_010_000)]
+
+
+def test_every_block_has_its_life_and_its_caller(tmp_path: Path) -> None:
+    sink = decoded(tmp_path, small())
+    assert sink.rows(
+        "OP_MEMORY",
+        *("name", "size", "allocationTime", "releaseTime", "activeReleaseTime", "duration"),
+        *("activeDuration", "allocationTotalAllocated", "releaseTotalAllocated", "streamPtr"),
+        texts=["name"],
+    ) == [
+        (STEP, 256, 1_001_000, 1_005_000, 1_009_000, 4_000, 8_000, 768, 1536, 3),
+        (STEP, 1024, 1_002_000, None, None, None, None, 1792, None, 3),
+        (STEP, 512, None, None, None, None, None, None, None, 3),
+    ]
+    inner, outer = [row["callchainId"] for row in sink.tables["UPROF_MEMORY_BLOCKS"]][1:]
+    chains = sink.rows("PYTORCH_CALLCHAINS", "id", "stackDepth", "stack", texts=["stack"])
+    assert (inner, 0, LINEAR) in chains
+    assert (inner, 1, STEP) in chains
+    assert (outer, 0, STEP) in chains
+
+
+def test_json_says_the_same(tmp_path: Path) -> None:
+    pickled = decoded(tmp_path, small())
+    plain = decode(write(tmp_path / "snapshot.json", small()))
+    assert plain.tables == pickled.tables
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_protocols_of_pickles(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "any name"
+    path.write_bytes(pickle.dumps(small(), protocol))
+    source = source_of(path)
+    assert source is not None
+    assert source.kind == "memory_snapshot"
+    assert len(decode(path).tables["OP_MEMORY"]) == 3
+
+
+def test_blocks_of_old_versions_have_a_history_and_no_address(tmp_path: Path) -> None:
+    old = [
+        {"size": 256, "state": "inactive"},
+        {"size": 512, "state": "active_allocated", "history": [{"frames": [OUTER]}]},
+    ]
+    sink = decoded(tmp_path, {"segments": [segment(4096, *old)]})
+    assert sink.rows("OP_MEMORY", "name", "size", texts=["name"]) == [(STEP, 512)]
+    assert sink.rows("UPROF_MEMORY_BLOCKS", "address") == [(0x1100,)]
+    assert sink.anomalies == {"no_history": 1}
+
+
+def test_entries_of_old_versions_have_no_times(tmp_path: Path) -> None:
+    entries = [entry("alloc", 1, 8, 0), entry("free_requested", 1, 8, 0)]
+    for one in entries:
+        del one["time_us"]
+    sink = decoded(tmp_path, {"segments": [], "device_traces": [entries]})
+    assert sink.rows("MEMORY_RECORD", "timestamp") == [(0,), (1_000,)]
+    assert sink.anomalies == {"no_times": 2}
+
+
+def test_devices_are_apart(tmp_path: Path) -> None:
+    sink = decoded(
+        tmp_path,
+        {
+            "segments": [segment(64, device=2)],
+            "device_traces": [[entry("alloc", 1, 8, 5)], [], [entry("alloc", 1, 16, 6)]],
+        },
+    )
+    assert sink.rows("MEMORY_RECORD", "deviceId", "totalAllocated") == [(0, 8), (2, 16)]
+    assert sink.rows("NPU_INFO", "id", "name") == [(0, "UNKNOWN"), (2, "UNKNOWN")]
+
+
+def test_running_out_of_memory_is_told(tmp_path: Path) -> None:
+    oom = entry("oom", 0, 10**9, 7, device_free=5)
+    del oom["addr"]
+    notes = [{"stage": "START", "name": "forward", "device": 0, "time_us": 6}]
+    sink = decoded(tmp_path, {"device_traces": [[oom]], "external_annotations": notes})
+    assert sink.anomalies == {"out_of_memory": 1}
+    assert sink.details["out_of_memory"] == "device 0: 1,000,000,000 bytes asked for, 5 free"
+    assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
+        ("oom", "out of memory"),
+        ("annotation", "forward"),
+    ]
+
+
+def test_what_does_not_fit_together_counts(tmp_path: Path) -> None:
+    history = [
+        entry("alloc", 1, 8, 1),
+        entry("alloc", 1, 8, 2),
+        entry("free_requested", 9, 4, 3),
+        entry("free_completed", 10, 4, 4),
+        entry("teleport", 1, 1, 5),
+        entry("alloc", 1, -5, 6),
+        entry("alloc", 1, 5, -6),
+        {"action": ["alloc"]},
+        "no entry",
+    ]
+    sink = decoded(tmp_path, {"device_traces": [history], "segments": "none"})
+    assert sink.anomalies == {
+        "allocation_without_release": 1,
+        "release_without_allocation": 2,
+        "unknown_action": 1,
+        "malformed_entry": 3,
+    }
+    assert len(sink.tables["OP_MEMORY"]) == 3
+
+
+# ---- pickles of others
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch pwned",)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_nothing_in_a_pickle_is_run(
+    tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    evil = {"segments": [], "device_traces": [Evil()]}
+    path = tmp_path / "evil.pickle"
+    path.write_bytes(b"\x80" + bytes([protocol]) + pickle.dumps(evil, protocol).lstrip(b"\x80"))
+    with pytest.raises(RawFormatError, match=r"plain data|damaged"):
+        decode(path)
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("value", [OrderedDict(a=1), {1, 2}, bytearray(b"x"), 1j, Path("x")])
+def test_only_plain_data_is_built(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(RawFormatError, match="plain data"):
+        decoded(tmp_path, {"segments": [value]})
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        b"\x80\x04}\x8c\x08segments]r\xff\xff\xff\xffs.",  # a place 4 billion in the memo
+        b"\x80\x04}\x8c\x08segments\x8e\xff\xff\xff\xff\xff\xff\xff\x7fs.",  # 2**63 bytes
+        b"\x80\x05}\x8c\x08segments\x96\x00\x00\x00\x00\x01\x00\x00\x00s.",  # 4 GiB of bytearray
+        b"\x80\x04}\x8c\x08segments\x95\xff\xff\xff\xff\xff\xff\xff\x7f.",  # a frame of 2**63
+        b"\x80\x04}\x8c\x08segments](" + b"h\x00" * 3 + b"e" + b"s.",  # a memo that is not there
+    ],
+)
+def test_numbers_in_a_pickle_do_not_ask_for_memory(tmp_path: Path, bomb: bytes) -> None:
+    path = tmp_path / "bomb.pickle"
+    path.write_bytes(bomb)
+    with suppress(RawFormatError):
+        decode(path)
+
+
+def test_lists_that_hold_themselves_end(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    sink = decoded(tmp_path, {"segments": loop, "device_traces": [loop, loop]})
+    assert sink.anomalies == {"no_history": 1} or sink.tables
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ending", [".pickle", ".json"])
+def test_random_damage_is_refused_or_counted(tmp_path: Path, ending: str, seed: int) -> None:
+    chance = random.Random(seed)
+    whole = write(tmp_path / f"whole{ending}", small()).read_bytes()
+    path = tmp_path / f"damaged{ending}"
+    for _ in range(120):
+        damaged = bytearray(whole)
+        if chance.random() < 0.2:
+            del damaged[chance.randrange(1, len(damaged)) :]
+        for _ in range(chance.choice((1, 3, 10))):
+            damaged[chance.randrange(1, len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with suppress(RawFormatError):
+            decode(path)
+
+
+def test_values_of_any_kind_anywhere(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    odd: tuple[Any, ...] = (
+        None,
+        -1,
+        2**63,
+        2**70,
+        1.5,
+        float("nan"),
+        "x",
+        [],
+        {},
+        [[]],
+        True,
+        b"x",
+        "a\x00;b",
+    )
+
+    def spoil(value: Any) -> Any:
+        if chance.random() < 0.05:
+            return chance.choice(odd)
+        if isinstance(value, dict):
+            return {key: spoil(one) for key, one in value.items()}
+        return [spoil(one) for one in value] if isinstance(value, list) else value
+
+    for _ in range(200):
+        with suppress(RawFormatError):
+            decoded(tmp_path, spoil(small()))
+
+
+def test_other_pickles_and_mappings_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RawFormatError, match="is no snapshot of PyTorch's allocator"):
+        decoded(tmp_path, {"weights": [1, 2]})
+    path = tmp_path / "cut.pickle"
+    path.write_bytes(pickle.dumps(small())[:-20])
+    with pytest.raises(RawFormatError, match="damaged or cut off as a pickle"):
+        decode(path)
+
+
+def test_it_becomes_a_report_that_the_commands_read(tmp_path: Path) -> None:
+    made = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
+    assert made.kind == "memory_snapshot"
+    run = CliRunner().invoke
+    shown = run(app, ["report", str(made.database), "--format", "json"])
+    assert shown.exit_code == 0, shown.stderr
+    assert "1792" in shown.stdout  # the peak
+    assert json.loads(shown.stdout)
+    for command in (
+        ["report", str(made.database)],
+        ["trace", str(made.database), "-o", str(tmp_path / "t.json")],
+        ["diff", str(made.database), str(made.database)],
+    ):
+        done = run(app, command)
+        assert done.exit_code == 0, done.stderr
+    assert "allocated PTA" in (tmp_path / "t.json").read_text()
+
+
+def test_a_mark_of_a_block_that_waits_is_active(tmp_path: Path) -> None:
+    waiting = block(0x1000, 64, "active_awaiting_free")
+    history = [entry("alloc", 0x1000, 64, 1, INNER), entry("free_requested", 0x1000, 64, 2)]
+    sink = decoded(tmp_path, {"segments": [segment(64, waiting)], "device_traces": [history]})
+    assert sink.rows("MEMORY_RECORD", "totalAllocated", "totalActive") == [(64, 64), (0, 64)]
