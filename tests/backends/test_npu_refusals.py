@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -131,6 +132,8 @@ def test_the_chip_that_the_user_names_is_not_asked_for(
         run(tmp_path, "", options={"l2": "on", "npu_chip": "310"})
     with pytest.raises(UsageError, match="'L2Cache' found, one of ArithmeticUtilization"):
         run(tmp_path, "", options={"aic_metrics": "L2Cache", "npu_chip": "310P"})
+    with pytest.raises(UsageError, match="cannot attach to a process on a 310"):
+        run(tmp_path, "", target="", options={"pid": str(os.getpid()), "npu_chip": "310"})
     assert not log.exists()
 
 

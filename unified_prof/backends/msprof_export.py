@@ -24,6 +24,36 @@ _LIMIT_S = 3600.0
 """Nobody waits longer for an exporter that hangs; tens of millions of tasks take half an hour."""
 
 
+class Exporter:
+    """Exports the recordings of one run; whoever interrupts it does not want the next one either.
+
+    Args:
+        relay: Shown every line that msprof writes.
+    """
+
+    def __init__(self, relay: Callable[[str], None]) -> None:
+        self._relay = relay
+        self._interrupted: str | None = None
+
+    def export(self, prof: Path) -> Path:
+        """Let msprof export `prof`; see `export`.
+
+        Raises:
+            CaptureError: there is no such database, or an export of before was interrupted.
+        """
+        if self._interrupted is not None:
+            raise CaptureError(self._interrupted)
+        try:
+            return export(prof, self._relay)
+        except _InterruptedError as err:
+            self._interrupted = str(err)
+            raise
+
+
+class _InterruptedError(CaptureError):
+    """A signal ended the export."""
+
+
 def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_S) -> Path:
     """Let msprof export the PROF_* directory `prof`, and return the database that it makes.
 
@@ -68,8 +98,10 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     if not why and made is not None:
         return made
     _remove_new(prof, before)
-    if ended.interrupted_by is not None and _is_main_thread():
-        signal.raise_signal(ended.interrupted_by)
+    if ended.interrupted_by is not None:
+        if _is_main_thread():
+            signal.raise_signal(ended.interrupted_by)
+        raise _InterruptedError(why)
     raise CaptureError(why)
 
 

@@ -6,13 +6,13 @@ import os
 import shlex
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
 
-from unified_prof.backends import cann, msprof_command, msprof_export, msprof_outcome
+from unified_prof.backends import cann, msprof_command, msprof_outcome
 from unified_prof.backends.base import (
     MEMORY,
     RUN_TIME,
@@ -23,6 +23,7 @@ from unified_prof.backends.base import (
     check_options,
 )
 from unified_prof.backends.launcher_results import MeasuredSoFar, Result, result_in
+from unified_prof.backends.msprof_export import Exporter
 from unified_prof.backends.msprof_offer import Offer, learn
 from unified_prof.backends.msprof_options import BY_NAME
 from unified_prof.backends.msprof_plan import Plan, plan
@@ -128,7 +129,7 @@ class NpuBackend:
         return Capture(
             exit_code,
             result.tracked,
-            tuple(_recording(item, spec) for item in directories),
+            _recordings(directories, spec),
             failure="; ".join(reasons) or None,
             facts=_facts(plan, offer, self._command(spec, plan, offer, _ANY_FOLDER)),
             error=attempt.report_error,
@@ -237,6 +238,8 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
         _check_target(spec)
     name = spec.options.get("npu_chip")
     offer = learn(None if name is None else str(name))
+    if pid and not offer.takes("dynamic"):
+        raise UsageError(f"--pid: msprof cannot attach to a process {offer.place}")
     return _plan(spec, offer), offer
 
 
@@ -259,9 +262,14 @@ def _without(plan: Plan, offer: Offer) -> str:
     return f"--preset {plan.preset} without {what}: msprof does not take {them} {offer.place}"
 
 
-def _recording(item: msprof_outcome.ProfDirectory, spec: RunSpec) -> Recording:
-    export = partial(msprof_export.export, item.path, spec.relay)
-    return Recording("prof", item.path, native=item.native, export=export)
+def _recordings(
+    directories: Iterable[msprof_outcome.ProfDirectory], spec: RunSpec
+) -> tuple[Recording, ...]:
+    exporter = Exporter(spec.relay)
+    return tuple(
+        Recording("prof", item.path, native=item.native, export=partial(exporter.export, item.path))
+        for item in directories
+    )
 
 
 def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None]:
