@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.decoders.ascend_pt.made import Framework
+from tests.decoders.ascend_text import made as exported
 from tests.decoders.kineto.made import operation
 from tests.decoders.kineto.made import write as write_trace
 from tests.decoders.memory_snapshot.made import small as small_snapshot
@@ -56,12 +57,17 @@ def ascend_pt(folder: Path) -> Path:
     return made.write(folder / "host_7_20260101000000000_ascend_pt", rank=0)
 
 
+def ascend_text(folder: Path) -> Path:
+    return exported.write(folder / "host_8_20260101000000000_ascend_pt")
+
+
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "prof": prof,
     "kineto": kineto,
     "nsys": nsys,
     "ascend_pt": ascend_pt,
     "memory_snapshot": memory_snapshot,
+    "ascend_text": ascend_text,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -297,11 +297,15 @@ def _write(found: Found, place: Place, settings: _Settings, progress: Progress) 
 def _ground(revision: str, stages: Stages, *, of_own_run: bool) -> Ground:
     spec = catalogue.load(catalogue.MSPROF, revision)
     columns = {name: frozenset(table.column_names) for name, table in spec.tables.items()}
+
+    @cache
+    def enum(table: str) -> Mapping[str, int]:
+        return {str(name): int(str(number)) for number, name in spec.rows.get(table, ())}
+
     return Ground(
         has_column=lambda table, column: column in columns.get(table, ()),
-        data_types={
-            str(name): int(str(number)) for number, name in spec.rows.get("ENUM_HCCL_DATA_TYPE", ())
-        },
+        data_types=enum("ENUM_HCCL_DATA_TYPE"),
+        enums=enum,
         stage=stages.stage,
         now=stages.now,
         is_own_frame=_is_own_frame if of_own_run else lambda _: False,

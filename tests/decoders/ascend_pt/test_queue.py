@@ -33,8 +33,8 @@ def read(made: Framework, folder: Path) -> tuple[Operators, Queue]:
     sink = RowSink()
     operators, marks = folder / "torch.op_range", folder / "torch.op_mark"
     return (
-        Operators(operators if operators.exists() else None, lambda raw: raw, sink),
-        Queue(marks if marks.exists() else None, lambda raw: raw, sink),
+        Operators.read(operators if operators.exists() else None, lambda raw: raw, sink),
+        Queue.read(marks if marks.exists() else None, lambda raw: raw, sink),
     )
 
 

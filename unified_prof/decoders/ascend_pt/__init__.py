@@ -34,8 +34,6 @@ from unified_prof.decoders.prof.stages import Stage
 from unified_prof.errors import RawFormatError
 
 _COLLECTION = np.dtype([("pid", "<u8"), ("start", "<u8"), ("end", "<u8")])
-_OWN_NAMES = ("SCHEMA_VERSION", "UPROF_")
-"""Rows of META_DATA with such names say what the file is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +61,7 @@ def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> De
         watched.write("RANK_DEVICE_MAP", {"rankId": [-1], "deviceId": [-1]})
     framework = _Framework(folder, prof, watched, stage)
     framework.decode()
-    for name, value in folder.metadata.items():
-        if name.startswith(_OWN_NAMES):
-            folder.problems.append(("reserved_name", f"{files.METADATA}: {name}"))
-        else:
-            sink.write("META_DATA", {"name": [name], "value": [value]})
+    folder.write_metadata(sink)
     for name in folder.other_files():
         folder.problems.append(("undecoded_data", f"{files.FRAMEWORK}/{name}"))
     for name, told in folder.problems:
@@ -115,14 +109,14 @@ class _Framework:
         """Write the tables of torch_npu; what a file that cannot be read feeds is left out."""
         sink, stage = self._sink, self._stage
         with stage("operators of PyTorch"):
-            operators = self._part(files.OPERATORS, Operators)
+            operators = self._part(files.OPERATORS, Operators.read)
             if operators is None:
-                operators = Operators(None, self._times, sink)
+                operators = Operators.read(None, self._times, sink)
             self.operators = len(operators)
             names = string_ids(sink.strings, operators.names, operators.name)
-            queue = self._part(files.MARKS, Queue)
+            queue = self._part(files.MARKS, Queue.read)
             if queue is None:
-                queue = Queue(None, self._times, sink)
+                queue = Queue.read(None, self._times, sink)
         pid = self._process(operators, queue)
         if self._folder.has_framework:
             tables.write_types(sink)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from unified_prof.columns import Sink
 from unified_prof.decoders.prof.raw import control
 from unified_prof.decoders.prof.raw.control import Control
 from unified_prof.decoders.prof.raw.directory import ProfDirectory
@@ -22,6 +23,8 @@ METADATA = "profiler_metadata.json"
 
 _PROF = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
+_OWN_NAMES = ("SCHEMA_VERSION", "UPROF_")
+"""Rows of META_DATA with such names say what the file is."""
 _NO_RANK = -1
 _MOST_RANKS = 1 << 31
 
@@ -91,7 +94,6 @@ class AscendFolder:
     def info(self) -> Control:
         """`profiler_info*.json`; empty where it is missing or no JSON."""
         if self._info_file is None:
-            self.problems.append(("no_profiler_info", f"{self.path} has no profiler_info*.json"))
             return Control(self.path, {})
         try:
             return control.read_json(self._info_file)
@@ -112,6 +114,14 @@ class AscendFolder:
             return {}
         return {str(name): _json(value) for name, value in values.items()}
 
+    def write_metadata(self, sink: Sink) -> None:
+        """Write META_DATA: what the user and torch_npu added to the recording."""
+        for name, value in self.metadata.items():
+            if name.startswith(_OWN_NAMES):
+                self.problems.append(("reserved_name", f"{METADATA}: {name}"))
+            else:
+                sink.write("META_DATA", {"name": [name], "value": [value]})
+
     @property
     def rank(self) -> int | None:
         """The process of a distributed run; None where it was recorded without ranks."""
@@ -129,6 +139,8 @@ class AscendFolder:
         Args:
             prof: What PROF_* says of its host; None without PROF_*.
         """
+        if self._info_file is None:
+            self.problems.append(("no_profiler_info", f"{self.path} has no profiler_info*.json"))
         start, end = _inner(self.info, "start_info"), _inner(self.info, "end_info")
         counts = start.text("syscnt_enable").lower() in ("true", "1")
         mhz = _frequency(start.text("freq"))

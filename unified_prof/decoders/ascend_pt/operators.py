@@ -43,22 +43,25 @@ _MOST_LEVELS = 10_000
 class Operators:
     """Operators in `nesting.call_order`: by thread, then start, the longer first."""
 
-    def __init__(self, path: Path | None, clock: Clock, sink: Sink) -> None:
-        """Read them; without a file there are none."""
-        self.names = Texts()
-        self.types = Texts(_with_line_ends)
-        self.shapes = Texts(_with_line_ends)
-        self.stacks = Texts(_with_line_ends)
-        batches = [] if path is None else list(self._read(path, sink))
-        columns = {
-            name: np.concatenate([batch[name] for batch in batches]) if batches else _NO_ROWS
-            for name in _COLUMNS
-        }
-        start, end = clock(columns["start"]), clock(columns["end"])
-        number = columns["number"]
+    def __init__(
+        self, columns: dict[str, Ints], names: Texts, types: Texts, shapes: Texts, stacks: Texts
+    ) -> None:
+        """Sort them.
+
+        Args:
+            columns: start and end in ns since 1970, sequence, pid, tid, forward_tid; `number`, the
+                place among all as they were recorded, by their ends; and the numbers of name, type,
+                shape and stack.
+            names: The texts behind those numbers of names.
+            types: Behind those of types of inputs.
+            shapes: Behind those of shapes.
+            stacks: Behind those of call stacks.
+        """
+        self.names, self.types, self.shapes, self.stacks = names, types, shapes, stacks
+        start, end, number = columns["start"], columns["end"], columns["number"]
         order = nesting.call_order(columns["tid"], start, end, -number)
         self.number = number[order]
-        """Place of each in the file, where they stand by their end."""
+        """Place of each among all that were recorded, by their ends."""
         self.start_ns, self.end_ns = start[order], end[order]
         self.sequence = columns["sequence"][order]
         self.tid, self.forward_tid = columns["tid"][order], columns["forward_tid"][order]
@@ -67,28 +70,25 @@ class Operators:
         self.pid = int(columns["pid"][np.argmin(number)]) if len(number) else None
         """Process of the first that was recorded: torch_npu takes it for all."""
 
+    @classmethod
+    def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Operators:
+        """Read the file; without one there are none.
+
+        Raises:
+            RawFormatError: it cannot be read.
+        """
+        names, changed = Texts(), [Texts(_with_line_ends) for _ in range(3)]
+        texts = (names, *changed)
+        batches = [] if path is None else _batches(path, texts, sink)
+        columns = {
+            name: np.concatenate([_NO_ROWS, *(batch[name] for batch in batches)])
+            for name in COLUMNS
+        }
+        columns["start"], columns["end"] = clock(columns["start"]), clock(columns["end"])
+        return cls(columns, *texts)
+
     def __len__(self) -> int:
         return len(self.start_ns)
-
-    def _read(self, path: Path, sink: Sink) -> list[dict[str, Ints]]:
-        result = []
-        wanted = (_NAME, _TYPES, _SHAPES, _STACK)
-        for batch in read_records(path, _KIND, _LAYOUTS, wanted, sink):
-            fixed = batch.fixed
-            columns = {
-                name: fixed[name].astype(np.int64)
-                for name in ("start", "end", "sequence", "pid", "tid", "forward_tid")
-            }
-            columns["number"] = batch.number
-            for name, texts, kind in (
-                ("name", self.names, _NAME),
-                ("type", self.types, _TYPES),
-                ("shape", self.shapes, _SHAPES),
-                ("stack", self.stacks, _STACK),
-            ):
-                columns[name] = texts.numbers(batch.data, *batch.fields[kind])
-            result.append(columns)
-        return result
 
     def named(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Tell which operators have a name that passes a test."""
@@ -165,7 +165,22 @@ class Operators:
         return found
 
 
-_COLUMNS = (
+def _batches(path: Path, texts: tuple[Texts, ...], sink: Sink) -> list[dict[str, Ints]]:
+    result = []
+    wanted = {"name": _NAME, "type": _TYPES, "shape": _SHAPES, "stack": _STACK}
+    for batch in read_records(path, _KIND, _LAYOUTS, tuple(wanted.values()), sink):
+        columns = {
+            name: batch.fixed[name].astype(np.int64)
+            for name in ("start", "end", "sequence", "pid", "tid", "forward_tid")
+        }
+        columns["number"] = batch.number
+        for (name, kind), pool in zip(wanted.items(), texts, strict=True):
+            columns[name] = pool.numbers(batch.data, *batch.fields[kind])
+        result.append(columns)
+    return result
+
+
+COLUMNS = (
     *("start", "end", "sequence", "pid", "tid", "forward_tid", "number"),
     *("name", "type", "shape", "stack"),
 )

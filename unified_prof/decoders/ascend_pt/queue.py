@@ -54,16 +54,26 @@ class Intervals:
 
 
 class Queue:
-    """Pairs of marks: of each side, when it began and ended."""
+    """What went through the queue, on both sides."""
 
-    def __init__(self, path: Path | None, clock: Clock, sink: Sink) -> None:
-        """Read them; without a file there are none."""
-        self.names = Texts()
+    def __init__(self, names: Texts, enqueues: Intervals, dequeues: Intervals) -> None:
+        self.names = names
+        self.enqueues = enqueues
+        self.dequeues = dequeues
+
+    @classmethod
+    def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Queue:
+        """Read marks, each of which begins or ends an interval; without a file there are none.
+
+        Raises:
+            RawFormatError: the file cannot be read.
+        """
+        names = Texts()
         columns: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
         for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (_NAME,), sink):
             for name in _LAYOUTS[0].fixed.names or ():
                 columns[name].append(batch.fixed[name].astype(np.int64))
-            columns["name"].append(self.names.numbers(batch.data, *batch.fields[_NAME]))
+            columns["name"].append(names.numbers(batch.data, *batch.fields[_NAME]))
         marks = {name: np.concatenate([_NO_ROWS, *parts]) for name, parts in columns.items()}
         marks["time"] = clock(marks["time"])
         unknown = (marks["category"] < 0) | (marks["category"] >= _CATEGORIES)
@@ -74,8 +84,8 @@ class Queue:
         order, is_pair = _pairs(marks)
         if unpaired := len(order) - 2 * int(is_pair.sum()):
             sink.anomaly("unpaired_mark", unpaired, f"{path}: marks of the task queue")
-        self.enqueues = _intervals(marks, order, is_pair, 0)
-        self.dequeues = _intervals(marks, order, is_pair, 2)
+        enqueues = _intervals(marks, order, is_pair, 0)
+        return cls(names, enqueues, _intervals(marks, order, is_pair, 2))
 
     @property
     def is_used(self) -> bool:

@@ -12,11 +12,11 @@ from unified_prof.decoders.ascend_pt.frames import Frames
 from unified_prof.decoders.ascend_pt.operators import NONE, STEP, Operators
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
 from unified_prof.decoders.ascend_pt.texts import NO_TEXT, Texts, string_ids
+from unified_prof.vocabulary import API_MARK, API_OPERATION, API_PYTHON, API_QUEUE
 
 Ints = NDArray[np.int64]
 
-OPERATOR, QUEUE, TRACE, MSTX = 50_001, 50_002, 50_003, 50_004
-_TYPES = {OPERATOR: "op", QUEUE: "queue", TRACE: "trace", MSTX: "mstx"}
+_TYPES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_MARK: "mstx"}
 _ROWS = 200_000
 
 
@@ -59,7 +59,7 @@ def write_operators(
                 "inputDtypes": types[part],
                 "inputShapes": shapes[part],
                 "callchainId": _null_where(operators.stack[part] == NO_TEXT, operators.stack[part]),
-                "type": OPERATOR,
+                "type": API_OPERATION,
             },
         )
     _write_stacks(operators.stacks, sink)
@@ -82,9 +82,9 @@ def write_queue(queue: Queue, pid: int, first_id: int, sink: Sink) -> None:
     names = np.full(len(queue.enqueues), plain, np.int64)
     has = partner != NONE
     names[has] = enqueue_names[queue.dequeues.name[partner[has]]]
-    _write_queue_side(queue.enqueues, names, pid, first_id, sink)
+    write_queue_side(queue.enqueues, names, pid, first_id, sink)
     names = dequeue_names[queue.dequeues.name]
-    _write_queue_side(queue.dequeues, names, pid, first_id + len(queue.enqueues), sink)
+    write_queue_side(queue.dequeues, names, pid, first_id + len(queue.enqueues), sink)
 
 
 def write_frames(frames: Frames, sink: Sink) -> None:
@@ -99,7 +99,7 @@ def write_frames(frames: Frames, sink: Sink) -> None:
                 "endNs": frames.end_ns[part],
                 "globalTid": _threads(frames.pid[part], frames.tid[part]),
                 "name": names[frames.name[part]],
-                "type": TRACE,
+                "type": API_PYTHON,
             },
         )
 
@@ -151,7 +151,8 @@ def _partners(queue: Queue) -> Ints:
     return np.where(distinct[place] == queue.enqueues.correlation, rows[place], NONE)
 
 
-def _write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sink: Sink) -> None:
+def write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sink: Sink) -> None:
+    """Write enqueues or dequeues, numbered from `first_id` on, with ids of their names."""
     if not len(side):
         return
     ids = first_id + np.arange(len(side))
@@ -163,7 +164,7 @@ def _write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sin
             "globalTid": _threads(pid, side.tid),
             "connectionId": ids,
             "name": names,
-            "type": QUEUE,
+            "type": API_QUEUE,
         },
     )
     _write_connections(ids, links.queue_connections(side), sink)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Strings
+from unified_prof.vocabulary import NO_TEXT as NO_TEXT_ID
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 NO_TEXT = -1
 """Number of a field that is not there, or empty."""
-NO_NAME = 4_294_967_295
+NO_NAME = NO_TEXT_ID
 """String id of an empty name: torch_npu gives it no row in STRING_IDS."""
-NOT_UTF8 = "N/A"
+NOT_UTF8 = NOT_AVAILABLE
 
 Ints = NDArray[np.int64]
 
@@ -35,6 +37,11 @@ class Texts:
             for a, n in zip(start.tolist(), length.tolist(), strict=True)
         ]
         return np.fromiter(map(self._numbers.__getitem__, raws), np.int64, len(raws))
+
+    def numbers_of(self, texts: Iterable[str]) -> Ints:
+        """Return the numbers of texts; of empty ones `NO_TEXT`."""
+        raws = (text.encode("utf-8", "backslashreplace") for text in texts)
+        return np.fromiter(map(self._numbers.__getitem__, raws), np.int64)
 
     @property
     def all(self) -> list[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unified_prof.pipeline.sources.ascend_pt import AscendPt
+from unified_prof.pipeline.sources.ascend_text import AscendText
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
 from unified_prof.pipeline.sources.kineto import Kineto
 from unified_prof.pipeline.sources.memory_snapshot import MemorySnapshot
@@ -35,7 +36,7 @@ __all__ = [
     "surely",
 ]
 
-SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), Nsys(), MemorySnapshot(), Kineto())
+SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), AscendText(), Nsys(), MemorySnapshot(), Kineto())
 """In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 

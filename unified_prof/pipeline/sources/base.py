@@ -34,6 +34,8 @@ class Ground:
     """Whether the revision being written has (table, column)."""
     data_types: Mapping[str, int]
     """ENUM_HCCL_DATA_TYPE of that revision, name -> id."""
+    enums: Callable[[str], Mapping[str, int]]
+    """The same of any ENUM_* table."""
     stage: Callable[[str], AbstractContextManager[Any]]
     """Entered around a part of the work: CPU time and progress. One may lie inside another."""
     now: Callable[[str], None]

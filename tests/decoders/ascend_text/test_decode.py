@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.decoders.ascend_pt.made import Framework
+from tests.decoders.ascend_text import made
+from tests.decoders.ascend_text.made import at, ns
+from unified_prof.decoders.ascend_text import events as reading
+from unified_prof.errors import RawFormatError
+from unified_prof.pipeline.convert import Converted, convert
+
+
+def converted(path: Path, into: Path) -> Converted:
+    return convert(path, into / "r.db", schema="latest", force=True)
+
+
+def rows(report: Converted, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(report.database)) as db:
+        return db.execute(sql).fetchall()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+    folder = tmp_path_factory.mktemp("export")
+    return converted(made.write(folder / "x_ascend_pt"), folder)
+
+
+def test_nothing_of_a_whole_export_is_lost_without_a_word(report: Converted) -> None:
+    assert not report.anomalies
+    assert report.decoded.figures["events"] == 16
+    assert report.kind == "ascend_text"
+
+
+def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Converted) -> None:
+    found = rows(
+        report,
+        "SELECT n.value, a.startNs, a.endNs, a.globalTid, a.type, s.value FROM PYTORCH_API a"
+        " JOIN STRING_IDS n ON n.id = a.name LEFT JOIN STRING_IDS s ON s.id = a.inputShapes"
+        " ORDER BY 1",
+    )
+    thread = made.PID << 32 | 1
+    assert [(name, kind) for name, _, _, _, kind, _ in found] == [
+        ("Dequeue@k", 50002),
+        ("Enqueue@k", 50002),
+        ("ProfilerStep#4", 50001),
+        ("aten::mm", 50001),
+        ("m.py(1): main", 50003),
+    ]
+    assert found[3] == ("aten::mm", str(ns(10)), str(ns(30)), thread, 50001, "2,3")
+    joined = rows(
+        report,
+        "SELECT c.connectionId FROM PYTORCH_API a JOIN STRING_IDS n ON n.id = a.name"
+        " JOIN CONNECTION_IDS c ON c.id = a.connectionId WHERE n.value = 'aten::mm'",
+    )
+    assert joined == [(2,)]
+    assert rows(report, "SELECT id, startNs FROM STEP_TIME") == [(4, ns(1))]
+    assert rows(report, "SELECT startNs, globalTid FROM GC_RECORD") == [
+        (ns(6), made.PID << 32 | made.PID)
+    ]
+
+
+def test_tasks_have_what_the_trace_and_the_table_say(report: Converted) -> None:
+    found = rows(
+        report,
+        "SELECT t.startNs, t.endNs, t.streamId, t.taskId, t.connectionId, k.value, n.value,"
+        " o.value, c.blockNum, p.value FROM TASK t JOIN STRING_IDS k ON k.id = t.taskType"
+        " LEFT JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = t.globalTaskId"
+        " LEFT JOIN STRING_IDS n ON n.id = c.name LEFT JOIN STRING_IDS o ON o.id = c.opType"
+        " LEFT JOIN STRING_IDS p ON p.id = c.inputShapes ORDER BY 1",
+    )
+    assert found[0] == (ns(40), ns(50), 3, 1, 2, "KERNEL_AICORE", "MatMul_0", "MatMul", 24, '"2,3"')
+    assert [row[5] for row in found] == ["KERNEL_AICORE", "MEMCPY_ASYNC", "SDMA_SQE", "Notify_Wait"]
+    counters = rows(
+        report,
+        "SELECT s.value, p.value FROM TASK_PMU_INFO p JOIN STRING_IDS s ON s.id = p.name",
+    )
+    assert counters == [("aic_total_time", 1500), ("aic_mac_ratio", 0.25)]
+    assert rows(report, "SELECT size, memcpyOperation FROM MEMCPY_INFO") == [(64, 1)]
+    assert rows(report, "SELECT startNs, type FROM OVERLAP_ANALYSIS") == [(ns(40), 0)]
+    assert rows(report, "SELECT freq, dieId FROM AICORE_FREQ") == [(1800, -1)]
+
+
+def test_tasks_of_collectives_are_joined_with_both_sides(report: Converted) -> None:
+    found = rows(
+        report,
+        "SELECT g.value, c.size, c.linkType, c.bandwidth, c.notifyId, t.startNs, o.startNs"
+        " FROM COMMUNICATION_TASK_INFO c JOIN TASK t ON t.globalTaskId = c.globalTaskId"
+        " JOIN COMMUNICATION_OP o ON o.opId = c.opId JOIN STRING_IDS g ON g.id = c.groupName"
+        " ORDER BY t.startNs",
+    )
+    assert found == [
+        ("world", 64, 1, 2e9, 9, ns(61), ns(60)),
+        ("world", -1, 65534, None, -1, ns(65), ns(60)),
+    ]
+    assert len(rows(report, "SELECT * FROM TASK")) == 4, "the slice of the copy is there once"
+
+
+def test_memory_is_bytes_and_what_cann_never_released_is_open(report: Converted) -> None:
+    assert rows(
+        report,
+        "SELECT s.value, size, allocationTime, releaseTime, duration, allocationTotalAllocated"
+        " FROM OP_MEMORY JOIN STRING_IDS s ON s.id = name",
+    ) == [
+        ("aten::mm", 512, ns(11), ns(14), 3000, 524288),
+        ("op", 1024, ns(12), None, None, 262144),
+    ]
+    assert rows(report, "SELECT timestamp, totalReserved, streamPtr FROM MEMORY_RECORD") == [
+        (ns(11), 2 << 20, 28672)
+    ]
+    assert rows(report, "SELECT moduleId, totalReserved FROM NPU_MODULE_MEM") == [(0, 1 << 19)]
+
+
+@pytest.mark.parametrize(
+    "place", ["", "ASCEND_PROFILER_OUTPUT", "ASCEND_PROFILER_OUTPUT/trace_view.json"]
+)
+def test_folder_output_and_trace_are_the_same_recording(place: str, tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "x_ascend_pt")
+    found = converted(folder / place, tmp_path)
+    assert found.rows["OP_MEMORY"] == 2
+    assert found.rows["TASK"] == 4
+
+
+def test_a_trace_that_was_renamed_is_taken_alone(tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "x_ascend_pt")
+    trace = shutil.copy(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", tmp_path / "r.json")
+    found = converted(Path(trace), tmp_path)
+    assert found.kind == "ascend_text"
+    assert "OP_MEMORY" not in found.rows
+    assert found.rows["COMPUTE_TASK_INFO"] == 1
+
+
+def test_raw_data_go_before_their_export(tmp_path: Path) -> None:
+    raw = Framework()
+    raw.operator("aten::raw", 1, 2)
+    folder = raw.write(tmp_path / "x_ascend_pt")
+    made.write(folder)
+    assert converted(folder, tmp_path).kind == "ascend_pt"
+    told = converted(folder / "ASCEND_PROFILER_OUTPUT", tmp_path)
+    assert told.kind == "ascend_text"
+    assert "raw_data_beside" in told.anomalies
+
+
+def test_what_is_not_known_is_counted(tmp_path: Path) -> None:
+    events = [
+        made.slice_("?", 99, 1, 1, 1),
+        made.slice_("?", made.PID, 1, 1, 1, cat="new"),
+        made.call("Level9@x", 1, 1, 1, 1),
+        made.call("Node@launch", 1, 1, 1, 5),
+        made.call("Node@launch", 2, 1, 1, 5),
+        made.operator("late", 1, -5),
+        {"ph": "C", "name": "LLC 0 Odd", "pid": made.FREQUENCY, "tid": 0, "ts": "1", "args": {}},
+        {"ph": "X", "name": 7, "pid": 1},
+    ]
+    kernels = f"Name,Accelerator Core,Start Time(us)\ngone,AI_CORE,{at(1)}\nodd\n"
+    found = converted(
+        made.write(tmp_path / "x", events, kernel_details=kernels, other="a\n"), tmp_path
+    )
+    counted = {name: count for name, (count, _) in found.anomalies.items()}
+    assert counted == {
+        "undecoded_event": 4,
+        "damaged_event": 2,
+        "repeated_connection": 1,
+        "unmatched_kernel": 1,
+        "damaged_row": 1,
+        "undecoded_data": 1,
+    }
+
+
+def test_a_trace_longer_than_a_piece_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 700)
+    events = [made.operator('a "}, {" [{}, {}] \\', 10 * n, 5) for n in range(200)]
+    found = converted(made.write(tmp_path / "x", events), tmp_path)
+    assert found.rows["PYTORCH_API"] == 200
+
+
+@pytest.mark.parametrize("lost", [1, 2, 30, 400])
+def test_a_trace_that_is_cut_off_keeps_what_is_whole(lost: int, tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "x", [made.operator("a", n, 1) for n in range(50)])
+    path = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
+    events = json.loads(path.read_text())
+    path.write_text(json.dumps(made.names() + events)[:-lost])
+    found = converted(folder, tmp_path)
+    assert found.rows["PYTORCH_API"] == 50
+    assert found.anomalies["cut_off"][0] == 1
+
+
+@pytest.mark.parametrize("text", ["{}", "7", '"x"', ""])
+def test_what_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
+    folder = made.write(tmp_path / "x", [])
+    (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(text)
+    with pytest.raises(RawFormatError, match="no list of events"):
+        converted(folder, tmp_path)
+
+
+@pytest.mark.parametrize("number", [1_000_001.5, "1000001.5", "1000001.500", "1000001.5001"])
+def test_times_may_be_texts_or_numbers(number: float | str) -> None:
+    assert reading.time_ns(number) == 1_000_001_500
+
+
+@pytest.mark.parametrize("bad", ["", "x", "1e999999", float("nan"), float("inf"), 1e30, "nan"])
+def test_what_is_no_time_is_refused(bad: float | str) -> None:
+    with pytest.raises(ValueError, match="time"):
+        reading.time_ns(bad)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from(
+        ["ph", "name", "pid", "tid", "ts", "dur", "cat", "args", "connection_id", "Task Id", "MHz",
+         "size(B)", "Sequence number", "correlation_id", "stream id", "bandwidth(GB/s)"]), ANY),
+    min_size=1, max_size=5,
+)  # fmt: skip
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES)
+def test_events_may_hold_anything(changes: list[tuple[int, str, object]], tmp_path: Path) -> None:
+    events = made.whole()
+    for place, key, value in changes:
+        event = events[place % len(events)]
+        if isinstance(event.get("args"), dict) and key in event["args"]:
+            event["args"][key] = value
+        else:
+            event[key] = value
+    folder = made.write(tmp_path / "x")
+    (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(json.dumps(events))
+    converted(folder, tmp_path)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    name=st.sampled_from(["trace_view.json", "kernel_details.csv", "operator_memory.csv",
+                          "memory_record.csv", "npu_module_mem.csv"]),
+    place=st.integers(0, 5_000),
+    put=st.binary(max_size=6),
+    gone=st.integers(0, 300),
+)  # fmt: skip
+def test_files_may_be_damaged_anywhere(
+    name: str, place: int, put: bytes, gone: int, tmp_path: Path
+) -> None:
+    folder = made.write(tmp_path / "x")
+    path = folder / "ASCEND_PROFILER_OUTPUT" / name
+    data = path.read_bytes()
+    path.write_bytes(data[:place] + put + data[place + gone :])
+    with suppress(RawFormatError):  # anything else is a bug
+        converted(folder, tmp_path)

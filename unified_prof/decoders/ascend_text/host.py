@@ -1,0 +1,198 @@
+"""The host side of a text export: PyTorch's ranges and the calls of CANN."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.ascend_pt import links, tables
+from unified_prof.decoders.ascend_pt.frames import Frames
+from unified_prof.decoders.ascend_pt.operators import Operators
+from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
+from unified_prof.decoders.ascend_pt.texts import Texts, string_ids
+from unified_prof.decoders.ascend_text.columns import Columns, Names, number
+from unified_prof.decoders.ascend_text.events import Event
+
+Ints = NDArray[np.int64]
+
+_LEVELS = {
+    "AscendCL": 20_000,
+    "Model": 15_000,
+    "Node": 10_000,
+    "Communication": 5_500,
+    "HCCL": 5_500,
+    "Hccl": 5_500,
+    "Runtime": 5_000,
+}
+_LAUNCH = "launch"
+_SIDES = {"enqueue": 0, "dequeue": 1}
+
+
+class Host:
+    """Takes the events of the host, then writes their tables."""
+
+    def __init__(self) -> None:
+        self._texts = Names()
+        self._operators = Columns(
+            *("start", "end", "sequence", "pid", "tid", "forward_tid"),
+            *("name", "type", "shape", "stack"),
+        )
+        self._queue = Columns("side", "start", "end", "tid", "correlation", "name")
+        self._frames = Columns("start", "end", "tid", "pid", "name")
+        self._collections = Columns("start", "end", "tid")
+        self._calls = Columns("start", "end", "type", "tid", "name", "connection")
+
+    def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
+        """Take a range of PyTorch; tell whether it is one.
+
+        Raises:
+            ValueError: something in it is no number.
+        """
+        args = event.args or {}
+        tid = number(event.tid, 0)
+        if event.cat == "cpu_op":
+            self._operators.add(
+                start,
+                end,
+                number(args.get("Sequence number"), -1),
+                process,
+                tid,
+                number(args.get("Fwd thread id"), 0),
+                self._texts[event.name],
+                *(self._texts[_text(args.get(name))] for name in _OPTIONAL),
+            )
+        elif event.cat in _SIDES:
+            correlation = number(args.get("correlation_id"), -1)
+            name = self._texts[event.name]
+            self._queue.add(_SIDES[event.cat], start, end, tid, correlation, name)
+        elif event.cat == "python_function":
+            self._frames.add(start, end, tid, process, self._texts[event.name])
+        else:
+            return False
+        return True
+
+    def take_collection(self, event: Event, start: int, end: int) -> None:
+        """Take a run of the garbage collector."""
+        self._collections.add(start, end, number(event.tid, 0))
+
+    def take_call(self, event: Event, start: int, end: int) -> bool:
+        """Take a call of CANN; tell whether its level is known."""
+        level, _, name = event.name.partition("@")
+        args = event.args or {}
+        kind = _LEVELS.get(level)
+        if kind is None or not name:
+            return False
+        tid = number(args.get("Thread Id"), number(event.tid, 0))
+        connection = number(args.get("connection_id"), -1)
+        self._calls.add(start, end, kind, tid, self._texts[name], connection)
+        return True
+
+    def write(self, process: int, sink: Sink) -> tuple[int, int]:
+        """Write all tables of the host; return how many operators and connections there are."""
+        texts = self._texts.all
+        operators = self._sorted(texts)
+        names = string_ids(sink.strings, operators.names, operators.name)
+        queue, shown = self._paired(texts)
+        launches = self._write_calls(process, texts, sink)
+        connections = links.operator_connections(operators, queue, launches, operators.pid)
+        tables.write_types(sink)
+        used = tables.write_operators(operators, names, connections, process, sink)
+        for side, titles in zip((queue.enqueues, queue.dequeues), shown, strict=True):
+            ids = sink.strings.intern_all(texts[one] for one in titles.tolist())
+            tables.write_queue_side(side, ids, process, used, sink)
+            used += len(side)
+        tables.write_steps(operators, sink)
+        frames = self._frames.arrays()
+        distinct, place = np.unique(frames["name"], return_inverse=True)
+        tables.write_frames(
+            Frames(
+                frames["start"],
+                frames["end"],
+                frames["tid"],
+                frames["pid"],
+                place.reshape(-1),
+                [texts[one] for one in distinct.tolist()],
+            ),
+            sink,
+        )
+        found = self._collections.arrays()
+        tables.write_collections(found["start"], found["end"], found["tid"], sink)
+        return len(operators), len(connections[0])
+
+    def _sorted(self, texts: list[str]) -> Operators:
+        columns = dict(self._operators.arrays())
+        pools = {name: Texts() for name in ("name", "type", "shape", "stack")}
+        for name, pool in pools.items():
+            distinct, place = np.unique(columns[name], return_inverse=True)
+            numbers = pool.numbers_of(texts[one] for one in distinct.tolist())
+            columns[name] = numbers[place.reshape(-1)]
+        # They are recorded when they end; of those that end together the inner one first.
+        order = np.lexsort((-columns["start"], columns["end"]))
+        columns["number"] = np.empty(len(order), np.int64)
+        columns["number"][order] = np.arange(len(order))
+        return Operators(columns, *pools.values())
+
+    def _paired(self, texts: list[str]) -> tuple[Queue, list[Ints]]:
+        """Return the queue, and the names of its two sides as the export shows them."""
+        columns = self._queue.arrays()
+        pool = Texts()
+        kernel = pool.numbers_of(texts[one].partition("@")[2] for one in columns["name"].tolist())
+        sides, shown = [], []
+        for side in _SIDES.values():
+            rows = np.flatnonzero(columns["side"] == side)
+            rows = rows[np.argsort(columns["end"][rows], kind="stable")]
+            own = {name: values[rows] for name, values in columns.items()}
+            parts = own["start"], own["end"], own["tid"], own["correlation"], kernel[rows]
+            sides.append(Intervals(*parts, None))
+            shown.append(own["name"])
+        return Queue(pool, sides[0], sides[1]), shown
+
+    def _write_calls(self, process: int, texts: list[str], sink: Sink) -> dict[str, Ints]:
+        """Write CANN_API; return the launches in it."""
+        columns = self._calls.arrays()
+        connection = _distinct(columns["connection"], sink)
+        tid = (process << 32) | columns["tid"]
+        names = sink.strings.intern_all(texts[one] for one in columns["name"].tolist())
+        if len(names):
+            sink.write(
+                "CANN_API",
+                {
+                    "startNs": columns["start"],
+                    "endNs": columns["end"],
+                    "type": columns["type"],
+                    "globalTid": tid,
+                    "connectionId": connection,
+                    "name": names,
+                },
+            )
+        launch = (columns["type"] == _LEVELS["Node"]) & (names == sink.strings.intern(_LAUNCH))
+        rows = {
+            "startNs": columns["start"],
+            "endNs": columns["end"],
+            "globalTid": tid,
+            "connectionId": connection,
+        }
+        return {name: values[launch] for name, values in rows.items()}
+
+
+_OPTIONAL = ("Input type", "Input Dims", "Call stack")
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _distinct(numbers: Ints, sink: Sink) -> Ints:
+    """Return connection ids, which are a key; those that are there already get fresh ones."""
+    result = numbers.copy()
+    _, first = np.unique(numbers, return_index=True)
+    again = np.ones(len(numbers), bool)
+    again[first] = False
+    again |= numbers < 0
+    if again.any():
+        told = f"connection_id {numbers[again][0]} of a call of CANN"
+        sink.anomaly("repeated_connection", int(again.sum()), told)
+        free = max(int(numbers.max()), 0) + 1
+        result[again] = np.arange(free, free + int(again.sum()))
+    return result

@@ -1,0 +1,173 @@
+"""The memory of a text export: operator_memory.csv, memory_record.csv, npu_module_mem.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.ascend_text.columns import number
+from unified_prof.decoders.ascend_text.device import Enums
+from unified_prof.decoders.ascend_text.events import BadEventError, time_ns
+from unified_prof.decoders.ascend_text.export import device_of, read_rows
+from unified_prof.vocabulary import NO_TEXT
+
+_KIB, _MIB = 1024, 1024 * 1024
+_ROWS = 50_000
+_CANN_NAME = "cann::"
+_APPLICATION = "APP"
+"""The process as a whole, which the trace shows as well (NPU_MEM)."""
+_MOST_DIGITS = 15
+
+Row = dict[str, object]
+
+
+def write_allocations(path: Path, sink: Sink) -> None:
+    """Write OP_MEMORY.
+
+    Raises:
+        RawFormatError: the file cannot be read, or lacks a column.
+    """
+
+    def row(cells: dict[str, str]) -> Row:
+        def total(when: str, what: str) -> int | None:
+            return _bytes(cells.get(f"{when} Total {what}(MB)", ""), _MIB)
+
+        name = cells["Name"]
+        allocated, released = time_ns(cells["Allocation Time(us)"]), cells.get("Release Time(us)")
+        release: Row = {
+            "releaseTime": _time(released or ""),
+            "duration": _time(cells.get("Duration(us)", "")),
+            "releaseTotalAllocated": total("Release", "Allocated"),
+            "releaseTotalReserved": total("Release", "Reserved"),
+        }
+        if name.startswith(_CANN_NAME) and release["releaseTime"] == allocated:
+            # CANN's own were not released: torch_npu shows them as released at once.
+            release = dict.fromkeys(release)
+        return {
+            "name": _name(name.removeprefix(_CANN_NAME), sink),
+            "size": _bytes(cells["Size(KB)"], _KIB),
+            "allocationTime": allocated,
+            **release,
+            "activeReleaseTime": _time(cells.get("Active Release Time(us)", "")),
+            "activeDuration": _time(cells.get("Active Duration(us)", "")),
+            "allocationTotalAllocated": total("Allocation", "Allocated"),
+            "allocationTotalReserved": total("Allocation", "Reserved"),
+            "allocationTotalActive": total("Allocation", "Active"),
+            "releaseTotalActive": total("Release", "Active"),
+            "streamPtr": _optional(cells.get("Stream Ptr", "")),
+            "deviceId": device_of(cells["Device Type"]),
+        }
+
+    needed = ("Name", "Size(KB)", "Allocation Time(us)", "Device Type")
+    _write("OP_MEMORY", path, needed, row, sink)
+
+
+def write_totals(path: Path, sink: Sink) -> None:
+    """Write MEMORY_RECORD.
+
+    Raises:
+        RawFormatError: the file cannot be read, or lacks a column.
+    """
+
+    def row(cells: dict[str, str]) -> Row | None:
+        if cells["Component"] == _APPLICATION:
+            return None
+        return {
+            "component": sink.strings.intern(cells["Component"]),
+            "timestamp": time_ns(cells["Timestamp(us)"]),
+            "totalAllocated": _bytes(cells.get("Total Allocated(MB)", ""), _MIB),
+            "totalReserved": _bytes(cells.get("Total Reserved(MB)", ""), _MIB),
+            # torch_npu writes 0 for what CANN's own allocator does not say.
+            "totalActive": _bytes(cells.get("Total Active(MB)", ""), _MIB) or 0,
+            "streamPtr": _optional(cells.get("Stream Ptr", "")),
+            "deviceId": device_of(cells["Device Type"]),
+        }
+
+    _write("MEMORY_RECORD", path, ("Component", "Timestamp(us)", "Device Type"), row, sink)
+
+
+def write_modules(path: Path, sink: Sink, enums: Enums) -> None:
+    """Write NPU_MODULE_MEM.
+
+    Raises:
+        RawFormatError: the file cannot be read, or lacks a column.
+    """
+    modules = enums("ENUM_MODULE")
+
+    def row(cells: dict[str, str]) -> Row | None:
+        reserved, unit = cells.get("Total Reserved(MB)"), _MIB
+        if reserved is None:
+            reserved, unit = cells.get("Total Reserved(KB)", ""), _KIB
+        module = modules.get(cells["Component"])
+        if module is None:
+            sink.anomaly("unknown_module", 1, f"{path}: component {cells['Component']}")
+            return None
+        return {
+            "moduleId": module,
+            "timestampNs": time_ns(cells["Timestamp(us)"]),
+            "totalReserved": _bytes(reserved, unit),
+            "deviceId": device_of(cells["Device"]),
+        }
+
+    _write("NPU_MODULE_MEM", path, ("Component", "Timestamp(us)", "Device"), row, sink)
+
+
+def _write(
+    table: str,
+    path: Path,
+    needed: tuple[str, ...],
+    make: Callable[[dict[str, str]], Row | None],
+    sink: Sink,
+) -> None:
+    for rows in _batches(path, needed, make, sink):
+        sink.write(table, {name: [row[name] for row in rows] for name in rows[0]})
+
+
+def _batches(
+    path: Path,
+    needed: tuple[str, ...],
+    make: Callable[[dict[str, str]], Row | None],
+    sink: Sink,
+) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    for cells in read_rows(path, needed, sink):
+        try:
+            row = make(cells)
+        except BadEventError as err:
+            sink.anomaly("damaged_row", 1, f"{path}: {err}")
+            continue
+        if row is not None:
+            rows.append(row)
+        if len(rows) == _ROWS:
+            yield rows
+            rows = []
+    if rows:
+        yield rows
+
+
+def _name(text: str, sink: Sink) -> int:
+    return sink.strings.intern(text) if text else NO_TEXT
+
+
+def _time(text: str) -> int | None:
+    return time_ns(text) if text else None
+
+
+def _optional(text: str) -> int | None:
+    found = number(text, -1)
+    return None if found == -1 else found
+
+
+def _bytes(text: str, unit: int) -> int | None:
+    """Return a size, which the export gives exactly: as many digits as it takes."""
+    if not text:
+        return None
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise BadEventError(f"{text!r} is no size") from None
+    if not value.is_finite() or value.adjusted() > _MOST_DIGITS:
+        raise BadEventError(f"{text!r} is no size")
+    return round(value * unit)
