@@ -8,7 +8,11 @@ operations' times with the plain forward and backward; for those steps the track
 replaced by the thread's. That one takes ten times as long to read, so the reading is taken off
 every interval and the steps do not count for the ratio.
 
-    python scripts/bench_tracking.py [--rounds N] [--json]
+On a device (`--device`) the figures are others: how near the sum of the operations' times comes
+to the time of the kernels they launched, and what timing them costs; see `device_truth`. `bench`
+is the test device of `tests/device`, whose kernels take exactly 3 us, then 3 ms.
+
+    python scripts/bench_tracking.py [--rounds N] [--json] [--device bench|cuda|npu]
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import device_truth
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -74,7 +81,7 @@ class Gpt(nn.Module):
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss."""
-        x = self.tokens(x) + self.places(torch.arange(x.shape[1]))
+        x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
@@ -195,13 +202,37 @@ def bench(size: str, rounds: int) -> dict[str, float]:
     }
 
 
+def bench_device(device: str, rounds: int) -> dict[str, device_truth.Truth]:
+    """Return the figures of the cases on a device; the bench has one, with two kinds of kernels."""
+    if device != "bench":
+        return {size: device_truth.truth(device, *workload(size), rounds) for size in SIZES}
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.device import bench as test_device
+
+    test_device.install()
+    found = {}
+    for words, ns in (("kernels of 3 us", 3_000), ("kernels of 3 ms", 3_000_000)):
+        test_device.set_duration(ns)
+        found[words] = device_truth.truth(device, *workload("small"), rounds)
+    return found
+
+
 def main() -> None:
     """Print the figures of all cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.device != "cpu":
+        found = bench_device(arguments.device, min(arguments.rounds, 10))
+        if arguments.json:
+            print(json.dumps({name: asdict(one) for name, one in found.items()}, indent=2))
+        else:
+            print("\n".join(device_truth.told(name, one) for name, one in found.items()))
+        # Kernels of a few microseconds and of milliseconds alike.
+        raise SystemExit(any(abs(one.error) > 0.02 for one in found.values()))
     figures = {size: bench(size, arguments.rounds) for size in (*SIZES, MANY)}
     if arguments.json:
         print(json.dumps(figures, indent=2))

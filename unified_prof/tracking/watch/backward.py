@@ -8,8 +8,8 @@ the counter stood there.
 On the host one hook for all nodes is enough: the engine runs nodes one after the other, so a
 node's time ends where the next one starts, and holds what the engine does for it (handing
 gradients on, freeing what was saved). Nodes that accumulate into `.grad` end the time of the one
-before and belong to no operation. On a device a pair of hooks records a pair of events around what
-the node itself puts on the stream; the gaps between nodes are the host's.
+before and belong to no operation. On a device it is the same, with events, as the device is kept
+behind the host; it has a thread of the engine's to itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -140,34 +141,37 @@ class _HostTimers:
 
 
 class _DeviceTimers:
-    """A hook before and one after each node, whichever thread runs it."""
+    """One hook before each node; the next one on its device, or the engine's end, is its end."""
 
     def __init__(self, events: EventClock, run: Backward) -> None:
         self._run = run
         self._events = events
         self._nodes: list[tuple[int, Mark, Mark]] = []
+        self._under_way: dict[int, tuple[int, Mark]] = {}
+        """Number and start of the node that runs, by its thread: each device has one."""
         self._handles: list[Any] = []
 
     def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
         """Hook `nodes`, given with their numbers."""
-        for node, number in nodes:
-            if number != _ACCUMULATES:
-                self._handles += self._hook(node, number)
+        self._handles += [node.register_prehook(self._before(node, n)) for node, n in nodes]
 
-    def _hook(self, node: Any, number: int) -> list[Any]:
-        events, append, kind = self._events, self._nodes.append, type(node)
-        start: Mark = NO_MARK
+    def _before(self, node: Any, number: int) -> Callable[[Any], None]:
+        events, append, under_way, kind = (
+            self._events,
+            self._nodes.append,
+            self._under_way,
+            type(node),
+        )
 
         def before(_gradients: Any) -> None:
-            nonlocal start
-            start = events.before_node(kind)
+            thread = get_ident()
+            previous, start = under_way.get(thread, (NO_CALL, NO_MARK))
+            end, here = events.follow(start, kind)
+            if NO_MARK not in (start, end):
+                append((previous, start, end))
+            under_way[thread] = (number, here)
 
-        def after(_outputs: Any, _inputs: Any) -> None:
-            end = events.after(start)
-            if end != NO_MARK:
-                append((number, start, end))
-
-        return [node.register_prehook(before), node.register_hook(after)]
+        return before
 
     def detach(self) -> None:
         """Take all hooks away."""
@@ -177,6 +181,10 @@ class _DeviceTimers:
 
     def finish(self, iteration: Iteration) -> None:
         """Complete the run's times."""
+        for number, start in self._under_way.values():
+            end = self._events.after(start)
+            if end != NO_MARK:
+                self._nodes.append((number, start, end))
         # Nodes made by this backward are counted by the device's thread: they stay unclaimed.
         for number, start, end in self._nodes:
             self._run.numbers.append(number)

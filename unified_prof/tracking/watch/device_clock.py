@@ -99,16 +99,37 @@ class EventClock:
         device = self._device_of(args, kwargs) if self._several else self._current()
         return self._begin(device, what)
 
-    def before_node(self, what: Any) -> Mark:
-        """Begin to time an autograd node; its thread has its device and stream."""
-        return NO_MARK if self._is_closed() else self._begin(self._current(), what)
+    def follow(self, previous: Mark, what: Any) -> tuple[Mark, Mark]:
+        """End what began with the mark `previous` where something else begins; return both marks.
+
+        The thread has the device and stream of both, as those of the autograd engine have.
+        """
+        if self._is_closed():
+            return NO_MARK, NO_MARK
+        device = self._current()
+        if self.lag is None or not self.lag.is_needed(
+            (device, self._stream(device)), what, perf_counter_ns()
+        ):
+            start = self._begin(device, what)
+            self._finish(previous)
+            return start, start
+        end = self._record(device)
+        self._finish(previous)
+        return end, self._begin(device, what)
 
     def after(self, start: Mark) -> Mark:
         """End what was begun with the mark `start`."""
         if start == NO_MARK:
             return NO_MARK
+        end = self._record(self._calls[start][0][0])
+        self._finish(start)
+        return end
+
+    def _finish(self, start: Mark) -> None:
+        """See, once its last event is recorded, whether the device was behind all the time."""
+        if start == NO_MARK:
+            return
         place, what, began_ns = self._calls.pop(start)
-        end = self._record(place[0])
         now_ns = perf_counter_ns()
         lag = self.lag
         if lag is not None:
@@ -122,7 +143,6 @@ class EventClock:
             if caught_up:
                 self._doubtful.add(start)
                 self.caught_up += 1
-        return end
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
         """Whether the device may have waited for the host within what began at each of `starts`."""

@@ -1,0 +1,152 @@
+"""How true tracking is on a device, and what it costs: against what torch.profiler saw there.
+
+For each model the times of all operations, forward and backward, are summed up and compared with
+the time of the kernels that torch.profiler records of the same forward and backward pass. On the
+bench, the test device of `tests/device`, kernels take exactly 3 us or 3 ms, so that is the truth;
+on a GPU it is as good as CUPTI. The cost is the host's: what a step takes to launch, with every
+operation timed, more than without, by operation.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import unified_prof
+
+ROUNDS = 5
+US, MS = 1_000, 1_000_000
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One model on one device."""
+
+    operations_ms: float
+    """Sum of the times of all operations, forward and backward."""
+    kernels_ms: float
+    """Time of the kernels that the same passes launched."""
+    operations: int
+    reached: str
+    """Within how many of all timed intervals the device had caught up with the host."""
+    host_us_per_operation: float
+    """What timing an operation and its backward costs the host."""
+    step_ms: float
+    """Total of an iteration as the report has it."""
+    plain_step_ms: float
+    """The same, taken by two events around iterations without uprof."""
+
+    @property
+    def error(self) -> float:
+        """How far the sum is from the truth."""
+        return self.operations_ms / self.kernels_ms - 1
+
+
+def truth(
+    device: str, model: nn.Module, inputs: tuple[torch.Tensor, ...], rounds: int = ROUNDS
+) -> Truth:
+    """Track some training steps of `model`, and have torch.profiler record the same."""
+    model = model.to(device)
+    inputs = tuple(one.to(device) for one in inputs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def passes() -> None:
+        optimizer.zero_grad()
+        model(*inputs).backward()
+
+    for _ in range(3):
+        passes()
+        optimizer.step()
+    kernels_ms = statistics.median(_kernels_ms(device, passes) for _ in range(3))
+    plain_ms, plain_launch_us = _plain(device, passes, optimizer.step, rounds)
+    launches_us: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        unified_prof.profile(
+            Path(folder) / "out",
+            device=device,
+            reports=["run-time"],
+            warmup=1,
+            iterations=rounds,
+            scope="project",
+            project_root=Path(__file__).parent,
+        ) as profile,
+    ):
+        for _ in range(2 * rounds + 4):
+            begin = time.process_time()
+            passes()
+            launches_us.append((time.process_time() - begin) * 1e6)
+            optimizer.step()
+    tracked = profile.tracked
+    assert tracked is not None, profile.failure
+    total = [
+        statistics.median(one.forward_ms) + statistics.median(one.backward_ms or (0.0,))
+        for one in tracked.operations
+    ]
+    # Every other one is timed; what others do on the machine makes none of them shorter.
+    timed_us = min(launches_us[1 : 1 + 2 * rounds : 2])
+    return Truth(
+        operations_ms=sum(total),
+        kernels_ms=kernels_ms,
+        operations=len(total),
+        reached=tracked.facts.get("intervals_reached_by_device", "none"),
+        host_us_per_operation=(timed_us - plain_launch_us) / len(total),
+        step_ms=statistics.median(one.total_ms for one in tracked.iterations),
+        plain_step_ms=plain_ms,
+    )
+
+
+def _plain(
+    device: str, passes: Callable[[], None], step: Callable[[], Any], rounds: int
+) -> tuple[float, float]:
+    """Return what a step takes by the device's events, and what launching its passes takes."""
+    steps_ms, launches_us = [], []
+    for _ in range(rounds):
+        synchronize(device)
+        begin, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        begin.record()
+        began = time.process_time()
+        passes()
+        launches_us.append((time.process_time() - began) * 1e6)
+        step()
+        end.record()
+        synchronize(device)
+        steps_ms.append(begin.elapsed_time(end))
+    return statistics.median(steps_ms), min(launches_us)
+
+
+def _kernels_ms(device: str, passes: Callable[[], None]) -> float:
+    """Return the time of all kernels that torch.profiler records of both passes."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    synchronize(device)
+    activities = [ProfilerActivity.CPU, getattr(ProfilerActivity, device.upper())]
+    with profile(activities=activities) as profiler:
+        passes()
+        synchronize(device)
+    events = profiler.profiler.kineto_results.events()
+    return sum(e.duration_ns() for e in events if e.device_type() != DeviceType.CPU) / MS
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device."""
+    getattr(torch, device).synchronize()
+
+
+def told(name: str, found: Truth) -> str:
+    """Return the figures in a line."""
+    return (
+        f"{name}: {found.operations} operations sum up to {found.operations_ms:.4f} ms, kernels to "
+        f"{found.kernels_ms:.4f} ms ({100 * found.error:+.2f} %); device caught up in "
+        f"{found.reached} intervals; {found.host_us_per_operation:.0f} us of the host's an "
+        f"operation; step {found.step_ms:.2f} ms, plain {found.plain_step_ms:.2f} ms"
+    )

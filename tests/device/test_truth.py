@@ -1,0 +1,28 @@
+"""`scripts/bench_tracking.py --device bench`: the times of operations against the known truth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.device import build
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_tracking.py"
+
+
+@pytest.mark.slow
+def test_operations_sum_up_to_what_the_device_did() -> None:
+    if reason := build.why_not():
+        pytest.skip(reason)
+    build.library()
+    command = [sys.executable, str(SCRIPT), "--device", "bench", "--rounds", "3", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(done.stdout)
+    assert {*figures} == {"kernels of 3 us", "kernels of 3 ms"}
+    for one in figures.values():
+        assert one["operations_ms"] == pytest.approx(one["kernels_ms"], rel=0.02)
