@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tracking.workloads import a_spec
+from tests.tracking.workloads import Workload, a_spec
 from unified_prof.tracking.program.session import Session
 from unified_prof.tracking.watch.frames import KnownFrame, Project, StackWalker
 from unified_prof.tracking.watch.modules import NamedModule
@@ -180,6 +180,91 @@ class Doubler(nn.Module):  # type: ignore[misc]
             y = self.w * 2
             self.seen.append(sys._getframe().f_trace)
         return y
+
+
+WAYS = """
+def scaled(x, factor):
+    return F.softmax(x * factor, -1)
+
+class Mixed:
+    def mixed(self, x):
+        return [self.norm(part) for part in x.split(4, -1)]
+
+class Layer(Mixed, nn.Module):
+    def __init__(self, again=None):
+        super().__init__()
+        self.norm, self.again = nn.LayerNorm(4), again
+        self.path = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 8)))
+    def forward(self, x):
+        x = self.path(self.path(x))
+        x = torch.cat(tuple(self.norm(part) + scaled(part, 2) for part in x.split(4, -1)), -1)
+        if self.again is not None:
+            x = self.again(x)
+        return torch.cat(self.mixed(x), -1)
+
+def parts(net, x):
+    while True:
+        x = net.head(x).tanh()
+        yield F.layer_norm(x, (8,))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer(Layer()), Layer()])
+        self.head = nn.Linear(8, 8)
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        made = parts(self, x)
+        first = next(made)
+        return first + self.more(made)
+    def more(self, made):
+        self = (lambda x: nn.Softmax(-1)(x)) and self  # its frames are never known
+        return self.head(next(made)) * next(made)
+"""
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")
+def test_a_way_that_is_known_leads_where_a_walk_does(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = workload.model(WAYS, iterations=4, scope="project")
+    monkeypatch.setattr(StackWalker, "know", lambda *_: None)
+    walked = workload.model(WAYS, iterations=4, scope="project")
+    assert len(known.operations) > 80
+    for one, other in zip(known.operations, walked.operations, strict=True):
+        assert (one.name, one.frames) == (other.name, other.frames)
+        assert (one.module_path, one.module_class) == (other.module_path, other.module_class)
+
+
+LAYERS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        make = lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8))
+        self.layers = nn.ModuleList([make() for _ in range(6)])
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return sum(part.tanh() for part in x.split(8, -1))
+"""
+
+
+def test_most_calls_find_their_site_without_a_walk(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks: list[str] = []
+    walk = StackWalker.walk
+
+    def noted(walker: StackWalker, frame: FrameType | None) -> Any:
+        assert frame is not None
+        walks.append(frame.f_code.co_name)
+        return walk(walker, frame)
+
+    monkeypatch.setattr(StackWalker, "walk", noted)
+    tracked = workload.model(LAYERS, iterations=40, reports=("run-time",))
+    assert len(tracked.operations) == 27
+    assert len(walks) < 40 * 27 / 3
 
 
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a debugger has the frames")

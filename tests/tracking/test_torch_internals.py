@@ -51,7 +51,7 @@ REPLACED = {
     "backward_engine", "autograd_engine", "function_apply", "compile", "has_torch_function",
     "compiled_module_call", "compiler_stance", "saved_hooks_enter", "saved_hooks_disable",
     "profiler_prepare", "scaler_step", "register_parameter", "module_state",
-    "module_call", "tensor_backward",
+    "module_call", "tensor_backward", "optimizer_zero_grad", "module_zero_grad",
 }  # fmt: skip
 
 

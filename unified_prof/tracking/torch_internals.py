@@ -42,6 +42,7 @@ _NO_OPERATIONS = "operations are not seen"
 _NO_BACKWARD_OWNER = "backward times belong to no operation"
 _NO_ACTIVATIONS = "activations are not measured"
 _NO_PEAK = "peak memory is not measured"
+_LONGER = "iterations take longer while they are measured, as gradients are set to None"
 _NO_COMPILED = "compiled regions are not seen as operations"
 
 PLACES: dict[str, Place] = {
@@ -61,6 +62,8 @@ PLACES: dict[str, Place] = {
     "function_apply": Place(
         "torch.autograd:Function.apply", "autograd functions of the program are not operations"
     ),
+    "optimizer_zero_grad": Place("torch.optim:Optimizer.zero_grad", _LONGER),
+    "module_zero_grad": Place("torch.nn:Module.zero_grad", _LONGER),
     # The compiler.
     "compile": Place("torch:compile", _NO_COMPILED),
     "compiled_module_call": Place(

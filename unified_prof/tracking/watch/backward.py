@@ -58,12 +58,12 @@ class _HostTimers:
 
     def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
         """Hook `nodes`, given with their numbers."""
-        hook, handles = self._hook, self._handles
-        accumulates = self._before(lambda: _ACCUMULATES)
+        hook, keep = self._hook, self._handles.append
+        accumulates = self._before_accumulating()
         for node, number in nodes:
             # What a node that accumulates is told by the dictionary is its tensor's, not its own.
             if number == _ACCUMULATES:
-                handles.append(node.register_prehook(accumulates))
+                keep(node.register_prehook(accumulates))
                 continue
             if hook is not None:
                 try:
@@ -73,7 +73,7 @@ class _HostTimers:
                 except Exception as error:
                     self._internals.note("node_hooks", error)
                     hook = None
-            handles.append(node.register_prehook(self._before(functools.partial(int, number))))
+            keep(node.register_prehook(self._before(functools.partial(int, number))))
 
     def detach(self) -> None:
         """Take all hooks away."""
@@ -92,6 +92,20 @@ class _HostTimers:
             if counter is not None:
                 counts.append(counter())
             run.starts.append(mark())
+
+        return before
+
+    def _before_accumulating(self) -> Callable[[Any], None]:
+        """Return the hook for nodes that write `.grad`."""
+        if self._counter is not None:
+            return self._before(lambda: _ACCUMULATES)
+        run, mark = self._run, self._mark
+        end, note, start = run.ends.append, run.numbers.append, run.starts.append
+
+        def before(_gradient: Any) -> None:
+            end(mark())
+            note(_ACCUMULATES)
+            start(mark())
 
         return before
 
@@ -253,9 +267,10 @@ def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any
         for root in roots
         if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
     ]
-    seen = set(nodes)
+    seen: set[Any] = {None, *nodes}  # no node: no gradient goes there
+    take, note, more = nodes.pop, seen.add, nodes.append
     while nodes:
-        node = nodes.pop()
+        node = take()
         try:
             number = node_number(node)
         except AttributeError as error:
@@ -266,9 +281,9 @@ def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any
             continue
         yield node, number
         for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                nodes.append(following)
+            if following not in seen:
+                note(following)
+                more(following)
 
 
 def _tell_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:

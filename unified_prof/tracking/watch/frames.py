@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -39,6 +39,7 @@ PROJECT_METHOD = 3  # has an owner, to be looked at in every frame
 MODULE_METHOD = 4  # method of a subclass of nn.Module in the project: always a module
 BOTTOM = 5  # below here the stack is uprof's own
 PLUMBING = 6  # between an operation and its real caller
+_METHODS = (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD)
 
 
 class Project:
@@ -206,8 +207,8 @@ class KnownFrame:
         self.in_module = in_module
         self.module = module
         """Gives the innermost module, None once it is gone."""
-        self.sites: dict[tuple[Any, int], int] = {}
-        """Numbers of call sites by function and instruction."""
+        self.sites: dict[tuple[Any, ...], int] = {}
+        """Numbers of call sites by function and instruction, and by way of a library's frames."""
 
     def __call__(self, *_event: Any) -> None:
         """A debugger has come: this frame is none of its own, so do not trace its lines."""
@@ -315,6 +316,73 @@ class StackWalker:
             known = KnownFrame(self, stack[0], stack[2:], in_module, module)
             self._known_frames[key] = known
         frame.f_trace = known
+        return known
+
+    def way_from_project(
+        self, frame: FrameType | None
+    ) -> tuple[KnownFrame | None, tuple[Any, ...], Any] | None:
+        """Find the frame of the project from which torch is called, maybe by a library in `frame`.
+
+        Returns:
+            What marks that frame as known; what the calls from there differ in, but for the module
+            (its instruction, where a library called torch, and where frames in between stand that
+            cannot be known, such as generators'); the innermost module of those frames, or None.
+            None in place of all where only a walk can tell.
+        """
+        entries, module_type = self._entries, self._module_type
+        way: tuple[Any, ...] = ()
+        innermost: Any = None
+        while frame is not None:
+            entry = entries.get(id(frame.f_code))
+            if entry is None:
+                return None
+            kind = entry.kind
+            if PROJECT <= kind <= MODULE_METHOD and entry.is_steady():
+                known = frame.f_trace
+                if type(known) is not KnownFrame or known.walker is not self:
+                    known = None
+                return known, (frame.f_lasti, *way), innermost
+            if kind == BOTTOM:
+                return None
+            if kind in _METHODS and (innermost is None or kind != FOREIGN_METHOD):
+                owner = entry.owner_in(frame)
+                if isinstance(owner, module_type):
+                    entry = entry.method
+                    innermost = owner if innermost is None else innermost
+            if PROJECT <= kind <= MODULE_METHOD or (kind != PLUMBING and not way):
+                way += (entry, frame.f_lasti)
+            frame = frame.f_back
+        return None
+
+    def know(self, frame: FrameType | None, named: Callable[[Any], Any]) -> KnownFrame | None:
+        """Mark the frames of the project from `frame` down as known, and return what marks it.
+
+        Args:
+            frame: One that a walk came by.
+            named: Gives what is known of a module, None where that is nothing.
+        """
+        unknown = []
+        known = None
+        if sys.gettrace() is not None:  # a debugger's
+            return None
+        while frame is not None:
+            entry = self._entries[id(frame.f_code)]
+            if entry.kind == BOTTOM:
+                break
+            if PROJECT <= entry.kind <= MODULE_METHOD and entry.is_steady():
+                seen = frame.f_trace
+                if type(seen) is KnownFrame and seen.walker is self:
+                    known = seen
+                    break
+                unknown.append(frame)
+            frame = frame.f_back
+        for each in reversed(unknown):  # from the outermost in: each walk ends at the one before
+            known = None
+            if each.f_trace is None:
+                _, _, stack, in_module, module = self.walk(each)
+                name = None if module is None else named(module)
+                if module is None or name is not None:
+                    known = self.remember(each, stack, in_module, name)
         return known
 
     @staticmethod

@@ -29,9 +29,9 @@ def make_runner(
 
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
-    walk, remember, mark = walker.walk, walker.remember, recorder.mark
+    walk, know, way_from_project = walker.walk, walker.know, walker.way_from_project
+    mark, find, numbers, new_site = recorder.mark, modules.find, sites.numbers, sites.add
     events = recorder.events
-    known, numbers, new_site = modules.known, sites.numbers, sites.add
 
     def gives_tensors(result: Any) -> bool:
         if isinstance(result, tensor_type):
@@ -51,25 +51,27 @@ def make_runner(
         kwargs: dict[str, Any],
         compiled: Any = None,
     ) -> Any:
-        known_frame = frame.f_trace
-        site = None
-        if (
-            type(known_frame) is KnownFrame
-            and known_frame.walker is walker
-            and compiled is None
-            and recorder.on_call is None
-        ):
-            site = known_frame.sites.get((label, frame.f_lasti))
+        site = way = None
         try:
+            if compiled is None and recorder.on_call is None:
+                known_frame = frame.f_trace
+                if type(known_frame) is KnownFrame:
+                    way = (label, frame.f_lasti)
+                elif (found := way_from_project(frame)) is not None:
+                    known_frame, steps, module = found
+                    if module is None:
+                        way = (label, *steps)
+                    elif (named := find(module)) is not None:
+                        way = (label, *steps, named)
+                if way is not None and known_frame is not None and known_frame.walker is walker:
+                    site = known_frame.sites.get(way)
             if site is None:
                 caller, caller_at, stack, in_module, module = walk(frame)
                 if compiled is not None:
                     in_module, module = True, compiled
                 named = None
                 if module is not None:
-                    named = known.get(id(module))
-                    if named is None or named.module() is not module:
-                        named = modules.name(module, walker.running_modules(frame))
+                    named = find(module) or modules.name(module, walker.running_modules(frame))
         except Exception as error:
             note_failure(error)
             return func(*args, **kwargs)
@@ -96,9 +98,9 @@ def make_runner(
                         site = new_site(key, in_module=in_module)
                     # A module in the making stands under a name that it shares with others.
                     if compiled is None and (named is None or named.module() is module):
-                        known_frame = remember(frame, stack, in_module, named)
-                        if known_frame is not None:
-                            known_frame.sites[label, frame.f_lasti] = site
+                        known_frame = know(frame, find)
+                        if known_frame is not None and way is not None:
+                            known_frame.sites[way] = site
                 rows = recorder.iteration.rows
                 if len(rows) < _MAX_ROWS:
                     rows.extend((site, first_node, last_node, start, end))

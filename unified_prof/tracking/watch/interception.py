@@ -48,6 +48,8 @@ class Interception:
         replace(self._patches, "compile", self._wrap_compile)
         # Attention's inference fast path is refused as soon as any function mode is on.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
+        replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
+        replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
         self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
@@ -196,6 +198,25 @@ class Interception:
             return None
 
         return eager_where_recording
+
+    def _wrap_zero_grad(self, zero_grad: Any) -> Any:
+        """Spare the mode the hundreds of attributes that are read and set, and no operation."""
+
+        @functools.wraps(zero_grad)
+        def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            computes = not (args[0] if args else kwargs.get("set_to_none", True))
+            if torch.compiler.is_compiling() or computes or (recorder := self._active()) is None:
+                return zero_grad(owner, *args, **kwargs)
+            was_there = self._modes.remove(recorder.mode)
+            try:
+                return zero_grad(owner, *args, **kwargs)
+            finally:
+                if was_there and self._recorder is recorder:
+                    self._modes.insert(recorder.mode)
+
+        return unseen
 
     def _wrap_has_torch_function(self, has_torch_function: Any) -> Any:
         def ignoring_our_mode(relevant_args: Any) -> Any:
