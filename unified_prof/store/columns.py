@@ -181,13 +181,7 @@ def of_table(
         other = pool.submit(_read_apart, what, chunks[:half])
         mine = [_read(db, what, chunk) for chunk in chunks[half:]]
         parts = other.result() + mine
-    result = {}
-    for index, name in enumerate(columns):
-        pieces = [part[index] for part in parts]
-        for part in parts:
-            part[index] = _NOTHING  # so that pieces and whole of only one column exist at a time
-        result[name] = np.concatenate(pieces) if pieces else _NOTHING
-    return result
+    return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +260,7 @@ def _read(db: sqlite3.Connection, what: _Table, chunk: tuple[int, int]) -> list[
             # Something else than integers is among them.
             rows = _rows(db, what, f"SELECT {_integer_or_missing(expression)} {where}", chunk)
             values = np.array(rows, np.int64).reshape(-1)
-        if may_be_small and values.min(initial=0) >= -_INT32 and values.max(initial=0) < _INT32:
-            values = values.astype(np.int32)
-        result.append(values)
+        result.append(_narrowed(values, may_be_small=may_be_small))
     return result
 
 
@@ -288,10 +280,35 @@ def _parse(text: bytes | None, count: int) -> NDArray[np.int64] | None:
 def _through_view(db: sqlite3.Connection, what: _Table) -> list[NDArray[Any]]:
     """Fetch from a view, which lays the newest shape over an older table."""
     select = ", ".join(map(_integer_or_missing, what.expressions))
-    rows = np.array(_rows(db, what, f"SELECT {select} FROM {quoted(what.name)}"), np.int64)
-    if not len(rows):
-        return [_NOTHING for _ in what.expressions]
-    return [rows[:, index].copy() for index in range(len(what.expressions))]
+    parts = []
+    with reading(what.path):
+        cursor = db.execute(f"SELECT {select} FROM {quoted(what.name)}")
+        while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
+            values = np.array(rows, np.int64)
+            parts.append(
+                [
+                    _narrowed(values[:, index].copy(), may_be_small=may_be_small)
+                    for index, may_be_small in enumerate(what.narrow)
+                ]
+            )
+    return _whole_columns(parts, len(what.expressions))
+
+
+def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
+    """Join `count` columns that came in parts, and take them out of these."""
+    result = []
+    for index in range(count):
+        pieces = [part[index] for part in parts]
+        for part in parts:
+            part[index] = _NOTHING  # so that pieces and whole of only one column exist at a time
+        result.append(np.concatenate(pieces) if pieces else _NOTHING)
+    return result
+
+
+def _narrowed(values: NDArray[np.int64], *, may_be_small: bool) -> NDArray[Any]:
+    if may_be_small and values.min(initial=0) >= -_INT32 and values.max(initial=0) < _INT32:
+        return values.astype(np.int32)
+    return values
 
 
 def _integer_or_missing(expression: str) -> str:
