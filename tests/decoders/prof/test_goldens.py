@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from unified_prof.decoders.prof import recording
+from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.pipeline.convert import convert
 
 GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "prof"
@@ -51,4 +53,13 @@ def test_our_database_equals_the_exporters(case: str, shared: Path, tmp_path: Pa
 def test_our_database_equals_the_exporters_everywhere(
     case: str, shared: Path, tmp_path: Path
 ) -> None:
+    check(case, shared, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [name for name in CASES if name not in NOT_EQUAL])
+def test_our_database_equals_the_exporters_in_windows_of_any_size(
+    case: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording, "Workspace", lambda: Workspace(window_rows=37, run_bytes=1500))
     check(case, shared, tmp_path)

@@ -1,4 +1,4 @@
-"""What a recording means does not depend on how it was cut: not in slices, not in pieces."""
+"""What a recording means does not depend on how it was cut: in slices, in pieces, in windows."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
 from unified_prof.decoders.prof.raw.directory import ProfDirectory
 from unified_prof.decoders.prof.raw.layouts import RecordType
 from unified_prof.decoders.prof.raw.slices import RawFile, Records
+from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.decoders.prof.recording import decode_recording
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
@@ -44,9 +45,9 @@ RECIPES = st.builds(
 )
 
 
-def rows(recording: Path) -> Rows:
+def rows(recording: Path, workspace: Workspace | None = None) -> Rows:
     sink = MemorySink()
-    decode_recording(ProfDirectory(recording), sink)
+    decode_recording(ProfDirectory(recording), sink, workspace=workspace)
     tables = sink.tables()
     calls = tables.pop("CANN_API")
     call_columns = ("startNs", "endNs", "type", "globalTid", "name")
@@ -97,3 +98,22 @@ def test_neither_pieces_nor_slices_show_in_the_tables(
             patch.setattr(RawFile, "pieces", in_pieces)
             assert_same(expected, rows(recording))
         assert_same(expected, rows(generate(Path(folder) / "sliced", sliced).path))
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    recipe=RECIPES,
+    workspace=st.builds(
+        Workspace,
+        window_rows=st.sampled_from([1, 2, 7, 40, 300]),
+        run_bytes=st.sampled_from([1, 100, 1500, 20_000]),
+    ),
+)
+def test_windows_do_not_show_in_the_tables(recipe: Recipe, workspace: Workspace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        recording = generate(Path(folder), recipe).path
+        assert_same(rows(recording), rows(recording, workspace))

@@ -9,7 +9,7 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, windows
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""

@@ -9,7 +9,7 @@ import numpy as np
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import known, null_where
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.spool import windows
+from unified_prof.decoders.spool import windows
 
 
 def write(parts: Parts, base_ns: int) -> None:

@@ -17,7 +17,7 @@ from unified_prof.decoders.gpu.host_tables import HostTables
 from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, windows
 
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""

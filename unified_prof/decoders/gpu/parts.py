@@ -16,7 +16,7 @@ from unified_prof.decoders.gpu.collectives import Collectives, is_communication
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
 from unified_prof.decoders.gpu.numbers import Bools, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
-from unified_prof.decoders.gpu.spool import Rows, Spool, TextSpool
+from unified_prof.decoders.spool import Rows, Spool, TextSpool
 
 RUN_BYTES = 4 << 20
 """Rows kept in memory before they are sorted and put away, of each kind."""

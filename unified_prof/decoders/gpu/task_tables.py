@@ -17,7 +17,7 @@ from unified_prof.decoders.gpu.collectives import (
 )
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
 from unified_prof.vocabulary import (
     COPY_OTHER,

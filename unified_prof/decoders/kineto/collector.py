@@ -11,12 +11,12 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
 from unified_prof.decoders.gpu.pools import PARAMETERS_OPERATION, parse_json
-from unified_prof.decoders.gpu.spool import Rows
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.collectives import TraceCollectives, from_annotation
 from unified_prof.decoders.kineto.fields import Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
 from unified_prof.decoders.kineto.numbers import to_float64
+from unified_prof.decoders.spool import Rows
 
 _MEMORY_EVENT = "[memory]"
 _CPU_DEVICE_TYPE = 0

@@ -10,9 +10,9 @@ import numpy as np
 
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.gpu.spool import Rows
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.numbers import to_int64, us_to_ns
+from unified_prof.decoders.spool import Rows
 
 Args = TypeVar("Args", bound=msgspec.Struct)
 

@@ -1,88 +1,244 @@
-"""The host side of a recording: calls and launches, ready to be joined with device logs."""
+"""The host side of a recording: its calls, and what it launched, ready to be joined."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.collectives import communication_records as collectives
 from unified_prof.decoders.prof.collectives.communication import CommunicationWriter
-from unified_prof.decoders.prof.collectives.communication_records import read_communication
-from unified_prof.decoders.prof.host.api_events import read_calls, write_calls
+from unified_prof.decoders.prof.host import memory_copies, operators
+from unified_prof.decoders.prof.host.api_events import CALL, CallWriter, read_calls
+from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.captured_operators import read_captured
 from unified_prof.decoders.prof.host.captured_streams import read_captures
 from unified_prof.decoders.prof.host.collective_streams import read_collective_streams
-from unified_prof.decoders.prof.host.compute_info import HostKnowledge
+from unified_prof.decoders.prof.host.compute_info import HostKnowledge, operators_of
+from unified_prof.decoders.prof.host.host_windows import HostWindow, host_windows
+from unified_prof.decoders.prof.host.launched import KERNEL, LAUNCHED, Launched
 from unified_prof.decoders.prof.host.launches import Launches, launches_of
-from unified_prof.decoders.prof.host.memory_copies import read_copies
-from unified_prof.decoders.prof.host.operators import read_contexts, read_descriptions
 from unified_prof.decoders.prof.host.task_track import (
-    CallTree,
+    LAUNCH,
+    HostTasks,
     place,
     read_host_tasks,
+    streams,
     without_lost_calls,
 )
 from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.prof.raw.host_records import host_records
+from unified_prof.decoders.prof.raw.host_records import host_records, keep
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.timeline import Timeline
+from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.decoders.prof.stages import Stage
+from unified_prof.decoders.spool import Rows, windows
 
 _LEVEL0 = ("l0", "level0")
 
 
 class HostSide:
-    """Everything the host recorded about work for devices. Reading it writes CANN_API."""
+    """What the host recorded about work for devices. Reading it writes CANN_API.
 
-    def __init__(self, host: HostDirectory, sink: Sink, stage: Stage) -> None:
-        self.host = host
-        self.timeline = Timeline(host.clocks.host_origin_ticks)
-        with stage("calls"):
-            calls = read_calls(host, self.timeline, sink)
-            write_calls(calls, host, self.timeline, sink)
-            tree = CallTree.of(calls)
-            items, call_types = calls.items, calls.type_pairs()
-            del calls
-        with stage("launches"):
-            self.tasks, types = read_host_tasks(host, self.timeline, sink)
-            place(self.tasks, tree, items)
-            self.tasks = without_lost_calls(self.tasks, tree, sink)
-            self.node_contexts, self.communication_contexts = read_contexts(
-                host, tree.node, tree.communication, self.timeline, sink
-            )
-            self.captures = read_captures(host, self.timeline, sink)
-            self.copies = read_copies(host, self.timeline, sink)
-        with stage("operator descriptions"):
-            descriptions = read_descriptions(host, tree.node, self.timeline, sink)
-            self.knowledge = HostKnowledge(
-                items,
-                tree,
-                types,
-                descriptions,
-                host.dictionaries,
-                read_collective_streams(host, sink),
-                read_captured(host, descriptions.tensor_texts, sink),
-                _is_level0(host),
-            )
-            records = read_communication(host, self.knowledge, self.timeline, sink)
-        self.communication = CommunicationWriter(
-            host, records, self.knowledge, call_types, self.timeline, sink
-        )
-        self.expanded_streams = _expanded_streams(host, sink)
+    A context manager: what it has put away is gone when the block ends.
+    """
+
+    def __init__(self, host: HostDirectory, sink: Sink, stage: Stage, workspace: Workspace) -> None:
+        self.host, self._sink, self._workspace = host, sink, workspace
+        self._stack = ExitStack()
+        self._timeline = Timeline(host.clocks.host_origin_ticks)
+        self._wide = host.platform in V6_PLATFORMS
+        self._launched: dict[int, Launched] = {}
+        try:
+            self._read(stage)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> HostSide:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
 
     def device_ids(self) -> set[int]:
         """Return the devices that something was launched for."""
-        return set(np.unique(self.tasks.device_id).tolist())
+        return set(self._launched)
 
-    def launches(self, device_id: int) -> Launches:
-        """Return the launches for one device."""
-        return launches_of(
-            self.tasks,
-            device_id,
-            self.knowledge.types,
-            self.node_contexts,
-            self.communication_contexts,
-            wide_task_ids=self.host.platform in V6_PLATFORMS,
+    def launched(self, device_id: int) -> Launched:
+        """Return what was launched for one device."""
+        return self._of_device(device_id)
+
+    def _read(self, stage: Stage) -> None:
+        host, timeline, sink = self.host, self._timeline, self._sink
+        with ExitStack() as reading:
+
+            def spool(dtype: np.dtype[Any]) -> Any:
+                return reading.enter_context(self._workspace.spool(dtype))
+
+            calls, tasks, contexts, sizes = (
+                spool(dtype) for dtype in (CALL, LAUNCH, operators.CONTEXTS, memory_copies.SIZES)
+            )
+            described, attributes, tensors = (
+                spool(dtype)
+                for dtype in (operators.DESCRIBED, operators.ATTRIBUTES, operators.TENSORS)
+            )
+            steps, collected = spool(collectives.TASKS), spool(collectives.OPERATORS)
+            with stage("calls"):
+                self.names = read_calls(host, timeline, calls, sink)
+            with stage("launches"):
+                self.types, self._rounds = read_host_tasks(host, timeline, tasks, sink)
+                operators.read_contexts(host, timeline, contexts, sink)
+                self.captures = read_captures(host, timeline, sink)
+                keep(host, "compact", "memcpy_info", timeline, sizes, sink)
+                self._watch(tasks)
+            with stage("operator descriptions"):
+                self._hashes, self._texts = operators.read_descriptions(
+                    host, timeline, described, attributes, tensors, sink
+                )
+                self.captured = read_captured(host, self._texts, sink)
+                self.collective_streams = read_collective_streams(host, sink)
+                keep(host, "additional", "hccl_info", timeline, steps, sink)
+                keep(host, "compact", "hccl_op_info", timeline, collected, sink)
+            self.communication = CommunicationWriter(host, sink)
+            self.expanded_streams = _expanded_streams(host, sink)
+            self._level0 = _is_level0(host)
+            self._masters = collectives.master_types(self.names.type_pairs(), host.dictionaries)
+            self._has_sizes = sizes.rows > 0
+            with stage("host"):
+                writer = CallWriter(self.names, host, timeline, sink)
+                others = (tasks, contexts, sizes, described, attributes, tensors, steps, collected)
+                place_of_task = 0
+                for window in host_windows(calls, others, self.names, self._workspace.window_rows):
+                    writer.write(window.calls)
+                    self._tell(window, place_of_task)
+                    place_of_task += len(window.others[0])
+
+    def _watch(self, tasks: Any) -> None:
+        """Let the rounds of task ids see all tasks, where they depend on later ones."""
+        if not self._rounds.looks_back:
+            return
+        place_of_task = 0
+        for (rows,) in windows(tasks, window_rows=self._workspace.window_rows):
+            self._rounds.watch(*self._asked(rows, place_of_task))
+            place_of_task += len(rows)
+
+    def _asked(self, rows: Rows, first: int) -> tuple[NDArray[Any], ...]:
+        ticks = self._timeline.ticks(rows["key"])
+        return streams(rows), rows["task_id"], ticks, np.arange(first, first + len(rows))
+
+    def _tell(self, window: HostWindow, first: int) -> None:
+        """Work out what was launched in a window and what for, and put it away by device."""
+        rows, contexts, sizes, described, attributes, tensors, steps, collected = window.others
+        tree, sink = window.tree, self._sink
+        tasks = HostTasks.of(rows, self._rounds.batch_of(*self._asked(rows, first)))
+        place(tasks, tree, self.names.items)
+        tasks = without_lost_calls(tasks, tree, sink)
+        node_contexts, communication_contexts = operators.contexts_of(
+            contexts, tree.node, tree.communication, sink
         )
+        knowledge = HostKnowledge(
+            self.names.items,
+            tree,
+            self.types,
+            operators.describe(
+                tree.node, described, attributes, tensors, self._hashes, self._texts, sink
+            ),
+            self.host.dictionaries,
+            self.collective_streams,
+            self.captured,
+            self._level0,
+        )
+        records = collectives.place_records(steps, collected, tree, sink)
+        for device_id in np.unique(tasks.device_id).tolist():
+            launches = launches_of(
+                tasks,
+                device_id,
+                self.types,
+                node_contexts,
+                communication_contexts,
+                wide_task_ids=self._wide,
+            )
+            to = self._of_device(device_id)
+            self._put_away(launches, knowledge, records, to)
+            if self._has_sizes:
+                to.copies.append(
+                    memory_copies.copies_of(
+                        tasks, device_id, self.types, sizes, wide_task_ids=self._wide
+                    )
+                )
+
+    def _put_away(
+        self,
+        launches: Launches,
+        knowledge: HostKnowledge,
+        records: collectives.CommunicationRecords,
+        to: Launched,
+    ) -> None:
+        tasks = launches.tasks
+        rows = np.zeros(len(launches.key), LAUNCHED)
+        rows["key"] = launches.key
+        rows["launched"] = tasks.key[launches.task]
+        rows["connection_id"] = tasks.connection_id[launches.task]
+        rows["model_id"] = tasks.model_id[launches.task]
+        rows["type_index"] = tasks.type_index[launches.task]
+        rows["step"] = rows["kernel"] = NOWHERE
+        chosen, steps = collectives.steps_of(
+            launches, records, knowledge, self._masters, self._timeline
+        )
+        rows["step"][chosen] = to.add_steps(steps)
+        chosen, found, hashes = operators_of(launches, knowledge, self._sink)
+        rows["is_operator"][chosen] = True
+        rows["operator"][chosen] = found
+        scheduling = np.flatnonzero(found["scheduler"])
+        if len(scheduling):
+            kernels = np.zeros(len(scheduling), KERNEL)
+            kernels["name"] = hashes[scheduling]
+            kernels["op_type"] = found["opType"][scheduling]
+            kernels["in_collective"], kernels["outer"] = _outer_collectives(
+                launches, chosen[scheduling], knowledge
+            )
+            rows["kernel"][chosen[scheduling]] = to.add_kernels(kernels)
+        if self._wide:
+            to.add_streams(tasks.task_id, tasks.stream_id)
+        to.rows.append(rows)
+
+    def _of_device(self, device_id: int) -> Launched:
+        if device_id not in self._launched:
+            self._launched[device_id] = self._stack.enter_context(
+                Launched(self.types, collectives.STEP, self._workspace)
+            )
+        return self._launched[device_id]
+
+
+def _outer_collectives(
+    launches: Launches, chosen: NDArray[np.int64], knowledge: HostKnowledge
+) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
+    """Tell which launches were made in the call of a collective, and the hash of its name.
+
+    That is the call around the NODE call, if that launches tasks of collectives itself.
+    """
+    tasks, node = launches.tasks, knowledge.tree.node
+    collective = np.zeros(len(node) + 1, bool)  # the last is NOWHERE
+    collective[tasks.node[tasks.communication != NOWHERE]] = True
+    collective[-1] = False
+    own = tasks.node[launches.task[chosen]]
+    outer = np.full(len(own), NOWHERE, np.int64)
+    placed = own != NOWHERE
+    outer[placed] = node.find(node.begin[own[placed]])
+    inside = collective[outer]
+    result = np.zeros(len(own), np.uint64)
+    result[inside] = knowledge.calls_items[node.item[outer[inside]]]
+    return inside, result
 
 
 def _expanded_streams(host: HostDirectory, sink: Sink) -> bool:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from unified_prof.decoders.prof.device.overlap import OverlapWriter, Spans
+from unified_prof.decoders.prof.raw.workspace import Workspace
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12)
 
@@ -24,13 +25,29 @@ def moments(pairs: Spans) -> set[int]:
     }
 
 
-@given(SPANS, SPANS, SPANS)
+@given(SPANS, SPANS, SPANS, st.integers(1, 12))
 def test_every_moment_is_what_the_device_did_then(
-    other: list[tuple[int, int]], compute: list[tuple[int, int]], talk: list[tuple[int, int]]
+    other: list[tuple[int, int]],
+    compute: list[tuple[int, int]],
+    talk: list[tuple[int, int]],
+    part: int,
 ) -> None:
     sink = MemorySink()
     everything = spans(other + compute + talk)
-    OverlapWriter(sink).write(3, everything, spans(compute), spans(talk))
+    # Tasks come by start, in parts; what they fill is put away after every single interval.
+    tasks = sorted(
+        [(start, size, False) for start, size in other + talk]
+        + [(start, size, True) for start, size in compute]
+    )
+    workspace = Workspace(window_rows=1, run_bytes=1)
+    with OverlapWriter(sink, workspace).device(3) as overlap:
+        for first in range(0, len(tasks), part):
+            some = tasks[first : first + part]
+            overlap.add(
+                spans([(start, size) for start, size, _ in some]),
+                spans([(start, size) for start, size, computes in some if computes]),
+            )
+        overlap.finish(spans(talk))
     rows = sink.tables().get("OVERLAP_ANALYSIS")
     if rows is None:
         assert not compute

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.device.task_log import first_to_first, mark_order, type_name
+from unified_prof.decoders.prof.identity.flips import Flips
 from unified_prof.decoders.prof.identity.stream_words import decode_words
-from unified_prof.decoders.prof.identity.task_keys import IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys
 from unified_prof.vocabulary import NO_CONTEXT
 
 MARKS = st.lists(
@@ -82,17 +84,31 @@ def test_place_holders_and_event_records_keep_plain_words_when_expanded() -> Non
         max_size=20,
     )
 )
-def test_equal_tasks_have_one_id_and_different_ones_have_different(
+def test_equal_tasks_have_one_key_and_different_ones_have_different(
     tasks: list[tuple[int, int, int, int]],
 ) -> None:
     columns = [np.array(column) for column in zip(*tasks, strict=True)]
-    keys = pack_keys(*columns, wide_task_ids=False)
-    ids = TaskIds(IdCounter())
-    first = ids.resolve(keys[: len(keys) // 2]).tolist()
-    both = ids.resolve(keys).tolist()
-    assert both[: len(first)] == first
-    assert len(set(zip(tasks, both, strict=True))) == len(set(tasks))
-    assert set(both) == set(range(len(set(tasks))))
+    keys = pack_keys(*columns, wide_task_ids=False).tolist()
+    assert len(set(keys)) == len(set(tasks)) == len(set(zip(tasks, keys, strict=True)))
+
+
+def test_tasks_that_have_no_number_yet_get_one_each_and_keep_it() -> None:
+    none = np.zeros(3, np.uint32)
+    tasks = DeviceTasks(
+        IdCounter(),
+        Flips.none(),
+        False,
+        False,
+        np.arange(3, dtype=np.uint64),
+        np.array([-1, 7, -1]),
+        none,
+        none,
+        None,
+        (none, none),
+    )
+    tasks.ids.take(8)
+    assert tasks.ids_of(np.array([2, 1, 2, 0])).tolist() == [9, 7, 9, 8]
+    assert tasks.ids_of(np.array([0, 2])).tolist() == [8, 9]
 
 
 def test_wide_task_ids_have_32_bits() -> None:

@@ -16,7 +16,7 @@ from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import Records, joined, records
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.identity.flips import Flips
-from unified_prof.decoders.prof.identity.task_keys import IdCounter, TaskIds, pack_keys
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys
 from unified_prof.decoders.prof.pmu.core_metrics import CoreKind
 from unified_prof.decoders.prof.pmu.pmu_records import Blocks, Counted, MixBlocks
 from unified_prof.decoders.prof.pmu.task_pmu import decode
@@ -39,11 +39,12 @@ def tasks_of(*task_ids: int, blocks: int = 0) -> DeviceTasks:
     none = np.zeros(len(ids), np.uint32)
     key = pack_keys(none + STREAM, ids, none, none + np.uint32(NO_CONTEXT), wide_task_ids=False)
     return DeviceTasks(
-        TaskIds(IdCounter()),
+        IdCounter(),
         Flips.none(),
         False,
         False,
         np.sort(key),
+        np.full(len(ids), -1),
         none + np.uint32(blocks),
         none,
         None,

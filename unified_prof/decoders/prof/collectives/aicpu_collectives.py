@@ -41,7 +41,7 @@ class Collectives:
 
 def find_collectives(ground: Ground, sink: Sink) -> Collectives | None:
     """Tell the collectives of a device and their tasks; None without any sign of one."""
-    streams = ground.knowledge.collective_streams
+    streams = ground.streams
     if not streams.of_kernels:
         if len(ground.records):
             sink.anomaly(

@@ -34,7 +34,7 @@ def members_of(
     rows = ground.rows
     record = np.flatnonzero(record_row != MISSING)
     row = record_row[record]
-    of_tasks = ground.knowledge.collective_streams.of_tasks
+    of_tasks = ground.streams.of_tasks
     if not len(record_row):  # the lowest trace level: every task of the streams is one
         row = np.flatnonzero(np.isin(rows.stream_id, list(of_tasks)))
         record = np.full(len(row), MISSING, np.int64)

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from unified_prof.arrays.runs import Runs
 from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords
 from unified_prof.decoders.prof.device.logged_tasks import TaskRows
-from unified_prof.decoders.prof.host.call_tree import NOWHERE
-from unified_prof.decoders.prof.host.compute_info import HostKnowledge, Schedulers
-from unified_prof.decoders.prof.host.launches import MISSING, Launches
+from unified_prof.decoders.prof.host.collective_streams import CollectiveStreams
+from unified_prof.decoders.prof.host.launches import MISSING
 from unified_prof.decoders.prof.identity.task_keys import pack_keys, streams_of
+from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.decoders.spool import Rows
 from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 
 _KERNEL = "AicpuKernel"
@@ -55,9 +56,10 @@ class Ground:
 
     device: DeviceDirectory
     rows: TaskRows
-    launches: Launches
-    schedulers: Schedulers
-    knowledge: HostKnowledge
+    kernels: Rows
+    """Kernels that schedule communication, of `launched.KERNEL`."""
+    streams: CollectiveStreams
+    dictionaries: Dictionaries
     records: AicpuRecords
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
     """As in `DeviceTasks`; empty but with 32-bit task ids."""
@@ -148,12 +150,10 @@ def operators_of(ground: Ground, bounds: Bounds) -> list[Operator]:
     by_stream: dict[int, list[Operator]] = defaultdict(list)
     for operator in _kernels(ground):
         by_stream[int(ground.rows.stream_id[operator.row])].append(operator)
-    tasks = ground.launches.tasks
-    outer_nodes = set(np.unique(tasks.node[tasks.communication != NOWHERE]).tolist())
     result: list[Operator] = []
     for stream, operators in by_stream.items():
         told = recorded[recorded["stream_id"] == stream]
-        _describe(operators, told, outer_nodes, ground)
+        _describe(operators, told, ground)
         for operator in operators:
             bounds.narrow(operator, stream, ground.rows)
         _number(operators, ground)
@@ -163,31 +163,24 @@ def operators_of(ground: Ground, bounds: Bounds) -> list[Operator]:
 
 def _kernels(ground: Ground) -> Iterator[Operator]:
     """Yield the AI CPU kernels that ran, in the order of their starts."""
-    rows, launches, schedulers = ground.rows, ground.launches, ground.schedulers
-    place = np.full(len(launches.key) + 1, MISSING, np.int64)
-    place[schedulers.launch] = np.arange(len(schedulers.launch))
-    kernel = place[rows.launch]  # MISSING is the last
-    text = ground.knowledge.dictionaries.text
-    groups = ground.knowledge.collective_streams.of_kernels
-    for row in np.flatnonzero(kernel != MISSING).tolist():
-        name = text(int(schedulers.name[kernel[row]]))
+    rows, kernels = ground.rows, ground.kernels
+    for row in np.flatnonzero(rows.kernel != MISSING).tolist():
+        kernel = kernels[rows.kernel[row]]
+        name = ground.dictionaries.text(int(kernel["name"]))
         if name in _NO_COLLECTIVES:
             continue
-        task = launches.task[rows.launch[row]]
         yield Operator(
             row,
             name,
-            int(schedulers.op_type[kernel[row]]),
-            groups.get(int(rows.stream_id[row])),
-            int(launches.tasks.connection_id[task]),
+            int(kernel["op_type"]),
+            ground.streams.of_kernels.get(int(rows.stream_id[row])),
+            int(rows.connection_id[row]),
             int(rows.start[row]),
             int(rows.end[row]),
         )
 
 
-def _describe(
-    operators: list[Operator], told: Records, outer_nodes: set[int], ground: Ground
-) -> None:
+def _describe(operators: list[Operator], told: Records, ground: Ground) -> None:
     """Give the operators of one stream what the device recorded of them.
 
     A record is of the first operator that was running when it was made. A stream with any record
@@ -196,13 +189,13 @@ def _describe(
     if not len(told):
         return
     times = told["timestamp"].tolist()
-    groups = set(ground.knowledge.collective_streams.of_kernels.values())
+    groups = set(ground.streams.of_kernels.values())
     next_record = 0
     for operator in operators:
         operator.of_host = True
-        outer = _host_collective(operator, outer_nodes, ground)
-        if outer is not None:
-            operator.name = outer
+        kernel = ground.kernels[ground.rows.kernel[operator.row]]
+        if kernel["in_collective"]:
+            operator.name = ground.dictionaries.text(int(kernel["outer"]))
         next_record = max(next_record, bisect_left(times, operator.start))
         if next_record < len(times) and times[next_record] <= operator.end:
             record = told[next_record]
@@ -211,25 +204,6 @@ def _describe(
             operator.relay = int(record["flags"]) & 1
             operator.retry = int(record["flags"]) >> 1 & 1
             next_record += 1
-
-
-def _host_collective(operator: Operator, outer_nodes: set[int], ground: Ground) -> str | None:
-    """Return the name of the host's collective whose call the kernel was launched in.
-
-    Args:
-        operator: the kernel's.
-        outer_nodes: NODE calls that launch tasks of collectives themselves.
-        ground: the device.
-    """
-    tasks, tree = ground.launches.tasks, ground.knowledge.tree
-    node = int(tasks.node[ground.launches.task[ground.rows.launch[operator.row]]])
-    if node == NOWHERE:
-        return None
-    outer = int(tree.node.find(tree.node.begin[node : node + 1])[0])
-    if outer not in outer_nodes:
-        return None
-    item = int(ground.knowledge.calls_items[tree.node.item[outer]])
-    return ground.knowledge.dictionaries.text(item)
 
 
 def _number(operators: list[Operator], ground: Ground) -> None:

@@ -33,7 +33,6 @@ _OWN_SUFFIX = " Aicpu"
 def write_collectives(
     ground: Ground,
     ran: Collectives,
-    row_ids: NDArray[np.int64],
     host: CommunicationWriter,
     host_ids: Mapping[str, int],
     sink: Sink,
@@ -43,7 +42,6 @@ def write_collectives(
     Args:
         ground: what they were told from.
         ran: the operators and their tasks.
-        row_ids: globalTaskIds of the rows of the device's log.
         host: hands out the ids of operators.
         host_ids: opIds of the host's operators, by full name.
         sink: takes the rows.
@@ -58,7 +56,7 @@ def write_collectives(
     names = sink.strings.intern_all(operator.name for operator in ran.operators)
     groups = sink.strings.intern_all(_group_name(ran, index, ground) for index in _indexes(ran))
     if len(ran.members.row):
-        _write_tasks(ground, ran, row_ids, names, groups, ids, sink)
+        _write_tasks(ground, ran, names, groups, ids, sink)
     return _write_operators(ground, ran, names, groups, ids, sink)
 
 
@@ -70,14 +68,13 @@ def _group_name(ran: Collectives, index: int, ground: Ground) -> str:
     operator = ran.operators[index]
     if operator.group is None:
         return NOT_AVAILABLE
-    text = ground.knowledge.dictionaries.text(operator.group)
+    text = ground.dictionaries.text(operator.group)
     return text if operator.of_host else text + _OWN_SUFFIX
 
 
 def _write_tasks(
     ground: Ground,
     ran: Collectives,
-    row_ids: NDArray[np.int64],
     names: NDArray[np.int64],
     groups: NDArray[np.int64],
     ids: NDArray[np.int64],
@@ -94,14 +91,14 @@ def _write_tasks(
         return values
 
     kind = np.full(count, sink.strings.intern(NOT_AVAILABLE), np.int64)
-    kind[described] = ground.knowledge.dictionaries.string_ids(sink.strings, records["item"])
+    kind[described] = ground.dictionaries.string_ids(sink.strings, records["item"])
     moved = np.zeros(count)
     moved[described] = _bandwidth(ground, ran)[members.record[described]]
     sink.write(
         "COMMUNICATION_TASK_INFO",
         {
             "name": names[members.operator],
-            "globalTaskId": row_ids[members.row],
+            "globalTaskId": ground.rows.global_task_id[members.row],
             "taskType": kind,
             "planeId": np.where(members.plane < 0, NO_RANK, members.plane),
             "groupName": groups[members.operator],
@@ -132,7 +129,7 @@ def _bandwidth(ground: Ground, ran: Collectives) -> NDArray[np.float64]:
     row, tasks = ran.record_row[known], tasks[known]
     clock = ground.rows.clock.finer(FINE_PARTS, ground.device.session.start_ns - FINE_ORIGIN_NS)
     items, item = np.unique(tasks["item"], return_inverse=True)
-    texts = [ground.knowledge.dictionaries.text(value).lower() for value in items.tolist()]
+    texts = [ground.dictionaries.text(value).lower() for value in items.tolist()]
     result[known] = bandwidth_in_order(
         (tasks["plane_id"], item),
         clock.to_ns(ground.rows.start[row]),

@@ -86,7 +86,7 @@ def decode(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
         device,
         {
             "deviceId": device.device_id,
-            "globalTaskId": tasks.ids.fresh(len(missions)),
+            "globalTaskId": tasks.ids.take(len(missions)),
             "name": np.asarray(
                 sink.strings.intern_all(
                     "LoopGroup" if mission.peer is None else "Wait" for mission in missions

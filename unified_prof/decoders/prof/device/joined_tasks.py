@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import find
 from unified_prof.decoders.prof.identity.flips import Flips
-from unified_prof.decoders.prof.identity.task_keys import TaskIds, pack_keys, streams_of
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys, streams_of
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 
 
@@ -25,7 +25,7 @@ from unified_prof.decoders.prof.raw.directory import HostDirectory
 class DeviceTasks:
     """The tasks of one device, for those who describe them; one row a key, sorted by key."""
 
-    ids: TaskIds
+    ids: IdCounter
     flips: Flips
     """The device's own flips: `flips.batch_of(stream, task, end_ticks, at_flip=True)`."""
     wide_task_ids: bool
@@ -35,6 +35,8 @@ class DeviceTasks:
     key: NDArray[np.uint64]
     """Of `task_keys.pack_keys`, ascending: every task of the device's log, also those that ended
     before the session. What describes a task that is not here (its log was lost) is left out."""
+    global_task_id: NDArray[np.int64]
+    """Of each key; -1 where it has none yet, for tasks that ended before the session."""
     block_num: NDArray[np.uint32]
     """Blocks of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
@@ -56,6 +58,13 @@ class DeviceTasks:
     def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the row of every key, -1 where there is none."""
         return find(self.key, key)
+
+    def ids_of(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the globalTaskIds of rows; tasks that have none yet get one."""
+        without = np.unique(row[self.global_task_id[row] < 0])
+        if len(without):
+            self.global_task_id[without] = self.ids.take(len(without))
+        return self.global_task_id[row]
 
     def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
         """Return the stream of every 32-bit task id, -1 where the host launched none such."""

@@ -1,27 +1,23 @@
-"""TASK: the tasks of a device log, matched with what launched them."""
+"""TASK: the tasks of a device log, with what launched them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import NOWHERE
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.device.task_log import OTHER, read_task_log, type_name
-from unified_prof.decoders.prof.device.ts_track import Track
+from unified_prof.decoders.prof.device.task_log import OTHER, type_name
 from unified_prof.decoders.prof.host.captured_streams import Captures
-from unified_prof.decoders.prof.host.launches import MISSING, Launches
 from unified_prof.decoders.prof.host.task_track import TaskTypes
-from unified_prof.decoders.prof.identity.task_keys import pack_keys, streams_of
 from unified_prof.decoders.prof.raw.clocks import LinearClock
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory
-from unified_prof.errors import RawFormatError
-from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
+from unified_prof.decoders.spool import Rows
+from unified_prof.vocabulary import NO_MODEL
 
 _NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
-_WRITE_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,193 +27,136 @@ class TaskRows:
     key: NDArray[np.uint64]
     """Identity, of `task_keys.pack_keys`."""
     stream_id: NDArray[np.uint32]
-    task_id: NDArray[np.uint32]
-    batch_id: NDArray[np.uint32]
-    context_id: NDArray[np.uint32]
     type_code: NDArray[np.uint8]
+    connection_id: NDArray[np.int64]
+    kernel: NDArray[np.int32]
+    """Row in `Launched.kernels`, -1 for what schedules no communication."""
+    global_task_id: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    launch: NDArray[np.int64]
-    """Row in `Launches`, MISSING for tasks that the host does not know."""
     start: NDArray[np.uint64]
     """Device counter."""
     end: NDArray[np.uint64]
     clock: LinearClock
     """Of the device counter."""
 
-
-def read_rows(
-    device: DeviceDirectory,
-    launches: Launches,
-    track: Track,
-    sink: Sink,
-    *,
-    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
-    expanded: bool,
-) -> tuple[TaskRows, NDArray[np.uint64]]:
-    """Return the tasks of the session, and the keys of all tasks of the log, ascending.
-
-    Args:
-        device: whose log it is.
-        launches: what was launched for it.
-        track: the notes of its scheduler.
-        sink: takes counts of what is left out.
-        stream_by_task: where task ids have 32 bits, of `task_keys.streams_of`: the log has no
-            streams there.
-        expanded: whether streams and tasks are in the expanded notation.
-    """
-    clock = device.clocks.device
-    if clock is None:
-        raise RawFormatError(
-            f"{device.path} does not say how its counter runs"
-            " (hwts_frequency of info.json, dev_start.log)"
+    @classmethod
+    def of(cls, rows: Rows, clock: LinearClock) -> TaskRows:
+        """Take the columns out of rows of `JOINED`."""
+        return cls(
+            rows["key"].copy(),
+            rows["stream_id"].copy(),
+            rows["type_code"].copy(),
+            rows["connection_id"].copy(),
+            rows["kernel"].copy(),
+            rows["global_task_id"].copy(),
+            clock.to_ns(rows["start"]),
+            clock.to_ns(rows["end"]),
+            rows["start"].copy(),
+            rows["end"].copy(),
+            clock,
         )
-    log = read_task_log(device, sink, expanded=expanded)
-    wide = stream_by_task is not None
-    if stream_by_task is not None:
-        streams = streams_of(stream_by_task, log.task_id)
-        log.stream_id = np.where(streams < 0, NO_STREAM, streams).astype(np.uint32)
-    order = np.argsort(log.start, kind="stable")
-    log = log.take(order)
-    batch = track.flips.batch_of(log.stream_id, log.task_id, log.start, at_flip=True)
-    key = pack_keys(log.stream_id, log.task_id, batch, log.context_id, wide_task_ids=wide)
-    logged = np.unique(key)
-    end_ns = clock.to_ns(log.end)
-    early = end_ns < device.session.start_ns
-    if early.any():
-        sink.anomaly("task_before_session", int(early.sum()), "tasks that ended before the start")
-        log, end_ns, batch, key = log.take(~early), end_ns[~early], batch[~early], key[~early]
-    rows = TaskRows(
-        key,
-        log.stream_id,
-        log.task_id,
-        batch,
-        log.context_id,
-        log.type_code,
-        clock.to_ns(log.start),
-        end_ns,
-        launches.match(key),
-        log.start,
-        log.end,
-        clock,
-    )
-    return rows, logged
 
 
-def write_tasks(
-    device_id: int,
-    rows: TaskRows,
-    row_ids: NDArray[np.int64],
-    launches: Launches,
-    types: TaskTypes | None,
-    captures: Captures | None,
-    platform: int,
-    process_id: int,
-    sink: Sink,
-) -> None:
-    """Write the tasks of one device.
+class TaskWriter:
+    """Writes the tasks of one device, by start."""
 
-    Args:
-        device_id: the device.
-        rows: its tasks.
-        row_ids: their globalTaskIds.
-        launches: what `rows.launch` refers to.
-        types: the host's task types, if it recorded any.
-        captures: which streams were captured, likewise.
-        platform: kind of chip.
-        process_id: the process that was recorded.
-        sink: takes the rows.
-    """
-    if not len(rows.key):
-        return
-    names = _TypeNames(rows, launches, types, platform, sink)
-    for low in range(0, len(rows.key), _WRITE_ROWS):
-        piece = slice(low, low + _WRITE_ROWS)
-        launch = rows.launch[piece]
-        known = launch != MISSING
-        task = launches.task[launch[known]]
-        connection = np.full(len(launch), NO_CONNECTION, np.int64)
-        connection[known] = launches.tasks.connection_id[task]
-        model = np.full(len(launch), NO_MODEL, np.uint32)
-        model[known] = launches.tasks.model_id[task]
-        if captures is not None:
-            free = np.flatnonzero(known)[model[known] == NO_MODEL]
-            model[free] = captures.models(
-                device_id,
-                rows.stream_id[piece][free],
-                rows.batch_id[piece][free],
-                launches.tasks.key[launches.task[launch[free]]],
+    def __init__(
+        self,
+        device_id: int,
+        clock: LinearClock,
+        types: TaskTypes,
+        captures: Captures | None,
+        platform: int,
+        process_id: int,
+        sink: Sink,
+    ) -> None:
+        """Start with no task written.
+
+        Args:
+            device_id: the device.
+            clock: of its counter.
+            types: the host's task types.
+            captures: which streams were captured, if the host recorded anything.
+            platform: kind of chip.
+            process_id: the process that was recorded.
+            sink: takes the rows.
+        """
+        self._device_id, self._clock, self._captures = device_id, clock, captures
+        self._process_id, self._sink = process_id, sink
+        self._names = _TypeNames(types, platform, sink)
+
+    def write(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Write rows of `JOINED`; returns when they started and ended, ns."""
+        start_ns, end_ns = self._clock.to_ns(rows["start"]), self._clock.to_ns(rows["end"])
+        model = rows["model_id"].copy()
+        if self._captures is not None:
+            free = np.flatnonzero((rows["type_index"] != NOWHERE) & (model == NO_MODEL))
+            model[free] = self._captures.models(
+                self._device_id,
+                rows["stream_id"][free],
+                rows["batch_id"][free],
+                rows["launched"][free],
             )
-        sink.write(
+        self._sink.write(
             "TASK",
             {
-                "startNs": rows.start_ns[piece],
-                "endNs": rows.end_ns[piece],
-                "deviceId": device_id,
-                "connectionId": connection,
-                "globalTaskId": row_ids[piece],
-                "globalPid": process_id,
-                "taskType": names.ids(piece),
-                "contextId": rows.context_id[piece],
-                "streamId": rows.stream_id[piece],
-                "taskId": rows.task_id[piece],
+                "startNs": start_ns,
+                "endNs": end_ns,
+                "deviceId": self._device_id,
+                "connectionId": rows["connection_id"].copy(),
+                "globalTaskId": rows["global_task_id"].copy(),
+                "globalPid": self._process_id,
+                "taskType": self._names.ids(rows),
+                "contextId": rows["context_id"].copy(),
+                "streamId": rows["stream_id"].copy(),
+                "taskId": rows["task_id"].copy(),
                 "modelId": model,
             },
         )
+        return start_ns, end_ns
+
+    def finish(self) -> None:
+        """Count what was odd."""
+        self._names.report()
 
 
 class _TypeNames:
     """TASK.taskType: the host's type, the device's for graphs and where the host has none."""
 
-    def __init__(
-        self,
-        rows: TaskRows,
-        launches: Launches,
-        types: TaskTypes | None,
-        platform: int,
-        sink: Sink,
-    ) -> None:
-        self._rows, self._launches = rows, launches
-        self._by_code = np.zeros(256, np.int64)
-        codes = np.unique(rows.type_code).tolist()
-        unknown = [code for code in codes if type_name(code, platform) is None]
-        if unknown:
-            count = int(np.isin(rows.type_code, unknown).sum())
-            sink.anomaly("unknown_device_task_type", count, f"first: type code {unknown[0]}")
-        for code in codes:
-            self._by_code[code] = sink.strings.intern(type_name(code, platform) or OTHER)
-        names = () if types is None else types.names
-        used = np.unique(launches.tasks.type_index[launches.task]).tolist()
-        self._by_type = np.full(len(names) + 1, -1, np.int64)
-        for index in used:
-            if names[index] not in _NAMED_BY_DEVICE:
-                self._by_type[index] = sink.strings.intern(names[index])
+    def __init__(self, types: TaskTypes, platform: int, sink: Sink) -> None:
+        self._types, self._platform, self._sink = types, platform, sink
+        self._by_code = np.full(256, -1, np.int64)
+        self._by_type = np.full(len(types.names), -1, np.int64)
+        self._by_device = types.named(*_NAMED_BY_DEVICE)
+        self._unknown: Counter[int] = Counter()
 
-    def ids(self, piece: slice) -> NDArray[np.int64]:
+    def ids(self, rows: Rows) -> NDArray[np.int64]:
         """Return the string ids of some rows."""
-        result = self._by_code[self._rows.type_code[piece]]
-        launch = self._rows.launch[piece]
-        known = np.flatnonzero(launch != MISSING)
-        kind = self._launches.tasks.type_index[self._launches.task[launch[known]]]
-        host_ids = self._by_type[kind]
-        result[known] = np.where(host_ids < 0, result[known], host_ids)
+        self._learn(rows)
+        code, kind = rows["type_code"], rows["type_index"]
+        result: NDArray[np.int64] = self._by_code[code]
+        named = np.flatnonzero(kind != NOWHERE)
+        named = named[~self._by_device[kind[named]]]
+        result[named] = self._by_type[kind[named]]
         return result
 
+    def report(self) -> None:
+        """Count the tasks whose type the device has no name for."""
+        if self._unknown:
+            first = min(self._unknown)
+            count = self._unknown.total()
+            self._sink.anomaly("unknown_device_task_type", count, f"first: type code {first}")
 
-def no_rows() -> TaskRows:
-    """Return the rows of a device without a log."""
-    none = np.zeros(0, np.int64)
-    return TaskRows(
-        none.astype(np.uint64),
-        none.astype(np.uint32),
-        none.astype(np.uint32),
-        none.astype(np.uint32),
-        none.astype(np.uint32),
-        none.astype(np.uint8),
-        none,
-        none,
-        none,
-        none.astype(np.uint64),
-        none.astype(np.uint64),
-        LinearClock(Fraction(1), Fraction(0)),
-    )
+    def _learn(self, rows: Rows) -> None:
+        """Intern the names of types that were not seen before; count those without."""
+        intern = self._sink.strings.intern
+        codes, counts = np.unique(rows["type_code"], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            name = type_name(code, self._platform)
+            if name is None:
+                self._unknown[code] += count
+            self._by_code[code] = intern(name or OTHER)
+        for kind in np.unique(rows["type_index"]).tolist():
+            if kind != NOWHERE and not self._by_device[kind]:
+                self._by_type[kind] = intern(self._types.names[kind])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import TracebackType
+
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.intervals import IntervalSet, merge, subtract
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.spool import windows
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
+_SPAN = np.dtype([("key", "i8"), ("end", "i8")])
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Starts and ends."""
@@ -17,48 +22,148 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 class OverlapWriter:
     """Numbers and writes the intervals of one device after another."""
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, sink: Sink, workspace: Workspace) -> None:
+        self._sink, self._workspace = sink, workspace
         self._next_id = 0
 
-    def write(self, device_id: int, tasks: Spans, compute: Spans, communication: Spans) -> None:
-        """Write the intervals of one device.
+    def device(self, device_id: int) -> DeviceOverlap:
+        """Return what takes the intervals of one device."""
+        return DeviceOverlap(self, device_id, self._workspace)
+
+    def write(self, device_id: int, kind: int, spans: IntervalSet) -> None:
+        """Write intervals of one kind."""
+        count = len(spans)
+        if count:
+            self._sink.write(
+                "OVERLAP_ANALYSIS",
+                {
+                    "id": np.arange(self._next_id, self._next_id + count),
+                    "deviceId": device_id,
+                    "startNs": spans.start_ns,
+                    "endNs": spans.end_ns,
+                    "type": kind,
+                },
+            )
+            self._next_id += count
+
+
+class DeviceOverlap:
+    """The intervals of one device, of which the computing ones may be any number.
+
+    A context manager, as `Spool` is.
+    """
+
+    def __init__(self, writer: OverlapWriter, device_id: int, workspace: Workspace) -> None:
+        self._writer, self._device_id = writer, device_id
+        self._window_rows = workspace.window_rows
+        self._computing = workspace.spool(_SPAN)
+        self._last = merge(*_NONE)
+        self._first_ns, self._last_ns = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+    def __enter__(self) -> DeviceOverlap:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._computing.__exit__(kind, error, traceback)
+
+    def add(self, tasks: Spans, compute: Spans) -> None:
+        """Take more tasks, by start.
 
         Args:
-            device_id: the device.
-            tasks: all tasks; they bound what can be free.
+            tasks: any tasks; they bound what can be free.
             compute: tasks that compute.
-            communication: collective operators.
         """
-        computing = merge(*compute, keep_empty=True)
-        talking = merge(*communication, keep_empty=True)
-        if not len(computing) and not len(talking):
-            return
-        busy = merge(
-            np.concatenate([computing.start_ns, talking.start_ns]),
-            np.concatenate([computing.end_ns, talking.end_ns]),
+        if len(tasks[0]):
+            self._first_ns = min(self._first_ns, int(tasks[0].min()))
+            self._last_ns = max(self._last_ns, int(tasks[1].max()))
+        merged = merge(
+            np.concatenate([self._last.start_ns, compute[0]]),
+            np.concatenate([self._last.end_ns, compute[1]]),
             keep_empty=True,
         )
-        bounds = IntervalSet(
-            np.minimum(busy.start_ns[:1], tasks[0].min(initial=busy.start_ns[0])),
-            np.maximum(busy.end_ns[-1:], tasks[1].max(initial=busy.end_ns[-1])),
+        # Only the last one can still grow: what comes later starts later.
+        self._last = IntervalSet(merged.start_ns[-1:], merged.end_ns[-1:])
+        self._put_away(IntervalSet(merged.start_ns[:-1], merged.end_ns[:-1]))
+
+    def finish(self, communication: Spans) -> None:
+        """Write all intervals.
+
+        Args:
+            communication: when collective operators were running.
+        """
+        self._put_away(self._last)
+        talking = merge(*communication, keep_empty=True)
+        if not self._computing.rows and not len(talking):
+            return
+        overlapped = [merge(*_NONE)]
+        for (rows,) in windows(self._computing, window_rows=self._window_rows):
+            spans = IntervalSet(rows["key"].copy(), rows["end"].copy())
+            self._writer.write(self._device_id, _COMPUTE, spans)
+            overlapped.append(_touching(spans, talking))
+        self._writer.write(self._device_id, _COMMUNICATION, talking)
+        computing = IntervalSet(
+            np.concatenate([spans.start_ns for spans in overlapped]),
+            np.concatenate([spans.end_ns for spans in overlapped]),
         )
-        for kind, spans in (
-            (_COMPUTE, computing),
-            (_COMMUNICATION, talking),
-            (_NOT_OVERLAPPED, subtract(talking, computing)),
-            (_FREE, subtract(bounds, busy)),
-        ):
-            count = len(spans)
-            if count:
-                self._sink.write(
-                    "OVERLAP_ANALYSIS",
-                    {
-                        "id": np.arange(self._next_id, self._next_id + count),
-                        "deviceId": device_id,
-                        "startNs": spans.start_ns,
-                        "endNs": spans.end_ns,
-                        "type": kind,
-                    },
-                )
-                self._next_id += count
+        self._writer.write(self._device_id, _NOT_OVERLAPPED, subtract(talking, computing))
+        self._write_free(talking)
+
+    def _put_away(self, spans: IntervalSet) -> None:
+        rows = np.empty(len(spans), _SPAN)
+        rows["key"], rows["end"] = spans.start_ns, spans.end_ns
+        self._computing.append(rows)
+
+    def _write_free(self, talking: IntervalSet) -> None:
+        """Write when nothing ran, between the first and the last evidence of use."""
+        reach: int | None = None
+        place = 0
+        for (rows,) in windows(self._computing, window_rows=self._window_rows):
+            if reach is None:
+                reach = self._begin(talking, int(rows["key"][0]))
+            until = int(np.searchsorted(talking.start_ns, rows["key"][-1], side="right"))
+            reach = self._gaps(
+                reach,
+                np.concatenate([rows["key"], talking.start_ns[place:until]]),
+                np.concatenate([rows["end"], talking.end_ns[place:until]]),
+            )
+            place = until
+        if reach is None:
+            reach = self._begin(talking, int(talking.start_ns[0]))
+        reach = self._gaps(reach, talking.start_ns[place:], talking.end_ns[place:])
+        if reach < self._last_ns:
+            self._writer.write(self._device_id, _FREE, _one(reach, self._last_ns))
+
+    def _begin(self, talking: IntervalSet, first_ns: int) -> int:
+        """Return when the device was first in use."""
+        begin = min(self._first_ns, first_ns)
+        return min(begin, int(talking.start_ns[0])) if len(talking) else begin
+
+    def _gaps(self, reach: int, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> int:
+        """Write the gaps between what was covered up to `reach` and more; returns the new reach."""
+        start_ns, end_ns = np.maximum(start_ns, reach), np.maximum(end_ns, reach)
+        busy = merge(np.r_[reach, start_ns], np.r_[reach, end_ns], keep_empty=True)
+        filled = busy.end_ns > busy.start_ns
+        filled[:1] = True
+        start, end = busy.start_ns[filled], busy.end_ns[filled]
+        self._writer.write(self._device_id, _FREE, IntervalSet(end[:-1], start[1:]))
+        return int(end[-1])
+
+
+def _touching(spans: IntervalSet, others: IntervalSet) -> IntervalSet:
+    """Return the intervals that meet any of the others, both merged."""
+    after = np.searchsorted(others.end_ns, spans.start_ns, side="left")
+    meets = after < len(others)
+    meets[meets] = others.start_ns[after[meets]] <= spans.end_ns[meets]
+    return IntervalSet(spans.start_ns[meets], spans.end_ns[meets])
+
+
+def _one(start_ns: int, end_ns: int) -> IntervalSet:
+    return IntervalSet(np.array([start_ns]), np.array([end_ns]))
+
+
+_NONE = np.zeros(0, np.int64), np.zeros(0, np.int64)

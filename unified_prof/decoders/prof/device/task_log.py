@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
 from unified_prof.decoders.prof.raw.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
+from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 from unified_prof.vocabulary import NO_CONTEXT
 
 _310P = 4
@@ -46,26 +48,25 @@ _CONTEXT_TYPES = (
 ).split()
 
 
-@dataclass(slots=True)
-class DeviceTaskLog:
-    """Tasks and FFTS+ contexts that ran, in order of their identity; columns of one length."""
+RAN = np.dtype(
+    [
+        ("key", "u8"),
+        ("start", "u8"),
+        ("end", "u8"),
+        ("place", "i8"),
+        ("stream_id", "u4"),
+        ("task_id", "u4"),
+        ("batch_id", "u4"),
+        ("context_id", "u4"),
+        ("type_code", "u1"),
+        ("early", "?"),
+    ]
+)
+"""A task, or a context of an FFTS+ task, that ran: start and end in the device's counter, its place
+in the order of starts, and whether it ended before the session. `key` is its identity: at first
+what the log says, in the end that of `task_keys.pack_keys`."""
 
-    stream_id: NDArray[np.uint32]
-    """On platforms with 32-bit task ids this is 0: device logs have no stream there."""
-    task_id: NDArray[np.uint32]
-    context_id: NDArray[np.uint32]
-    type_code: NDArray[np.uint8]
-    """Of `type_name`."""
-    start: NDArray[np.uint64]
-    """Device counter."""
-    end: NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def take(self, rows: NDArray[Any]) -> DeviceTaskLog:
-        """Return some rows."""
-        return DeviceTaskLog(*(getattr(self, field.name)[rows] for field in fields(self)))
+_MARK = np.dtype([("ticks", "u8"), ("identity", "u8"), ("is_end", "?"), ("type_code", "u1")])
 
 
 def type_name(code: int, platform: int) -> str | None:
@@ -81,46 +82,86 @@ def type_name(code: int, platform: int) -> str | None:
     return names[number] if number < len(names) and names[number] != "-" else None
 
 
-def read_task_log(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:
-    """Read the task log that a device of this platform writes."""
-    if device.platform in V6_PLATFORMS:
-        return _read_stars_v6(device, sink)
-    if device.platform in HWTS_PLATFORMS:
-        return _read_hwts(device, sink)
-    return _read_stars(device, sink, expanded=expanded)
+def read_task_log(
+    device: DeviceDirectory, ran: Spool, workspace: Workspace, sink: Sink, *, expanded: bool
+) -> None:
+    """Put away what ran, as the task log of a device of this platform tells it.
+
+    On platforms with 32-bit task ids the stream is 0: device logs have none there.
+    """
+    with workspace.spool(_MARK, "ticks") as tasks, workspace.spool(_MARK, "ticks") as contexts:
+        if device.platform in V6_PLATFORMS:
+            _read_stars_v6(device, tasks, sink)
+        elif device.platform in HWTS_PLATFORMS:
+            _read_hwts(device, tasks)
+        else:
+            _read_stars(device, tasks, contexts, sink, expanded=expanded)
+        for rows in _paired(tasks, "device_task", workspace.window_rows, sink):
+            identity = rows["key"]
+            if device.platform in V6_PLATFORMS:
+                rows["task_id"] = identity
+            else:
+                rows["stream_id"] = identity >> np.uint64(16)
+                rows["task_id"] = identity & np.uint64(0xFFFF)
+            rows["context_id"] = NO_CONTEXT
+            ran.append(rows)
+        for rows in _paired(contexts, "device_context", workspace.window_rows, sink):
+            identity = rows["key"]
+            rows["stream_id"] = identity >> np.uint64(48)
+            rows["task_id"] = identity >> np.uint64(32) & np.uint64(0xFFFF)
+            rows["context_id"] = identity >> np.uint64(16) & np.uint64(0xFFFF)
+            ran.append(rows)
 
 
-class _Marks:
-    """Start and end marks as they are read: packed identity, time, type."""
+def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
+    """Yield what ran by start; of tasks that start together whole ones first, by their words."""
+    place = 0
+    for (rows,) in windows(ran, window_rows=window_rows):
+        start = rows["start"]
+        if (start[1:] == start[:-1]).any():
+            rows = selected(
+                rows, np.lexsort((rows["key"], rows["context_id"] != NO_CONTEXT, start))
+            )
+        else:
+            rows = rows.copy()
+        rows["place"] = np.arange(place, place + len(rows))
+        place += len(rows)
+        yield rows
 
-    def __init__(self) -> None:
-        self._parts: list[tuple[NDArray[Any], ...]] = []
 
-    def add(
-        self,
-        identity: NDArray[np.uint64],
-        ticks: NDArray[np.uint64],
-        is_end: NDArray[np.bool_],
-        type_code: NDArray[np.uint8],
-    ) -> None:
-        self._parts.append((identity, ticks.copy(), is_end, type_code))
+def _marks(
+    identity: NDArray[np.uint64],
+    ticks: NDArray[np.uint64],
+    is_end: NDArray[np.bool_],
+    type_code: NDArray[np.uint8],
+) -> Rows:
+    rows = np.empty(len(identity), _MARK)
+    rows["identity"], rows["ticks"] = identity, ticks
+    rows["is_end"], rows["type_code"] = is_end, type_code
+    return rows
 
-    def paired(self, kind: str, sink: Sink) -> tuple[NDArray[Any], ...]:
-        """Return (identity, start, end, type) of every start that has an end, first to first."""
-        if not self._parts:
-            none = np.zeros(0, np.uint64)
-            return none, none, none, np.zeros(0, np.uint8)
-        identity, ticks, is_end, code = (
-            np.concatenate(column) for column in zip(*self._parts, strict=True)
-        )
-        self._parts.clear()
-        order = mark_order(identity, ticks)
-        is_end = is_end[order]
-        identity = identity[order]
+
+def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[Rows]:
+    """Yield a row of `RAN` for every start that has an end, first to first."""
+    still_open = np.zeros(0, _MARK)
+    lost = marks.rows
+    for (found,) in windows(marks, window_rows=window_rows):
+        rows = stacked((still_open, found))
+        order = mark_order(rows["identity"], rows["ticks"])
+        identity, is_end = rows["identity"][order], rows["is_end"][order]
         start, end = first_to_first(identity, is_end)
-        if lost := len(order) - 2 * len(start):
-            sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
-        return identity[start], ticks[order[start]], ticks[order[end]], code[order[start]]
+        lost -= 2 * len(start)
+        pairs = np.zeros(len(start), RAN)
+        first = order[start]
+        pairs["key"] = identity[start]
+        pairs["start"], pairs["end"] = rows["ticks"][first], rows["ticks"][order[end]]
+        pairs["type_code"] = rows["type_code"][first]
+        yield pairs
+        open_here = ~rows["is_end"]
+        open_here[first] = False
+        still_open = selected(rows, open_here)
+    if lost:
+        sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
 
 
 def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
@@ -164,9 +205,10 @@ def first_to_first(
     return starts[of_start], ends[of_end]
 
 
-def _read_stars(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> DeviceTaskLog:
+def _read_stars(
+    device: DeviceDirectory, tasks: Spool, contexts: Spool, sink: Sink, *, expanded: bool
+) -> None:
     """Read stars_soc: whole tasks, and the contexts of FFTS+ tasks."""
-    tasks, contexts = _Marks(), _Marks()
     for piece in _stars_pieces(device, "stars_acsq", sink):
         function = piece["w0"] & 0x3F
         rows = piece[function <= _END]
@@ -174,11 +216,13 @@ def _read_stars(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> Devic
         stream, task = decode_words(
             rows["stream_id"], rows["task_id"], expanded=expanded, sqe_type=sqe
         )
-        tasks.add(
-            stream.astype(np.uint64) << np.uint64(16) | task,
-            rows["timestamp"],
-            (rows["w0"] & 1).astype(bool),
-            sqe,
+        tasks.append(
+            _marks(
+                stream.astype(np.uint64) << np.uint64(16) | task,
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                sqe,
+            )
         )
         is_context = (function == _CONTEXT_START) | (function == _CONTEXT_END)
         if is_context.any():
@@ -190,79 +234,47 @@ def _read_stars(device: DeviceDirectory, sink: Sink, *, expanded: bool) -> Devic
                 | rows["subtask_id"].astype(np.uint64) << np.uint64(16)
                 | rows["thread_id"]
             )
-            contexts.add(
-                identity,
-                rows["timestamp"],
-                rows["w0"] & 0x3F == _CONTEXT_END,
-                np.minimum(rows["subtask_type"], 191) + np.uint8(_CONTEXT_TYPE_BASE),
+            contexts.append(
+                _marks(
+                    identity,
+                    rows["timestamp"],
+                    rows["w0"] & 0x3F == _CONTEXT_END,
+                    np.minimum(rows["subtask_type"], 191) + np.uint8(_CONTEXT_TYPE_BASE),
+                )
             )
-    whole = tasks.paired("device_task", sink)
-    part = contexts.paired("device_context", sink)
-    return DeviceTaskLog(
-        np.concatenate([whole[0] >> np.uint64(16), part[0] >> np.uint64(48)]).astype(np.uint32),
-        np.concatenate([whole[0], part[0] >> np.uint64(32)]).astype(np.uint16).astype(np.uint32),
-        np.concatenate(
-            [
-                np.full(len(whole[0]), NO_CONTEXT, np.uint32),
-                (part[0] >> np.uint64(16)).astype(np.uint32) & 0xFFFF,
-            ]
-        ),
-        np.concatenate([whole[3], part[3]]),
-        np.concatenate([whole[1], part[1]]),
-        np.concatenate([whole[2], part[2]]),
-    )
 
 
-def _read_stars_v6(device: DeviceDirectory, sink: Sink) -> DeviceTaskLog:
+def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
     """Read the 32-byte stars_soc records of platforms 15 and 16: 32-bit task ids, no stream."""
-    marks = _Marks()
     for piece in _stars_pieces(device, "stars_acsq_v6", sink):
         rows = piece[piece["w0"] & 0x3F <= _END]
         task = rows["task_id_high"].astype(np.uint64) << np.uint64(16) | rows["task_id_low"]
-        marks.add(
-            task,
-            rows["timestamp"],
-            (rows["w0"] & 1).astype(bool),
-            (rows["w0"] >> 10).astype(np.uint8),
+        tasks.append(
+            _marks(
+                task,
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                (rows["w0"] >> 10).astype(np.uint8),
+            )
         )
-    return _whole_tasks(*marks.paired("device_task", sink), wide=True)
 
 
-def _read_hwts(device: DeviceDirectory, sink: Sink) -> DeviceTaskLog:
+def _read_hwts(device: DeviceDirectory, tasks: Spool) -> None:
     """Read hwts of platforms 1 and 4."""
-    marks = _Marks()
     file = device.data.get("hwts")
-    if file is not None:
-        for piece in file.pieces(record_type("hwts_log")):
-            rows = piece[piece["w0"] & 0x7 <= _END]
-            stream = (rows["stream_word"] % 2048).astype(np.uint64)
-            marks.add(
+    if file is None:
+        return
+    for piece in file.pieces(record_type("hwts_log")):
+        rows = piece[piece["w0"] & 0x7 <= _END]
+        stream = (rows["stream_word"] % 2048).astype(np.uint64)
+        tasks.append(
+            _marks(
                 stream << np.uint64(16) | rows["task_id"],
                 rows["timestamp"],
                 (rows["w0"] & 1).astype(bool),
-                rows["task_type"].copy(),
+                rows["task_type"],
             )
-    return _whole_tasks(*marks.paired("device_task", sink), wide=False)
-
-
-def _whole_tasks(
-    identity: NDArray[np.uint64],
-    start: NDArray[np.uint64],
-    end: NDArray[np.uint64],
-    code: NDArray[np.uint8],
-    *,
-    wide: bool,
-) -> DeviceTaskLog:
-    stream = np.zeros(len(start), np.uint32) if wide else (identity >> np.uint64(16))
-    task = identity.astype(np.uint32 if wide else np.uint16).astype(np.uint32)
-    return DeviceTaskLog(
-        stream.astype(np.uint32),
-        task,
-        np.full(len(start), NO_CONTEXT, np.uint32),
-        code,
-        start,
-        end,
-    )
+        )
 
 
 def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> list[Records] | Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,34 +10,32 @@ from numpy.typing import NDArray
 from unified_prof.arrays.pool import Pool
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.host.call_tree import Intervals, without_overlaps
+from unified_prof.decoders.prof.host.call_tree import Intervals
 from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import checked, join
-from unified_prof.decoders.prof.raw.layouts import record_type
 from unified_prof.decoders.prof.raw.slices import Records
-from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.decoders.prof.raw.timeline import Timeline
+from unified_prof.decoders.spool import Rows, Spool, selected
 from unified_prof.errors import RawFormatError
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000
 
 _EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
-_WRITE_ROWS = 1 << 17
-_NO_ITEM = 0
 _MAX_TYPES = 1 << 16
 
 
-@dataclass(slots=True)
-class Calls:
-    """All calls, sorted by thread and begin; the connection id of a call is its row plus one."""
+CALL = np.dtype(
+    [("key", "u8"), ("end", "u8"), ("connection_id", "u8"), ("item", "u4"), ("type_index", "u2")]
+)
+"""A call: where it begins and ends on the timeline, its number, and indexes into `CallNames`."""
 
-    begin: Keys
-    end: Keys
-    type_index: NDArray[np.uint16]
-    item: NDArray[np.uint32]
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """What calls are: (level << 32 | type) and item hashes (operator, model), by index."""
+
     types: NDArray[np.uint64]
-    """(level << 32 | type) by type index."""
     items: NDArray[np.uint64]
-    """Item hashes (operator, model) by item index."""
 
     def level(self) -> NDArray[np.int64]:
         """Return the level of every type index."""
@@ -48,47 +45,43 @@ class Calls:
         """Return (level, type) of every type index."""
         return [(value >> 32, value & 0xFFFFFFFF) for value in self.types.tolist()]
 
-    def intervals(self, level: int) -> Intervals:
-        """Return the calls of one level that tasks can lie in: the not empty, not overlapping."""
+    def intervals(self, calls: Rows, level: int) -> Intervals:
+        """Return the calls of one level that tasks can lie in: those that are not empty."""
         of_level = self.level() == level
-        rows = np.flatnonzero(of_level[self.type_index] & (self.begin != self.end))
-        begin, end = self.begin[rows], self.end[rows]
+        calls = selected(calls, of_level[calls["type_index"]] & (calls["key"] != calls["end"]))
+        begin = calls["key"]
         if level == NODE and (begin[1:] == begin[:-1]).any():
-            order = np.lexsort((~end, begin))  # the longer of two that begin together is outside
-            rows, begin, end = rows[order], begin[order], end[order]
-        found = Intervals(begin, end, rows + 1, self.item[rows], self.type_index[rows])
-        return found if level == NODE else without_overlaps(found)
+            # The longer of two that begin together is outside.
+            calls = selected(calls, np.lexsort((~calls["end"], begin)))
+        return Intervals(
+            calls["key"].copy(),
+            calls["end"].copy(),
+            calls["connection_id"].astype(np.int64),
+            calls["item"].copy(),
+            calls["type_index"].copy(),
+        )
 
 
-def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
-    """Read every call, pairing those recorded as two events."""
-    file = host.data.host_file("api_event")
-    record = record_type("api_event")
-    count = 0 if file is None else file.count(record)
+def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> CallNames:
+    """Put away every call, pairing those recorded as two events."""
     types, items = Pool(), Pool()
     items.index_of(np.zeros(1, np.uint64))  # index 0: no item
-    begin, end = np.empty(count, np.uint64), np.empty(count, np.uint64)
-    type_index, item = np.empty(count, np.uint16), np.empty(count, np.uint32)
     events: list[Records] = []
-    filled = 0
 
     def add(rows: Records) -> None:
-        nonlocal filled
         rows = _usable(rows, timeline, sink)
-        here = slice(filled, filled + len(rows))
-        filled += len(rows)
-        begin[here] = timeline.pack(rows["thread_id"], rows["begin"])
-        end[here] = timeline.move(begin[here], rows["end"])
+        calls = np.zeros(len(rows), CALL)
+        calls["key"] = timeline.pack(rows["thread_id"], rows["begin"])
+        calls["end"] = timeline.move(calls["key"], rows["end"])
         kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
-        type_index[here] = types.index_of(kind)
+        calls["type_index"] = types.index_of(kind)
         if len(types) > _MAX_TYPES:
-            raise RawFormatError(
-                f"{file.name if file else ''}: more than {_MAX_TYPES} kinds of calls"
-            )
-        item[here] = _NO_ITEM
-        named = np.isin(rows["level"], (NODE, COMMUNICATION, MODEL))
-        item[here][named] = items.index_of(rows["item_id"][named])
+            raise RawFormatError(f"{host.data.path}: more than {_MAX_TYPES} kinds of calls")
+        named = np.flatnonzero(np.isin(rows["level"], (NODE, COMMUNICATION, MODEL)))
+        calls["item"][named] = items.index_of(rows["item_id"][named])
+        spool.append(calls)
 
+    file = host.data.host_file("api_event")
     if file is not None:
         for piece in checked(file, "api_event", sink):
             is_event = piece["end"] == _EVENT
@@ -99,43 +92,58 @@ def read_calls(host: HostDirectory, timeline: Timeline, sink: Sink) -> Calls:
                 add(piece)
         if events:
             add(_pair_events(join(events), sink))
-    order = np.argsort(begin[:filled], kind="stable")
-    return Calls(
-        begin[order], end[order], type_index[order], item[order], types.values, items.values
-    )
+    return CallNames(types.values, items.values)
 
 
-def write_calls(calls: Calls, host: HostDirectory, timeline: Timeline, sink: Sink) -> None:
-    """Write CANN_API: calls that end in the session or after it."""
-    dictionaries = host.dictionaries
-    levels = calls.level()
-    type_names = sink.strings.intern_all(
-        dictionaries.type_name(level, kind) for level, kind in calls.type_pairs()
-    )
-    communication = levels == COMMUNICATION
-    used = np.unique(calls.item[communication[calls.type_index]])
-    item_names = np.zeros(len(calls.items), np.int64)
-    item_names[used] = dictionaries.string_ids(sink.strings, calls.items[used])
-    process = (host.info.integer("pid") or 0) << 32
-    start_ns = host.session.start_ns
-    for low in range(0, len(calls.begin), _WRITE_ROWS):
-        rows = slice(low, low + _WRITE_ROWS)
-        begin, kind = calls.begin[rows], calls.type_index[rows]
-        end_ns = host.clocks.host.to_ns(timeline.ticks(calls.end[rows]))
-        keep = end_ns >= start_ns
-        names = np.where(communication[kind], item_names[calls.item[rows]], type_names[kind])
-        columns: dict[str, NDArray[Any]] = {
-            "startNs": host.clocks.host.to_ns(timeline.ticks(begin)),
-            "endNs": end_ns,
-            "type": levels[kind],
-            "globalTid": process | timeline.thread_ids(begin),
-            "connectionId": np.arange(low + 1, low + 1 + len(begin)),
-            "name": names,
-        }
+class CallWriter:
+    """Writes CANN_API: calls that end in the session or after it."""
+
+    def __init__(
+        self, names: CallNames, host: HostDirectory, timeline: Timeline, sink: Sink
+    ) -> None:
+        self._names, self._host, self._timeline, self._sink = names, host, timeline, sink
+        self._levels = names.level()
+        self._type_ids = sink.strings.intern_all(
+            host.dictionaries.type_name(level, kind) for level, kind in names.type_pairs()
+        )
+        self._item_ids = np.full(len(names.items), -1, np.int64)
+        self._process = (host.info.integer("pid") or 0) << 32
+
+    def write(self, calls: Rows) -> None:
+        """Write some calls."""
+        clock, timeline = self._host.clocks.host, self._timeline
+        end_ns = clock.to_ns(timeline.ticks(calls["end"]))
+        keep = end_ns >= self._host.session.start_ns
         if not keep.all():
-            columns = {name: values[keep] for name, values in columns.items()}
-        if len(columns["name"]):
-            sink.write("CANN_API", columns)
+            calls, end_ns = selected(calls, keep), end_ns[keep]
+        if not len(calls):
+            return
+        kind = calls["type_index"]
+        names = self._type_ids[kind]
+        named = np.flatnonzero(self._levels[kind] == COMMUNICATION)
+        if len(named):
+            names[named] = self._named(calls["item"][named])
+        self._sink.write(
+            "CANN_API",
+            {
+                "startNs": clock.to_ns(timeline.ticks(calls["key"])),
+                "endNs": end_ns,
+                "type": self._levels[kind],
+                "globalTid": self._process | timeline.thread_ids(calls["key"]),
+                "connectionId": calls["connection_id"].astype(np.int64),
+                "name": names,
+            },
+        )
+
+    def _named(self, items: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the string ids of items."""
+        new = np.unique(items[self._item_ids[items] < 0])
+        if len(new):
+            dictionaries = self._host.dictionaries
+            self._item_ids[new] = dictionaries.string_ids(
+                self._sink.strings, self._names.items[new]
+            )
+        return self._item_ids[items]
 
 
 def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:

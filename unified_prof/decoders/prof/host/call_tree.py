@@ -6,7 +6,7 @@ nest, so one that begins before its predecessor ended is left out. NODE calls ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,26 @@ class Intervals:
         if len(outside):
             row[outside] = _last_reaching(self.end, row[outside], keys[outside])
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class CallTree:
+    """The calls that tasks can lie in, by level."""
+
+    acl: Intervals
+    model: Intervals
+    node: Intervals
+    communication: Intervals
+
+
+def joined(one: Intervals, other: Intervals) -> Intervals:
+    """Return the calls of both, of which the first ones begin first."""
+    return Intervals(
+        *(
+            np.concatenate([getattr(one, field.name), getattr(other, field.name)])
+            for field in fields(Intervals)
+        )
+    )
 
 
 def without_overlaps(calls: Intervals) -> Intervals:

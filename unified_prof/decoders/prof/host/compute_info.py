@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.host.call_tree import NOWHERE
+from unified_prof.decoders.prof.host.call_tree import NOWHERE, CallTree
 from unified_prof.decoders.prof.host.captured_operators import CapturedOperators
 from unified_prof.decoders.prof.host.collective_streams import CollectiveStreams
 from unified_prof.decoders.prof.host.launches import Launches
 from unified_prof.decoders.prof.host.operators import Descriptions
-from unified_prof.decoders.prof.host.task_track import CallTree, HostTasks, TaskTypes
+from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
 from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
+from unified_prof.decoders.spool import Rows
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 # By the task type number of a description.
@@ -42,7 +43,6 @@ _TENSOR_COLUMNS = (
     "outputDataTypes",
     "outputShapes",
 )
-_WRITE_ROWS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,50 +66,19 @@ class HostKnowledge:
         return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeTasks:
-    """Which launches are operators: rows of `Launches` with what other tables need."""
+_TEXTS = "name taskType opType attrInfo opState hf32Eligible gridDim blockDim".split()
+_NUMBERS = ("blockNum", "mixBlockNum")
 
-    launch: NDArray[np.int64]
-    block_num: NDArray[np.uint32]
-    mix_block_num: NDArray[np.uint32]
-    counts_as_compute: NDArray[np.bool_]
-    """Neither schedules nor is communication."""
-    schedulers: Schedulers
-
-    @classmethod
-    def none(cls) -> ComputeTasks:
-        """Return no operators."""
-        none = np.zeros(0, np.int64)
-        return cls(
-            none,
-            none.astype(np.uint32),
-            none.astype(np.uint32),
-            none.astype(bool),
-            Schedulers.joined([]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Schedulers:
-    """Operators that schedule communication, AI CPU kernels as a rule; columns of one length."""
-
-    launch: NDArray[np.int64]
-    """Row in `Launches`."""
-    name: NDArray[np.uint64]
-    """Hash."""
-    op_type: NDArray[np.int64]
-    """Id of the text in the string pool."""
-
-    @classmethod
-    def joined(cls, parts: list[Schedulers]) -> Schedulers:
-        """Return the rows of all parts."""
-        none = np.zeros(0, np.int64)
-        return cls(
-            np.concatenate([none, *(part.launch for part in parts)]),
-            np.concatenate([none.astype(np.uint64), *(part.name for part in parts)]),
-            np.concatenate([none, *(part.op_type for part in parts)]),
-        )
+OPERATOR = np.dtype(
+    [
+        ("scheduler", "?"),
+        ("counts_as_compute", "?"),
+        *((name, "i4") for name in (*_TEXTS, *_TENSOR_COLUMNS)),
+        *((name, "u4") for name in _NUMBERS),
+    ]
+)
+"""An operator: its row in COMPUTE_TASK_INFO but for the id, whether it schedules communication and
+so has its row in the other table, and whether it is neither that nor communication."""
 
 
 class _Names:
@@ -133,16 +102,15 @@ class _Names:
         return ids[inverse], schedule[inverse], communication[inverse]
 
 
-def write_compute_info(
-    launches: Launches, global_task_id: NDArray[np.int64], host: HostKnowledge, sink: Sink
-) -> ComputeTasks:
-    """Write the operators of one device's launches.
+def operators_of(
+    launches: Launches, host: HostKnowledge, sink: Sink
+) -> tuple[NDArray[np.int64], Rows, NDArray[np.uint64]]:
+    """Return which launches run operators, what these are, and the hashes of their names.
 
     Args:
-        launches: the launches.
-        global_task_id: their ids.
+        launches: launches of one device.
         host: what the host knows about them.
-        sink: takes the rows.
+        sink: takes the texts.
     """
     tasks = launches.tasks
     kernel = host.types.kernels()[tasks.type_index]
@@ -156,39 +124,28 @@ def write_compute_info(
         in_node, (kernel | other | graph) & (described | host.level0), kernel & named
     )
     launch = np.flatnonzero(operator[launches.task] & ~launches.placeholder)
-    launch = _one_per_id(launch, global_task_id, sink)
-    block_num = np.zeros(len(launch), np.uint32)
-    mix_block_num = np.zeros(len(launch), np.uint32)
-    counts = np.zeros(len(launch), bool)
-    names = _Names(host.dictionaries, sink)
-    schedulers: list[Schedulers] = []
-    for low in range(0, len(launch), _WRITE_ROWS):
-        piece = slice(low, low + _WRITE_ROWS)
-        rows = _Rows(launches, launch[piece], host)
-        columns, schedule, counts[piece] = rows.columns(names, sink)
-        block_num[piece], mix_block_num[piece] = columns["blockNum"], columns["mixBlockNum"]
-        columns["globalTaskId"] = global_task_id[launch[piece]]
-        if schedule.any():
-            schedulers.append(
-                Schedulers(
-                    launch[piece][schedule],
-                    rows.name_hashes()[schedule],
-                    columns["opType"][schedule],
-                )
-            )
-        _write(columns, schedule, sink)
-    return ComputeTasks(launch, block_num, mix_block_num, counts, Schedulers.joined(schedulers))
+    operators = np.zeros(len(launch), OPERATOR)
+    if not len(launch):
+        return launch, operators, np.zeros(0, np.uint64)
+    rows = _Rows(launches, launch, host)
+    columns, schedule, counts = rows.columns(_Names(host.dictionaries, sink), sink)
+    for name, values in columns.items():
+        operators[name] = values
+    operators["scheduler"], operators["counts_as_compute"] = schedule, counts
+    return launch, operators, rows.name_hashes()
 
 
-def _write(columns: dict[str, Any], schedule: NDArray[np.bool_], sink: Sink) -> None:
-    if schedule.any():
-        short = ("name", "globalTaskId", "taskType", "opType")
-        sink.write(
-            "COMMUNICATION_SCHEDULE_TASK_INFO", {name: columns[name][schedule] for name in short}
-        )
-        columns = {name: values[~schedule] for name, values in columns.items()}
-    if len(columns["name"]):
-        sink.write("COMPUTE_TASK_INFO", columns)
+def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
+    """Write some operators."""
+    schedule = operators["scheduler"]
+    for table, mask, names in (
+        ("COMMUNICATION_SCHEDULE_TASK_INFO", schedule, ("name", "taskType", "opType")),
+        ("COMPUTE_TASK_INFO", ~schedule, (operators.dtype.names or ())[2:]),
+    ):
+        chosen = np.flatnonzero(mask)
+        if len(chosen):
+            columns = {name: operators[name][chosen] for name in names}
+            sink.write(table, {"globalTaskId": global_task_id[chosen], **columns})
 
 
 class _Rows:
@@ -354,19 +311,3 @@ def _looked_up(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.
     distinct, inverse = np.unique(numbers, return_inverse=True)
     ids = sink.strings.intern_all(text(number) for number in distinct.tolist())
     return ids[inverse]
-
-
-def _one_per_id(
-    launch: NDArray[np.int64], global_task_id: NDArray[np.int64], sink: Sink
-) -> NDArray[np.int64]:
-    """Leave one row for every id, the last launched: the tables' key is the id."""
-    ids = global_task_id[launch]
-    distinct, last = np.unique(ids[::-1], return_index=True)
-    if len(distinct) == len(ids):
-        return launch
-    sink.anomaly(
-        "ambiguous_task",
-        len(ids) - len(distinct),
-        "operators with the same device, stream, task id, batch and context: the last is kept",
-    )
-    return launch[np.sort(len(ids) - 1 - last)]

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.lookup import find
-from unified_prof.arrays.runs import Runs
 from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.operators import Contexts
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
@@ -32,38 +30,6 @@ class Launches:
     context_id: NDArray[np.uint32]
     placeholder: NDArray[np.bool_]
     """A whole task that was told to consist of contexts, which describe the operator."""
-
-    @classmethod
-    def none(cls) -> Launches:
-        """Return no launches."""
-        none = np.zeros(0, np.int64)
-        return cls(
-            HostTasks.none(),
-            none.astype(np.uint64),
-            none,
-            none.astype(np.uint32),
-            none.astype(bool),
-        )
-
-    def stream_by_task(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return the task ids in ascending order, and the stream of each."""
-        order = np.argsort(self.tasks.task_id, kind="stable")
-        return self.tasks.task_id[order], self.tasks.stream_id[order].astype(np.uint32)
-
-    def match(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the row of every identity, MISSING where the host did not launch it.
-
-        Identities that occur several times on both sides are matched in their order.
-        """
-        row = find(self.key, key)
-        known = row != MISSING
-        if (self.key[1:] == self.key[:-1]).any():
-            last = np.searchsorted(self.key, key[known], side="right") - 1
-            order = np.argsort(key[known], kind="stable")
-            rank = np.empty(len(order), np.int64)
-            rank[order] = Runs(key[known][order]).rank()
-            row[known] = np.minimum(row[known] + rank, last)
-        return row
 
 
 def launches_of(

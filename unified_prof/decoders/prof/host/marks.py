@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.identity.task_keys import TaskIds
+from unified_prof.decoders.prof.identity.task_keys import IdCounter
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records, join
 from unified_prof.decoders.prof.raw.slices import Records
@@ -66,7 +66,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
 
 
 def device_marks(
-    device: DeviceDirectory, marks: Records, process_id: int, ids: TaskIds, sink: Sink
+    device: DeviceDirectory, marks: Records, process_id: int, ids: IdCounter, sink: Sink
 ) -> None:
     """Write the device halves of marks as TASK rows, from the first to the last note of each."""
     order = np.lexsort((marks["timestamp"], marks["index_id"]))
@@ -83,7 +83,7 @@ def device_marks(
         "endNs": end_ns,
         "deviceId": np.full(count, device.device_id),
         "connectionId": rows["index_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
-        "globalTaskId": ids.fresh(count),
+        "globalTaskId": ids.take(count),
         "globalPid": np.full(count, process_id),
         "taskType": np.full(count, sink.strings.intern("MsTx")),
         "contextId": np.full(count, NO_CONTEXT),

@@ -15,8 +15,10 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.host.call_tree import NOWHERE, Intervals
 from unified_prof.decoders.prof.host.tensors import TensorTexts
 from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.prof.raw.host_records import collect, host_records, timed
+from unified_prof.decoders.prof.raw.host_records import host_records, keep, timed
+from unified_prof.decoders.prof.raw.layouts import record_type
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.decoders.spool import Rows, Spool, selected
 
 _RANGE_LEVEL = 5500
 _CONTEXTS = 1 << 16
@@ -61,13 +63,82 @@ class Contexts:
         return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]
 
 
+DESCRIBED = np.dtype(
+    [
+        ("key", "u8"),
+        ("name", "u4"),
+        ("op_type", "u4"),
+        ("block_dim", "u4"),
+        ("task_type", "u1"),
+        ("hf32", "?"),
+        ("static", "?"),
+    ]
+)
+"""A node_basic_info record; `Descriptions` has what the fields mean."""
+ATTRIBUTES = np.dtype([("key", "u8"), ("attribute", "u4")])
+TENSORS = np.dtype([("key", "u8"), ("name", "u8"), ("signature", "u4")])
+CONTEXTS = np.dtype([("key", "u8"), ("record", record_type("context_id_info"))])
+
+
 def read_descriptions(
-    host: HostDirectory, nodes: Intervals, timeline: Timeline, sink: Sink
-) -> Descriptions:
-    """Read what describes NODE calls; of several descriptions of one call the last counts."""
-    count = len(nodes)
-    hashes = Pool()
+    host: HostDirectory,
+    timeline: Timeline,
+    described: Spool,
+    attributes: Spool,
+    tensors: Spool,
+    sink: Sink,
+) -> tuple[NDArray[np.uint64], TensorTexts]:
+    """Put away what describes NODE calls; returns the hashes and the tensors that it names."""
+    hashes, texts = Pool(), TensorTexts()
     hashes.index_of(np.zeros(1, np.uint64))  # index 0: none
+    for prefix in ("unaging", "aging"):
+        for records in host_records(host, "compact", "node_basic_info", sink, prefix=prefix):
+            rows, key = timed(records, "node_basic_info", timeline, sink)
+            found = np.empty(len(rows), DESCRIBED)
+            found["key"] = key
+            found["name"] = hashes.index_of(rows["op_name"])
+            found["op_type"] = hashes.index_of(rows["op_type"])
+            found["task_type"] = np.minimum(rows["task_type"], 255)
+            found["block_dim"] = rows["block_dim"]
+            found["hf32"] = rows["op_flag"] == 1
+            found["static"] = prefix == "unaging"
+            described.append(found)
+    for records in host_records(host, "compact", "node_attr_info", sink):
+        rows, key = timed(records, "node_attr_info", timeline, sink)
+        found = np.empty(len(rows), ATTRIBUTES)
+        found["key"], found["attribute"] = key, hashes.index_of(rows["hash_id"])
+        attributes.append(found)
+    for records in host_records(host, "additional", "tensor_info", sink):
+        rows, key = timed(records, "tensor_info", timeline, sink)
+        found = np.empty(len(rows), TENSORS)
+        found["key"], found["name"] = key, rows["op_name"]
+        found["signature"] = texts.signatures(rows["tensors"], rows["tensor_num"])
+        tensors.append(found)
+    return hashes.values, texts
+
+
+def describe(
+    nodes: Intervals,
+    described: Rows,
+    attributes: Rows,
+    tensors: Rows,
+    hashes: NDArray[np.uint64],
+    texts: TensorTexts,
+    sink: Sink,
+) -> Descriptions:
+    """Tell what NODE calls are; of several descriptions of one call the last counts.
+
+    Args:
+        nodes: the calls.
+        described: what describes them, as all records here in the order of their keys.
+        attributes: what tells their attributes.
+        tensors: what tells their tensors.
+        hashes: what `read_descriptions` returned,
+        texts: likewise.
+        sink: takes what belongs to no call.
+    """
+    count = len(nodes)
+    node, basic = _last_of_each(nodes, described, "node_basic_info", sink)
     found = Descriptions(
         np.zeros(count, bool),
         np.zeros(count, np.uint32),
@@ -77,39 +148,28 @@ def read_descriptions(
         np.zeros(count, bool),
         np.zeros(count, bool),
         np.zeros(count, np.uint32),
-        np.zeros(count, np.uint32),
-        np.zeros(0, np.uint64),
-        TensorTexts(),
+        _tensors(nodes, tensors, texts, sink),
+        hashes,
+        texts,
     )
-    latest = np.zeros(count, np.uint64)
-    for prefix in ("unaging", "aging"):
-        for records in host_records(host, "compact", "node_basic_info", sink, prefix=prefix):
-            rows, key = timed(records, "node_basic_info", timeline, sink)
-            node, pick = _newest(nodes, key, latest, sink, "node_basic_info")
-            rows = rows[pick]
-            found.described[node] = True
-            found.name[node] = hashes.index_of(rows["op_name"])
-            found.op_type[node] = hashes.index_of(rows["op_type"])
-            found.task_type[node] = np.minimum(rows["task_type"], 255)
-            found.block_dim[node] = rows["block_dim"]
-            found.hf32[node] = rows["op_flag"] == 1
-            found.static[node] = prefix == "unaging"
-    latest[:] = 0
-    for records in host_records(host, "compact", "node_attr_info", sink):
-        rows, key = timed(records, "node_attr_info", timeline, sink)
-        node, pick = _newest(nodes, key, latest, sink, "node_attr_info")
-        found.attribute[node] = hashes.index_of(rows["hash_id"][pick])
-    del latest
-    found.hashes = hashes.values
-    found.tensors = _read_tensors(host, nodes, timeline, sink, found.tensor_texts)
+    found.described[node] = True
+    for name in ("name", "op_type", "task_type", "block_dim", "hf32", "static"):
+        getattr(found, name)[node] = basic[name]
+    node, told = _last_of_each(nodes, attributes, "node_attr_info", sink)
+    found.attribute[node] = told["attribute"]
     return found
 
 
-def read_contexts(
-    host: HostDirectory, nodes: Intervals, communication: Intervals, timeline: Timeline, sink: Sink
+def read_contexts(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> None:
+    """Put away which contexts calls were told to have."""
+    keep(host, "additional", "context_id_info", timeline, spool, sink)
+
+
+def contexts_of(
+    rows: Rows, nodes: Intervals, communication: Intervals, sink: Sink
 ) -> tuple[Contexts, Contexts]:
-    """Read the contexts of NODE calls (lists) and of communication calls (ranges)."""
-    records, key = collect(host, "additional", "context_id_info", timeline, sink)
+    """Return the contexts of NODE calls (lists) and of communication calls (ranges)."""
+    records, key = rows["record"], rows["key"]
     ranged = records["level"] == _RANGE_LEVEL
     number = np.minimum(records["context_num"], records["context_ids"].shape[1]).astype(np.int64)
     lists = np.flatnonzero(~ranged)
@@ -148,59 +208,41 @@ def _contexts(
     return Contexts(row[last], stop - number[last], stop, ids)
 
 
-def _newest(
-    nodes: Intervals, key: Keys, latest: NDArray[np.uint64], sink: Sink, kind: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the calls that records describe, once each, and the record of each that counts."""
-    node = nodes.find(key)
-    pick = np.flatnonzero(node != NOWHERE)
-    if lost := len(node) - len(pick):
-        sink.anomaly(f"unplaced_{kind}", lost, f"{kind} records outside every NODE call")
-    node = node[pick]
-    order = np.lexsort((key[pick], node))
-    node, pick = node[order], pick[order]
-    last = Runs(node).last
-    node, pick = node[last], pick[last]
-    newer = key[pick] >= latest[node]
-    node, pick = node[newer], pick[newer]
-    latest[node] = key[pick]
-    return node, pick
+def _last_of_each(
+    nodes: Intervals, rows: Rows, kind: str, sink: Sink
+) -> tuple[NDArray[np.int64], Rows]:
+    """Return the calls that records describe, once each, and the last record of each."""
+    node, rows = _placed(nodes, rows, kind, sink)
+    order = np.argsort(node, kind="stable")
+    last = order[Runs(node[order]).last]
+    return node[last], selected(rows, last)
 
 
-def _read_tensors(
-    host: HostDirectory, nodes: Intervals, timeline: Timeline, sink: Sink, texts: TensorTexts
-) -> NDArray[np.uint32]:
+def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArray[np.int64], Rows]:
+    """Return the records that lie in calls, and the call of each."""
+    node = nodes.find(rows["key"])
+    inside = node != NOWHERE
+    if inside.all():
+        return node, rows
+    sink.anomaly(
+        f"unplaced_{kind}", int((~inside).sum()), f"{kind} records outside every NODE call"
+    )
+    return node[inside], selected(rows, inside)
+
+
+def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
     """Return the tensor list of every NODE call: of its last operator, over several records."""
-    nodes_of, keys, names, signatures = [], [], [], []
-    for records in host_records(host, "additional", "tensor_info", sink):
-        rows, key = timed(records, "tensor_info", timeline, sink)
-        node = nodes.find(key)
-        inside = node != NOWHERE
-        if not inside.all():
-            sink.anomaly(
-                "unplaced_tensor_info",
-                int((~inside).sum()),
-                "tensor_info records outside every NODE call",
-            )
-            rows, key, node = rows[inside], key[inside], node[inside]
-        nodes_of.append(node.astype(np.uint32))
-        keys.append(key)
-        names.append(rows["op_name"].copy())
-        signatures.append(texts.signatures(rows["tensors"], rows["tensor_num"]))
     result = np.zeros(len(nodes), np.uint32)
-    if not nodes_of:
-        return result
-    node, key = np.concatenate(nodes_of), np.concatenate(keys)
-    name, signature = np.concatenate(names), np.concatenate(signatures)
-    order = np.lexsort((key, node))
-    node, key, name, signature = node[order], key[order], name[order], signature[order]
+    node, rows = _placed(nodes, rows, "tensor_info", sink)
     if not len(node):
         return result
+    order = np.argsort(node, kind="stable")
+    node, rows = node[order], selected(rows, order)
     # Every record of a call that has the name and the time of its last one belongs to it.
     of_call = Runs(node)
     last = of_call.spread(of_call.last)
-    same = (key == key[last]) & (name == name[last])
-    node, signature = node[same], signature[same]
+    same = (rows["key"] == rows["key"][last]) & (rows["name"] == rows["name"][last])
+    node, signature = node[same], rows["signature"][same]
     of_call = Runs(node)
     rank, number = of_call.rank(), of_call.number()
     lists = signature[of_call.starts].astype(np.uint32)

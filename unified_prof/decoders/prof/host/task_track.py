@@ -10,41 +10,35 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.pool import Pool
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.host.api_events import (
-    ACL,
-    COMMUNICATION,
-    MODEL,
-    NODE,
-    RUNTIME,
-    Calls,
-)
-from unified_prof.decoders.prof.host.call_tree import NOWHERE, Intervals
-from unified_prof.decoders.prof.identity.flips import Flips
+from unified_prof.decoders.prof.host.api_events import RUNTIME
+from unified_prof.decoders.prof.host.call_tree import NOWHERE, CallTree
+from unified_prof.decoders.prof.identity.flips import Flips, Rounds
 from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.prof.raw.host_records import host_records, timed
+from unified_prof.decoders.prof.raw.host_records import host_records, join, timed
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
-from unified_prof.vocabulary import NO_MODEL
+from unified_prof.decoders.spool import Rows, Spool
+from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL
 
 _FLIP, _MAINTENANCE = 98, 6
 _EXTENDED_BYTES = 40
 """data_len of records whose ext bytes are filled."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTree:
-    """The calls that tasks can lie in, by level."""
-
-    acl: Intervals
-    model: Intervals
-    node: Intervals
-    communication: Intervals
-
-    @classmethod
-    def of(cls, calls: Calls) -> CallTree:
-        """Take the tree levels out of all calls."""
-        return cls(*(calls.intervals(level) for level in (ACL, MODEL, NODE, COMMUNICATION)))
+LAUNCH = np.dtype(
+    [
+        ("key", "u8"),
+        ("kernel_name", "u8"),
+        ("task_id", "u4"),
+        ("device_id", "u2"),
+        ("stream_id", "u2"),
+        ("type_index", "u2"),
+        ("ext", "u2", (6,)),
+        ("extended", "?"),
+    ]
+)
+"""A task_track record of a task; `HostTasks` has what the fields mean."""
 
 
 @dataclass(slots=True)
@@ -74,9 +68,29 @@ class HostTasks:
     """Of the MODEL call around the launch, else NO_MODEL."""
 
     @classmethod
+    def of(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
+        """Return launches that are not placed in calls yet (`place`)."""
+        count = len(rows)
+        return cls(
+            rows["key"].copy(),
+            rows["device_id"].copy(),
+            rows["stream_id"].copy(),
+            rows["task_id"].copy(),
+            batch_id,
+            rows["type_index"].copy(),
+            rows["kernel_name"].copy(),
+            rows["extended"].copy(),
+            rows["ext"].copy(),
+            np.full(count, NOWHERE, np.int32),
+            np.full(count, NOWHERE, np.int32),
+            np.full(count, NO_CONNECTION, np.int64),
+            np.full(count, NO_MODEL, np.uint32),
+        )
+
+    @classmethod
     def none(cls) -> HostTasks:
         """Return no tasks."""
-        return _joined([])
+        return cls.of(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
 
     def take(self, rows: NDArray[Any]) -> HostTasks:
         """Return some rows."""
@@ -102,12 +116,11 @@ class TaskTypes:
 
 
 def read_host_tasks(
-    host: HostDirectory, timeline: Timeline, sink: Sink
-) -> tuple[HostTasks, TaskTypes]:
-    """Read all launches; they are not placed in calls yet (`place`)."""
+    host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
+) -> tuple[TaskTypes, Rounds]:
+    """Put away all launches; returns their types, and the rounds of their ids."""
     wide = host.platform in V6_PLATFORMS
     types = Pool()
-    parts: list[dict[str, NDArray[Any]]] = []
     flips: list[Records] = []
     for records in host_records(host, "compact", "task_track", sink):
         rows, key = timed(records, "task_track", timeline, sink)
@@ -118,22 +131,25 @@ def read_host_tasks(
         task = ~flip & (kind != _MAINTENANCE)
         if not task.all():
             rows, key, kind = rows[task], key[task], kind[task]
-        parts.append(
-            {
-                "key": key,
-                "device_id": rows["device_id"] & np.uint16(0x0FFF),
-                "stream_id": rows["stream_id"].copy(),
-                "task_id": rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF),
-                "type_index": types.index_of(kind).astype(np.uint16),
-                "kernel_name": rows["kernel_name"].copy(),
-                "extended": rows["data_len"] == _EXTENDED_BYTES,
-                "ext": np.concatenate([rows["grid_dim"], rows["block_dim"]], axis=1),
-            }
-        )
-    tasks = _joined(parts)
-    tasks.batch_id = _batches(tasks, flips, timeline, wide=wide)
+        launches = np.empty(len(rows), LAUNCH)
+        launches["key"] = key
+        launches["device_id"] = rows["device_id"] & np.uint16(0x0FFF)
+        launches["stream_id"] = rows["stream_id"]
+        launches["task_id"] = rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF)
+        launches["type_index"] = types.index_of(kind)
+        launches["kernel_name"] = rows["kernel_name"]
+        launches["extended"] = rows["data_len"] == _EXTENDED_BYTES
+        launches["ext"][:, :3] = rows["grid_dim"]
+        launches["ext"][:, 3:] = rows["block_dim"]
+        spool.append(launches)
     names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
-    return tasks, TaskTypes(names)
+    return TaskTypes(names), Rounds(_flips([] if wide else flips), at_flip=False)
+
+
+def streams(rows: Rows) -> NDArray[np.uint32]:
+    """Return the streams of launches, which are streams of one device each."""
+    device: NDArray[np.uint32] = rows["device_id"].astype(np.uint32)
+    return np.asarray(device << np.uint32(16) | rows["stream_id"], np.uint32)
 
 
 def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
@@ -142,7 +158,7 @@ def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
     Args:
         tasks: get their `node`, `communication`, `connection_id` and `model_id`.
         tree: where they may lie.
-        items: item hashes by index, as in `Calls.items`; the model ids of MODEL calls.
+        items: item hashes by index, as in `CallNames.items`; the model ids of MODEL calls.
     """
     tasks.node = tree.node.find(tasks.key).astype(np.int32)
     tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
@@ -175,44 +191,12 @@ def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTask
     return tasks.take(np.flatnonzero(~lost))
 
 
-def _joined(parts: list[dict[str, NDArray[Any]]]) -> HostTasks:
-    def column(name: str, empty: NDArray[Any]) -> NDArray[Any]:
-        return np.concatenate([part.pop(name) for part in parts]) if parts else empty
-
-    key = column("key", np.zeros(0, np.uint64))
-    order = np.argsort(key, kind="stable")
-    count = len(order)
-    return HostTasks(
-        key[order],
-        column("device_id", np.zeros(0, np.uint16))[order],
-        column("stream_id", np.zeros(0, np.uint16))[order],
-        column("task_id", np.zeros(0, np.uint32))[order],
-        np.zeros(count, np.uint32),
-        column("type_index", np.zeros(0, np.uint16))[order],
-        column("kernel_name", np.zeros(0, np.uint64))[order],
-        column("extended", np.zeros(0, bool))[order],
-        column("ext", np.zeros((0, 6), np.uint16))[order],
-        np.full(count, NOWHERE, np.int32),
-        np.full(count, NOWHERE, np.int32),
-        np.full(count, -1, np.int64),
-        np.full(count, NO_MODEL, np.uint32),
+def _flips(records: list[Records]) -> Flips:
+    if not records:
+        return Flips.none()
+    found = join(records)
+    return Flips(
+        (found["device_id"] & 0x0FFF).astype(np.uint32) << 16 | found["stream_id"],
+        found["task_id"] & 0xFFFF,
+        found["timestamp"].copy(),
     )
-
-
-def _batches(
-    tasks: HostTasks, flips: list[Records], timeline: Timeline, *, wide: bool
-) -> NDArray[np.uint32]:
-    """Count the flips before every task; a stream is one of one device."""
-    if not flips or wide:
-        return np.zeros(len(tasks), np.uint32)
-    stream = tasks.device_id.astype(np.uint32) << 16 | tasks.stream_id
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([part[name] for part in flips])
-
-    recorded = Flips(
-        (column("device_id") & 0x0FFF).astype(np.uint32) << 16 | column("stream_id"),
-        column("task_id") & 0xFFFF,
-        column("timestamp"),
-    )
-    return recorded.batch_of(stream, tasks.task_id, timeline.ticks(tasks.key), at_flip=False)

@@ -49,45 +49,108 @@ class Flips:
             at_flip: a task at the very tick of a flip belongs to the new round (device logs),
                 not to the old one (host records).
         """
+        place = np.arange(len(stream_id))
+        rounds = Rounds(self, at_flip=at_flip)
+        if rounds.looks_back:
+            rounds.watch(stream_id, task_id, ticks, place)
+        return rounds.batch_of(stream_id, task_id, ticks, place)
+
+
+class Rounds:
+    """The flips of one device, for tasks that come in several parts, in any order.
+
+    The place of a task among all decides between tasks of one moment: it has to be the same both
+    times. Where a flip `looks_back`, all tasks have to be watched before the first is asked for.
+
+    Args:
+        flips: the flips.
+        at_flip: as in `Flips.batch_of`.
+    """
+
+    def __init__(self, flips: Flips, *, at_flip: bool) -> None:
+        order = np.lexsort((flips.ticks, flips.stream_id))
+        self._stream = np.asarray(flips.stream_id[order], np.uint32)
+        self._ticks = np.asarray(flips.ticks[order], np.uint64)
+        first = np.asarray(flips.task_id[order], np.int64)
+        self._limit = np.where(np.isin(first, _PLAIN_FLIP), 0, first)
+        self._at_flip = at_flip
+        # The last task before each flip that does not belong to the round after it: from there on
+        # small ids reach the flip without interruption.
+        self._other_ticks = np.zeros(len(order), np.uint64)
+        self._other_place = np.full(len(order), -1, np.int64)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether tasks before a flip may belong to the round after it."""
+        return bool(self._limit.any())
+
+    def watch(
+        self,
+        stream_id: NDArray[Any],
+        task_id: NDArray[Any],
+        ticks: NDArray[Any],
+        place: NDArray[np.int64],
+    ) -> None:
+        """Take note of tasks that keep earlier ones in the round before a flip."""
+        rows, flip, _ = self._next_flip(stream_id, ticks)
+        other = (flip >= 0) & (np.asarray(task_id, np.int64)[rows] >= self._limit[flip])
+        rows, flip = rows[other], flip[other]
+        order = np.lexsort((place[rows], ticks[rows], flip))
+        rows, flip = rows[order], flip[order]
+        if not len(rows):
+            return
+        last = Runs(flip).last
+        rows, flip = rows[last], flip[last]
+        later = (ticks[rows] > self._other_ticks[flip]) | (
+            (ticks[rows] == self._other_ticks[flip]) & (place[rows] > self._other_place[flip])
+        )
+        self._other_ticks[flip[later]] = ticks[rows[later]]
+        self._other_place[flip[later]] = place[rows[later]]
+
+    def batch_of(
+        self,
+        stream_id: NDArray[Any],
+        task_id: NDArray[Any],
+        ticks: NDArray[Any],
+        place: NDArray[np.int64],
+    ) -> NDArray[np.uint32]:
+        """Return the batch of every task."""
         batches = np.zeros(len(stream_id), np.uint32)
-        if not len(self.stream_id):
+        rows, flip, passed = self._next_flip(stream_id, ticks)
+        if not len(rows):
             return batches
-        touched = np.flatnonzero(np.isin(stream_id, self.stream_id))
-        if not len(touched):
-            return batches
-        flips = len(self.stream_id)
-        stream = np.concatenate([self.stream_id, stream_id[touched]]).astype(np.uint32)
-        task = np.concatenate([self.task_id, task_id[touched]]).astype(np.int64)
-        time = np.concatenate([self.ticks, ticks[touched]]).astype(np.uint64)
-        is_flip = np.arange(len(stream)) < flips
-        order = np.lexsort((~is_flip if at_flip else is_flip, time, stream))
-        is_flip, task = is_flip[order], task[order]
-        count = np.cumsum(is_flip) - _at_stream_start(stream[order], is_flip)
-        count += _pulled_back(stream[order], task, is_flip)
-        tasks = ~is_flip
-        batches[touched[order[tasks] - flips]] = count[tasks]
+        batches[rows] = passed
+        if self.looks_back:
+            small = (flip >= 0) & (np.asarray(task_id, np.int64)[rows] < self._limit[flip])
+            rows, flip = rows[small], flip[small]
+            early = ticks[rows] < self._other_ticks[flip]
+            early |= (ticks[rows] == self._other_ticks[flip]) & (
+                place[rows] < self._other_place[flip]
+            )
+            batches[rows[~early]] += np.uint32(1)
         return batches
 
-
-def _at_stream_start(stream: NDArray[np.uint32], is_flip: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return, for every row, the number of flips in the streams before its own."""
-    before: NDArray[np.int64] = np.cumsum(is_flip) - is_flip
-    streams = Runs(stream)
-    return streams.spread(before[streams.starts])
-
-
-def _pulled_back(
-    stream: NDArray[np.uint32], task: NDArray[np.int64], is_flip: NDArray[np.bool_]
-) -> NDArray[Any]:
-    """Mark the tasks right before a flip that already belong to the round after it."""
-    rows = np.arange(len(task))
-    flip_rows = np.flatnonzero(is_flip)
-    next_flip = np.searchsorted(flip_rows, rows)
-    has_next = next_flip < len(flip_rows)
-    at = flip_rows[np.minimum(next_flip, len(flip_rows) - 1)]
-    limit = np.where(np.isin(task[at], _PLAIN_FLIP), 0, task[at])
-    small = has_next & ~is_flip & (stream[at] == stream) & (task < limit)
-    # Pulled back is a run of small ids that reaches the flip without interruption.
-    last_other = np.maximum.accumulate(np.where(small, -1, rows))
-    before_flip = last_other[np.maximum(at - 1, 0)]
-    return np.asarray(small & (rows > before_flip))
+    def _next_flip(
+        self, stream_id: NDArray[Any], ticks: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the tasks of streams with flips, the flip after each or -1, and those before."""
+        none = np.zeros(0, np.int64)
+        if not len(self._stream):
+            return none, none, none
+        rows = np.flatnonzero(np.isin(stream_id, self._stream))
+        if not len(rows):
+            return none, none, none
+        flips = len(self._stream)
+        stream = np.concatenate([self._stream, np.asarray(stream_id)[rows]]).astype(np.uint32)
+        time = np.concatenate([self._ticks, np.asarray(ticks)[rows]]).astype(np.uint64)
+        is_flip = np.arange(len(stream)) < flips
+        order = np.lexsort((~is_flip if self._at_flip else is_flip, time, stream))
+        before = np.cumsum(is_flip[order])  # flips before each row, of all streams
+        following = np.empty(len(order), np.int64)
+        following[order] = before
+        following = following[flips:]
+        # The flip after a task is its stream's only if it is of that stream.
+        own = following < flips
+        own[own] = self._stream[following[own]] == stream[flips:][own]
+        first = np.searchsorted(self._stream, stream[flips:])
+        return rows, np.where(own, following, -1), following - first

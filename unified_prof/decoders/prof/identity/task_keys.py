@@ -48,33 +48,6 @@ def pack_keys(
     return np.asarray(stream | batch | context << np.uint64(16) | task & np.uint64(0xFFFF))
 
 
-class TaskIds:
-    """Hands out the globalTaskIds of one device; `counter` is shared by all devices of a file."""
-
-    def __init__(self, counter: IdCounter) -> None:
-        self._counter = counter
-        self._keys = np.zeros(0, np.uint64)
-        self._ids = np.zeros(0, np.int64)
-
-    def fresh(self, number: int) -> NDArray[np.int64]:
-        """Return ids of tasks that nothing else refers to."""
-        return self._counter.take(number)
-
-    def resolve(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the id of every key of `pack_keys`; new ones are numbered in key order."""
-        distinct, inverse = np.unique(keys, return_inverse=True)
-        place = np.searchsorted(self._keys, distinct)
-        known = place < len(self._keys)
-        known[known] = self._keys[place[known]] == distinct[known]
-        ids = np.empty(len(distinct), np.int64)
-        ids[known] = self._ids[place[known]]
-        new = ~known
-        ids[new] = self._counter.take(int(new.sum()))
-        self._keys = np.insert(self._keys, place[new], distinct[new])
-        self._ids = np.insert(self._ids, place[new], ids[new])
-        return np.asarray(ids[inverse])
-
-
 def streams_of(
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]], task_id: NDArray[Any]
 ) -> NDArray[np.int64]:

@@ -143,7 +143,7 @@ class _Writer:
     def _append(self, counted: Counted, values: NDArray[np.float64]) -> None:
         if not len(counted):
             return
-        task_ids = self._tasks.ids.resolve(self._tasks.key[counted.task_row])
+        task_ids = self._tasks.ids_of(counted.task_row)
         self._sink.write(
             "TASK_PMU_INFO",
             {

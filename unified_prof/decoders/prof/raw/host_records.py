@@ -11,6 +11,7 @@ from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.raw.slices import RawFile, Records
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
+from unified_prof.decoders.spool import Spool
 
 
 def host_records(
@@ -70,6 +71,17 @@ def collect(
     records, keys = timed(join(pieces), kind, timeline, sink)
     order = np.argsort(records["timestamp"], kind="stable")
     return records[order], keys[order]
+
+
+def keep(
+    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, spool: Spool, sink: Sink
+) -> None:
+    """Put records of a kind away whole, with their keys."""
+    for records in host_records(host, envelope, kind, sink):
+        records, key = timed(records, kind, timeline, sink)
+        rows = np.empty(len(records), spool.dtype)
+        rows["key"], rows["record"] = key, records
+        spool.append(rows)
 
 
 def join(pieces: list[Records]) -> Records:

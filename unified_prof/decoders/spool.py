@@ -1,14 +1,15 @@
 """Keeps rows outside memory and gives them back sorted, window by window.
 
-Joining the parts of a trace needs all of it in another order: host events by time, launches and
-kernels by correlation id. Rows are collected up to a limit, sorted, and put away in a temporary
-file as a run; runs are merged block by block. Memory does not grow with the trace.
+Joining the parts of a recording needs all of it in another order: host events by time, launches and
+kernels by what tells which belong together. Rows are collected up to a limit, sorted, and put away
+in a temporary file as a run; runs are merged block by block. Memory does not grow with the
+recording.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import IO, Any
@@ -25,11 +26,31 @@ RUN_ROWS = 1 << 18
 WINDOW_ROWS = 1 << 15
 _MIN_BLOCK_ROWS = 256
 _RUNS_EXPECTED = 8  # that overlap, before it is known how many do
+_HELD_BYTES = 16 << 20  # of all runs together, between windows
 _LIMIT_WINDOWS = 4  # windows that may be in memory at a time
 
 
+def selected(rows: Rows, places: NDArray[Any]) -> Rows:
+    """Return some rows, by place or by mask.
+
+    NumPy copies a structured row field by field, which takes ten times as long as copying its
+    bytes.
+    """
+    if places.dtype == np.bool_:
+        places = np.flatnonzero(places)
+    return rows.view(f"V{rows.dtype.itemsize}").take(places).view(rows.dtype)
+
+
+def stacked(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts, of which there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    dtype = parts[0].dtype
+    return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
+
+
 class Spool:
-    """Rows of one dtype, to be read back sorted by the int64 field `key`.
+    """Rows of one dtype, to be read back sorted by the 64-bit integer field `key`.
 
     Rows of equal key keep the order in which they were appended. A context manager: its file is
     gone when the block ends.
@@ -55,11 +76,11 @@ class Spool:
                 self._put_away()
 
     def _sorted_pending(self) -> Rows:
-        rows = np.concatenate(self._pending) if self._pending else np.empty(0, dtype=self.dtype)
+        rows = stacked(self._pending) if self._pending else np.empty(0, dtype=self.dtype)
         self._pending, self._pending_rows = [], 0
         keys = rows[self.key]
         if len(keys) > 1 and (keys[1:] < keys[:-1]).any():
-            rows = rows[np.argsort(keys, kind="stable")]
+            rows = selected(rows, np.argsort(keys, kind="stable"))
         return rows
 
     def _put_away(self) -> None:
@@ -162,6 +183,11 @@ class Cursor:
         """The smallest key not yet taken, unless finished."""
 
     @property
+    def row_bytes(self) -> int:
+        """Size of a row."""
+        return self._spool.dtype.itemsize
+
+    @property
     def exhausted(self) -> bool:
         """Whether everything not yet taken is in memory."""
         return self._first >= self._end
@@ -185,12 +211,22 @@ class Cursor:
         if missing > 0:
             more = self._spool.read(self._first, missing)
             self._first += missing
-            self._block = np.concatenate((self._block, more)) if len(self._block) else more
+            self._block = stacked((self._block, more)) if len(self._block) else more
+
+    def trim(self, rows: int) -> None:
+        """Let go of all but `rows` rows in memory, where the file still has them."""
+        if self._end and len(self._block) > rows:
+            self._first -= len(self._block) - rows
+            self._block = self._block[:rows]
+        if len(self._block):
+            self._block = self._block.copy()  # or what was taken stays in memory with it
 
     def take_below(self, key: int | None) -> Rows:
         """Remove and return the rows in memory whose key is below `key` (None: all)."""
         keys = self._block[self._spool.key]
-        cut = len(keys) if key is None else int(np.searchsorted(keys, key, side="left"))
+        cut = len(keys)
+        if key is not None:
+            cut = int(np.searchsorted(keys, keys.dtype.type(key), side="left"))
         taken, self._block = self._block[:cut], self._block[cut:]
         if not len(self._block):
             self.load(1)
@@ -209,7 +245,8 @@ def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Ro
     """
     groups = [spool.cursors() for spool in spools]
     live = [cursor for group in groups for cursor in group]
-    wanted = max(_MIN_BLOCK_ROWS, window_rows // min(_RUNS_EXPECTED, max(1, len(live))))
+    fewest = min(_MIN_BLOCK_ROWS, window_rows)
+    wanted = max(fewest, window_rows // min(_RUNS_EXPECTED, max(1, len(live))))
     limit = _LIMIT_WINDOWS * window_rows
     while live:
         live.sort(key=lambda cursor: cursor.next_key)
@@ -221,10 +258,20 @@ def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Ro
         count = sum(len(rows) for rows in taken)
         if count:
             yield taken
-        wanted = max(_MIN_BLOCK_ROWS, window_rows // len(active)) if count else 2 * wanted
+        wanted = _next_wanted(count, len(active), window_rows, fewest) if count else 2 * wanted
+        for cursor in active:
+            cursor.trim(max(fewest, _HELD_BYTES // (len(live) * cursor.row_bytes)))
         # Many runs that overlap everywhere: read less of each, but of more of them.
         limit = 2 * limit if count < window_rows // 8 else _LIMIT_WINDOWS * window_rows
         live = [cursor for cursor in live if not cursor.finished]
+
+
+def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
+    """Return how many rows to read of each run: twice what the last window took of each.
+
+    Runs whose keys are far apart (those of several threads) follow one another piece by piece.
+    """
+    return max(fewest, min(window_rows, 2 * count) // active)
 
 
 def _activate(
@@ -263,5 +310,5 @@ def _merge(parts: list[Rows], spool: Spool) -> Rows:
         return np.empty(0, dtype=spool.dtype)
     if len(parts) == 1:
         return parts[0]
-    rows = np.concatenate(parts)
-    return rows[np.argsort(rows[spool.key], kind="stable")]
+    rows = stacked(parts)
+    return selected(rows, np.argsort(rows[spool.key], kind="stable"))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.gpu.spool import Spool, windows
+from unified_prof.decoders.spool import Spool, windows
 
 ROW = np.dtype([("key", "i8"), ("order", "i8")])
 

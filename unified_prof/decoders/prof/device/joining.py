@@ -1,0 +1,256 @@
+"""What ran on a device, joined with what launched it: by the identity of tasks, in windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.lookup import NOWHERE, find
+from unified_prof.arrays.runs import Runs
+from unified_prof.columns import Sink
+from unified_prof.decoders.prof.device.task_log import RAN, in_order_of_start
+from unified_prof.decoders.prof.host.compute_info import write_operators
+from unified_prof.decoders.prof.host.launched import Launched
+from unified_prof.decoders.prof.host.memory_copies import write_copies
+from unified_prof.decoders.prof.identity.flips import Rounds
+from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys, streams_of
+from unified_prof.decoders.prof.raw.clocks import LinearClock
+from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
+
+_LARGEST_NARROW_ID = 0xFFFF
+
+JOINED = np.dtype(
+    [
+        *((name, RAN[name]) for name in RAN.names or () if name != "early"),
+        ("global_task_id", "i8"),
+        ("connection_id", "i8"),
+        ("launched", "u8"),
+        ("model_id", "u4"),
+        ("type_index", "i4"),
+        ("step", "i4"),
+        ("kernel", "i4"),
+        ("is_compute", "?"),
+    ]
+)
+"""A task of `RAN` with its number, and of what launched it (`LAUNCHED`), where that is known; else
+`type_index`, `step` and `kernel` are -1."""
+
+
+@dataclass(slots=True)
+class Identified:
+    """Every task of a device's log once, by identity; columns of one length."""
+
+    key: NDArray[np.uint64]
+    global_task_id: NDArray[np.int64]
+    """-1 for tasks that have none yet: they ended before the session."""
+    block_num: NDArray[np.uint32]
+    """Blocks of the compute operator; 0 where there is no operator."""
+    mix_block_num: NDArray[np.uint32]
+    count: int = field(default=0)
+
+    @classmethod
+    def room_for(cls, rows: int) -> Identified:
+        """Return columns to be filled with up to `rows` tasks."""
+        return cls(
+            np.empty(rows, np.uint64),
+            np.empty(rows, np.int64),
+            np.zeros(rows, np.uint32),
+            np.zeros(rows, np.uint32),
+        )
+
+    def add(
+        self, key: NDArray[np.uint64], global_task_id: NDArray[np.int64], operators: Rows
+    ) -> None:
+        """Add tasks with identities above all before, and what operators they are.
+
+        Args:
+            key: ascending.
+            global_task_id: of the tasks.
+            operators: rows of `LAUNCHED`, each identity once.
+        """
+        here = slice(self.count, self.count + len(key))
+        self.count += len(key)
+        self.key[here], self.global_task_id[here] = key, global_task_id
+        row = find(key, operators["key"])
+        ran = row != NOWHERE
+        told = operators["operator"][ran]
+        self.block_num[here][row[ran]] = told["blockNum"]
+        self.mix_block_num[here][row[ran]] = told["mixBlockNum"]
+
+    def filled(self) -> Identified:
+        """Return the rows that were added."""
+        here = slice(0, self.count)
+        return Identified(
+            self.key[here],
+            self.global_task_id[here],
+            self.block_num[here],
+            self.mix_block_num[here],
+            self.count,
+        )
+
+
+def identify(
+    by_start: Spool,
+    by_key: Spool,
+    rounds: Rounds,
+    clock: LinearClock,
+    start_ns: int,
+    workspace: Workspace,
+    sink: Sink,
+    *,
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
+) -> None:
+    """Give what ran its identity and its place in the order of starts.
+
+    Args:
+        by_start: of `RAN`.
+        by_key: gets the rows.
+        rounds: of the task ids of the device.
+        clock: of the device counter.
+        start_ns: when the session started.
+        workspace: how much to take at a time.
+        sink: takes the count of tasks that ended before the session.
+        stream_by_task: where task ids have 32 bits, of `task_keys.streams_of`: the log has no
+            streams there.
+    """
+    if rounds.looks_back:
+        for rows in in_order_of_start(by_start, workspace.window_rows):
+            rounds.watch(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
+    early = 0
+    for rows in in_order_of_start(by_start, workspace.window_rows):
+        if stream_by_task is not None:
+            streams = streams_of(stream_by_task, rows["task_id"])
+            rows["stream_id"] = np.where(streams < 0, NO_STREAM, streams)
+        rows["batch_id"] = rounds.batch_of(
+            rows["stream_id"], rows["task_id"], rows["start"], rows["place"]
+        )
+        rows["key"] = pack_keys(
+            rows["stream_id"],
+            rows["task_id"],
+            rows["batch_id"],
+            rows["context_id"],
+            wide_task_ids=stream_by_task is not None,
+        )
+        rows["early"] = clock.to_ns(rows["end"]) < start_ns
+        early += int(rows["early"].sum())
+        by_key.append(rows)
+    if early:
+        sink.anomaly("task_before_session", early, "tasks that ended before the start")
+
+
+def join(
+    launched: Launched,
+    ran: Spool,
+    joined: Spool,
+    identified: Identified | None,
+    ids: IdCounter,
+    workspace: Workspace,
+    sink: Sink,
+    *,
+    wide_task_ids: bool,
+) -> None:
+    """Number tasks and put them away with what launched them; write operators and copies.
+
+    Args:
+        launched: what the host launched for the device.
+        ran: what ran, by identity.
+        joined: gets rows of `JOINED`.
+        identified: gets every task of the log, where somebody asks for them afterwards.
+        ids: hands out globalTaskIds.
+        workspace: how much to take at a time.
+        sink: takes the rows.
+        wide_task_ids: as in `pack_keys`.
+    """
+    ambiguous = 0
+    for rows, launches, copies in windows(
+        ran, launched.rows, launched.copies, window_rows=workspace.window_rows
+    ):
+        alive = selected(rows, ~rows["early"]) if rows["early"].any() else rows
+        distinct = _distinct(launches["key"], alive["key"], copies["key"])
+        numbers = ids.take(len(distinct))
+        last, lost = _last_operators(launches)
+        ambiguous += lost
+        operators = selected(launches, last)
+        write_operators(
+            operators["operator"], numbers[np.searchsorted(distinct, operators["key"])], sink
+        )
+        copied = numbers[np.searchsorted(distinct, copies["key"])]
+        if wide_task_ids:
+            # The exporter reads the upper half of the task id as a batch here, so that copies with
+            # large task ids are not the tasks of the same name.
+            large = np.flatnonzero(copies["task_id"] > _LARGEST_NARROW_ID)
+            copied[large] = ids.take(len(large))
+        write_copies(copies, copied, sink)
+        own = numbers[np.searchsorted(distinct, alive["key"])]
+        joined.append(_joined(alive, launches, last, own))
+        if identified is not None and len(rows):
+            logged = np.unique(rows["key"])
+            known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
+            identified.add(logged, known, operators)
+    if ambiguous:
+        sink.anomaly(
+            "ambiguous_task",
+            ambiguous,
+            "operators with the same device, stream, task id, batch and context: the last is kept",
+        )
+
+
+def _distinct(*keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return every value of some sorted columns once, ascending."""
+    values = np.concatenate(keys)
+    values.sort(kind="stable")  # merges what is sorted
+    new = np.r_[True, values[1:] != values[:-1]][: len(values)]
+    return np.asarray(values[new], np.uint64)
+
+
+def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
+    """Return the launches that are operators, the last of each identity; and how many more are.
+
+    The key of the tables is the id of the task.
+    """
+    chosen = np.flatnonzero(launches["is_operator"])
+    if not len(chosen):
+        return chosen, 0
+    last = chosen[Runs(launches["key"][chosen]).last]
+    return last, len(chosen) - len(last)
+
+
+def _joined(
+    rows: Rows, launches: Rows, operators: NDArray[np.int64], global_task_id: NDArray[np.int64]
+) -> Rows:
+    result = np.zeros(len(rows), JOINED)
+    for name in RAN.names or ():
+        if name != "early":
+            result[name] = rows[name]
+    result["global_task_id"] = global_task_id
+    result["connection_id"], result["model_id"] = NO_CONNECTION, NO_MODEL
+    for name in ("type_index", "step", "kernel"):
+        result[name] = NOWHERE
+    launch = _matched(launches["key"], rows["key"])
+    known = np.flatnonzero(launch != NOWHERE)
+    found = selected(launches, launch[known])
+    for name in ("connection_id", "model_id", "launched", "type_index", "step"):
+        result[name][known] = found[name]
+    is_operator = np.zeros(len(launches), bool)
+    is_operator[operators] = True
+    runs = is_operator[launch[known]]
+    result["kernel"][known[runs]] = found["kernel"][runs]
+    result["is_compute"][known[runs]] = found["operator"]["counts_as_compute"][runs]
+    return result
+
+
+def _matched(launched: NDArray[np.uint64], ran: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the launch of every task, NOWHERE where the host did not launch it.
+
+    Both are sorted. Identities that occur several times on both sides are matched in their order.
+    """
+    row = find(launched, ran)
+    if (launched[1:] == launched[:-1]).any():
+        known = np.flatnonzero(row != NOWHERE)
+        last = np.searchsorted(launched, ran[known], side="right") - 1
+        row[known] = np.minimum(row[known] + Runs(ran[known]).rank(), last)
+    return row
