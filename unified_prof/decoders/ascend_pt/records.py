@@ -29,6 +29,7 @@ _LARGEST_RECORD = 64 << 20
 """A record is in memory as a whole; no genuine one comes near."""
 _MOST_FIELDS = 1_000
 _HEAD = struct.Struct("<HI")
+_LENGTH, _LENGTH_AT = struct.Struct("<I"), 2
 
 CUT_OFF = "cut_off"
 DAMAGED = "damaged_record"
@@ -104,8 +105,8 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
             while more := file.read(_PIECE_BYTES):
                 data += more
                 starts, ends, kinds, after = _chain(data)
-                if starts:
-                    yield data, np.array(starts), np.array(ends), np.array(kinds)
+                if len(starts):
+                    yield data, starts, ends, kinds
                 data = data[after:]
                 data = _whole_record(path, file, data, sink)
         except OSError as err:
@@ -114,21 +115,21 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
         sink.anomaly(CUT_OFF, 1, f"{path}: {len(data)} bytes at the end are no whole record")
 
 
-def _chain(data: bytes) -> tuple[list[int], list[int], list[int], int]:
-    starts: list[int] = []
-    ends: list[int] = []
-    kinds: list[int] = []
-    head, size, at, last = _HEAD.unpack_from, _HEAD.size, 0, len(data)
+def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
+    """Return start and end of every whole value, the types, and where the rest begins."""
+    heads: list[int] = []
+    add, length, size, last = heads.append, _LENGTH.unpack_from, _HEAD.size, len(data)
+    at = 0
     while at + size <= last:
-        kind, length = head(data, at)
-        end = at + size + length
+        end = at + size + length(data, at + _LENGTH_AT)[0]
         if end > last:
             break
-        starts.append(at + size)
-        ends.append(end)
-        kinds.append(kind)
+        add(at)
         at = end
-    return starts, ends, kinds, at
+    begin = np.array(heads, np.int64)
+    array = np.frombuffer(data, np.uint8)
+    kinds = array[begin] + (array[begin + 1].astype(np.int64) << 8)
+    return begin + size, np.append(begin[1:], at)[: len(begin)], kinds, at
 
 
 def _whole_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
@@ -191,18 +192,14 @@ def _batches(
 
 
 def _batch(piece: _Piece, rows: Ints, layout: Layout, fields: Fields) -> Batch:
-    array = np.frombuffer(piece.data, np.uint8)
+    data, size = piece.data, layout.fixed.itemsize
+    fixed = b"".join([data[start : start + size] for start in piece.starts[rows].tolist()])
     return Batch(
-        piece.data,
-        _gathered(array, piece.starts[rows], layout.fixed),
+        data,
+        np.frombuffer(fixed, layout.fixed),
         {kind: (start[rows], length[rows]) for kind, (start, length) in fields.items()},
         piece.number[rows],
     )
-
-
-def _gathered(array: NDArray[np.uint8], starts: Ints, fixed: np.dtype[Any]) -> NDArray[Any]:
-    at = starts[:, None] + np.arange(fixed.itemsize)
-    return np.ascontiguousarray(array[at]).view(fixed).reshape(-1)
 
 
 def _fields(
