@@ -32,11 +32,6 @@ def us_text_to_ns(text: str) -> int:
         raise ValueError(f"not a decimal number of microseconds: {text!r}") from None
 
 
-def ns_to_ms(duration_ns: float) -> float:
-    """Convert a duration (not a point in time) from nanoseconds to milliseconds."""
-    return duration_ns / NS_PER_MS
-
-
 def ms_to_ns(duration_ms: float) -> int:
     """Convert a duration from milliseconds to the nearest whole nanosecond."""
     return round(duration_ms * NS_PER_MS)

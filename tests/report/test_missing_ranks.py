@@ -17,6 +17,8 @@ from tests.cli.test_report import refused, uprof
 from unified_prof.analysis.load import open_analyses
 from unified_prof.errors import StoreError
 from unified_prof.report import formats
+from unified_prof.store import run_folder
+from unified_prof.store.run_folder import STARTED, RankEntry
 
 RANKS = 8
 DAMAGED = 3
@@ -131,6 +133,25 @@ def test_ranks_that_the_run_expected_and_that_left_nothing_are_named(folder: Pat
     cut_off(folder / "run_time_rank2.sqlite")
     shown = uprof("report", folder).stdout
     assert shown.startswith("7 of 10 ranks:\n  rank 2: ")
+
+
+def test_why_a_rank_left_nothing_is_told_as_far_as_the_run_wrote_it_down(folder: Path) -> None:
+    for rank, failure in ((0, None), (8, "no operation ran"), (9, None)):
+        run_folder.note(
+            folder,
+            RankEntry(
+                rank=rank,
+                world_size=11,
+                expected_ranks=tuple(range(11)),
+                host="node1",
+                state=STARTED,
+                failure=failure,
+            ),
+        )
+    shown = uprof("report", folder).stdout
+    assert "\n  rank 8: it left no report: no operation ran (" in shown
+    assert "\n  rank 9: it left no report: it started on node1 and never came to an end (" in shown
+    assert "\n  rank 10: it left no report: it never started, or wrote elsewhere (" in shown
 
 
 def test_a_world_size_alone_says_which_ranks_to_expect(folder: Path) -> None:

@@ -123,10 +123,10 @@ def _put_bug(error: Exception) -> None:
         path = _write_details(details)
     except OSError:
         streams.tell(details)
-        streams.tell(f"uprof: error: this should not have happened: {what}")
-        return
-    streams.tell(f"uprof: error: this should not have happened: {what}")
-    streams.tell(f"uprof: hint: it is a bug in uprof; please report it with {path}")
+        hint = None
+    else:
+        hint = f"it is a bug in uprof; please report it with {path}"
+    put_error(UprofError(f"this should not have happened: {what}", hint=hint))
 
 
 def _write_details(details: str) -> Path:

@@ -5,7 +5,6 @@ One command of two names: what the arguments are is told by their contents, not 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from unified_prof import streams
 from unified_prof.cli import printing
 from unified_prof.cli.options import AsJson, Force, Quiet, Schema
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
-    from unified_prof.errors import UprofError
     from unified_prof.pipeline.convert import Converted, Outcome
 
 _TAKES = "; ".join(source.what for source in SOURCES)
@@ -88,7 +87,7 @@ def convert(
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
     outcomes: list[Outcome] = []
-    enabled = sys.stderr.isatty() and not quiet
+    enabled = streams.is_terminal() and not quiet
     with printing.progress_line(enabled=enabled) as progress:
         for outcome in convert_all(
             recordings,
@@ -144,7 +143,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     if source is not None:
         record["kind"] = source.kind
     if outcome.error is not None:
-        return record | _error_record(outcome.error)
+        return record | printing.error_record(outcome.error)
     if outcome.already is not None:
         return record | {database: str(outcome.already), "converted_already": True}
     assert outcome.converted is not None
@@ -159,7 +158,3 @@ def _record(outcome: Outcome) -> dict[str, Any]:
         },
         "cpu_seconds": {name: round(seconds, 4) for name, seconds in converted.seconds.items()},
     }
-
-
-def _error_record(error: UprofError) -> dict[str, Any]:
-    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}

@@ -10,7 +10,7 @@ import typer
 
 from unified_prof.cli.command_line import Application
 from unified_prof.cli.options import AsJson, Force, Quiet, Schema
-from unified_prof.cli.printing import put, put_error, put_json, say
+from unified_prof.cli.printing import error_record, put, put_error, put_json, say
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.plain import printable
 
@@ -172,7 +172,7 @@ def _each(
             result = work(path)
         except UprofError as err:
             codes.append(err.exit_code)
-            results.append(_error_data(path, err))
+            results.append({"file": str(path), **error_record(err)})
             put_error(err)
             continue
         codes.append(code(result))
@@ -183,10 +183,6 @@ def _each(
         put_json(results)
     if failed := [number for number in codes if number]:
         raise typer.Exit(failed[0])
-
-
-def _error_data(path: Path, err: UprofError) -> dict[str, Any]:
-    return {"file": str(path), "error": str(err), "hint": err.hint, "exit_code": err.exit_code}
 
 
 def _line(text: str) -> None:

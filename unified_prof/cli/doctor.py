@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import typer
 
 from unified_prof.cli import printing
@@ -38,7 +36,7 @@ def doctor(
             },
             "versions": versions,
         }
-        printing.put(json.dumps(findings, indent=2) + "\n", for_people=False)
+        printing.put_json(findings)
         return
     rows = [("backend", "can run", "why")]
     for answer in backends:

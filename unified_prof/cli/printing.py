@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from unified_prof import streams
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.plain import printable
+
+WIPE = "\r\x1b[K"
+"""Empties the line of a terminal."""
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
@@ -45,7 +48,7 @@ def put(text: str, *, for_people: bool = True) -> None:
 
 def say(text: str) -> None:
     """Print a line for people to stderr; where that cannot be written, nobody is told."""
-    streams.tell(printable(text))
+    streams.tell(f"{WIPE if _Progress.stands else ''}{printable(text)}")
 
 
 def put_error(error: UprofError) -> None:
@@ -55,17 +58,35 @@ def put_error(error: UprofError) -> None:
         say(f"uprof: hint: {error.hint}")
 
 
+def error_record(error: UprofError) -> dict[str, Any]:
+    """Return in a form for JSON what went wrong with one of several things."""
+    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
+
+
+class _Progress:
+    """Whether a line stands on the terminal that the next one is to replace."""
+
+    stands = False
+
+
 @contextmanager
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows, on a terminal's last line, what is being done."""
+    """Yield what shows a few words on one line of the terminal, wiped at the end."""
     if not enabled:
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.text import Text
 
-    with Console(stderr=True).status("reading") as status:
-        yield lambda text: status.update(Text(printable(text)))
+    def show(text: str) -> None:
+        # A line that wraps could not be wiped; what is printed next begins at the left again.
+        text = printable(f"uprof: {text}")[: shutil.get_terminal_size().columns - 1]
+        streams.tell(f"{WIPE}{text}\r", end="")
+
+    _Progress.stands = True
+    try:
+        yield show
+    finally:
+        _Progress.stands = False
+        streams.tell(WIPE, end="")
 
 
 def json_text(document: object) -> str:

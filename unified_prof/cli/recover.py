@@ -84,8 +84,8 @@ def _exit_code(outcomes: list[Recovered]) -> int:
 
 def _record(outcome: Recovered) -> dict[str, Any]:
     record: dict[str, Any] = {"spool": str(outcome.spool), "runs": outcome.runs}
-    if (error := outcome.error) is not None:
-        return record | {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
+    if outcome.error is not None:
+        return record | printing.error_record(outcome.error)
     if outcome.runs:
         return record
     return record | {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof import signals, streams
-from unified_prof.cli import hints
+from unified_prof.cli import hints, printing
 from unified_prof.cli.npu_options import with_npu_options
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import Force
-from unified_prof.cli.run_end import WIPE, RunEnd
+from unified_prof.cli.run_end import RunEnd
 from unified_prof.cli.run_options import WhatToMeasure, WhatToRun, WhatToSay
 from unified_prof.cli.untouched import is_measured, run_untouched
 from unified_prof.cli.workload_command import WorkloadCommand
@@ -119,7 +118,7 @@ def _run(
     result = None
     try:
         with (
-            _progress(enabled=streams.is_terminal() and not shown.quiet) as progress,
+            printing.progress_line(enabled=streams.is_terminal() and not shown.quiet) as progress,
             streams.as_found(),
             streams.stdout_to_stderr(enabled=shown.json),
             signals.ended_by_signals(in_children=False),
@@ -166,17 +165,3 @@ def _say_all_but_info(line: str) -> None:
 
 def _silent(_: str) -> None:
     pass
-
-
-@contextmanager
-def _progress(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows a few words on one line of the terminal, wiped at the end."""
-    if not enabled:
-        yield _silent
-        return
-    wipe = WIPE
-    try:
-        # What the workload prints next begins at the left again.
-        yield lambda text: streams.tell(f"{wipe}uprof: {text}\r", end="")
-    finally:
-        streams.tell(wipe, end="")

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unified_prof import streams
+from unified_prof.cli.printing import WIPE
 from unified_prof.plain import printable
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.run import RunResult
-
-
-WIPE = "\r\x1b[K"
-"""Empties the line of a terminal."""
 
 
 class RunEnd:

@@ -59,12 +59,6 @@ def timeline_file(directory: Path, rank: Rank) -> Path:
     return directory / f"timeline{rank.suffix}.db"
 
 
-def relative_to_here(path: Path) -> Path:
-    """Return `path` as seen from the current folder, where it lies below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
 def raw_directory(directory: Path, rank: Rank) -> Path:
     """Return where raw recordings go: one folder a rank, whose files bear the same names."""
     return directory / rank.suffix.removeprefix("_") if rank.suffix else directory

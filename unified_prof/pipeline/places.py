@@ -13,7 +13,6 @@ from unified_prof.plain import storable
 
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
-LAYOUTS = (PLAIN, ASCEND_PT)
 """How files and folders are named: as the source says, or as torch_npu does."""
 
 
@@ -38,7 +37,7 @@ def choose(
     Args:
         recordings: All that are converted together: names are told apart among them.
         output: A file if it ends in `.db` and is no folder, else a folder; None: the usual place.
-        layout: Of `LAYOUTS`.
+        layout: PLAIN or ASCEND_PT.
 
     Raises:
         UsageError: several reports, or a layout of folders, cannot be had in one file; a kind

@@ -18,7 +18,6 @@ Asked = TypeVar("Asked")
 ROWS_FOR_PEOPLE = 20
 """Rows a breakdown has for people unless asked otherwise; programs get all."""
 
-SORTS = ("time", "forward", "backward", "average", "count", "size", "name")
 
 FORMAT_VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes away."""
@@ -101,7 +100,7 @@ def collect(
     Args:
         analysis: the report.
         bys: the breakdowns, or None for all that it can give.
-        sort: one of SORTS, or None for the usual order.
+        sort: time, forward, backward, average, count, size or name; or None for the usual order.
         top: how many rows of each breakdown.
         details: also launch delays, hardware counters and memory over time.
 

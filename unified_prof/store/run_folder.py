@@ -81,7 +81,7 @@ def _why(entry: RankEntry | None) -> str:
         return entry.failure
     if entry.state == STARTED:
         return f"it started on {entry.host} and never came to an end"
-    return f"it ended on {entry.host} with exit code {entry.exit_code} and left no report"
+    return f"it ended on {entry.host} with exit code {entry.exit_code}"
 
 
 def note(folder: Path, entry: RankEntry) -> None:

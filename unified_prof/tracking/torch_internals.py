@@ -489,11 +489,6 @@ def sparse_parts(tensor: Any) -> Iterator[Any]:
     yield from (tensor._indices(), tensor._values())
 
 
-def profiler_is_running() -> bool:
-    """Whether torch's profiler is running in this process; False where torch does not say."""
-    return TorchInternals(Anomalies()).profiler_enabled()
-
-
 def accelerator_kind() -> str:
     """Return the type of torch's current accelerator, `cpu` where there is none."""
     import torch

@@ -2,16 +2,40 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Hashable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unified_prof.analysis.compare import alignment
-from unified_prof.analysis.compare.alignment import align, common_subsequence
+from unified_prof.analysis.compare.alignment import Pair, Pairs, number
 from unified_prof.analysis.compare.comparable import Place, pair
 
+Keys = Sequence[Hashable]
+"""One element's keys, most specific first; None: it has no such key and it pairs with nothing."""
+
 words = st.lists(st.sampled_from("abcdef"), max_size=30)
+
+
+def tuples(pairs: Pairs) -> list[Pair]:
+    first, second = pairs
+    return list(zip(first.tolist(), second.tolist(), strict=True))
+
+
+def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> list[Pair]:
+    return tuples(alignment.common_subsequence(*number(base, new)))
+
+
+def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -> list[Pair]:
+    """Align elements that are given with their keys, all with the same number of them."""
+    levels = len(base[0]) if base else len(new[0]) if new else 0
+    sides = [
+        number([keys[level] for keys in base], [keys[level] for keys in new])
+        for level in range(levels)
+    ]
+    first, second = [one for one, _ in sides], [one for _, one in sides]
+    return tuples(alignment.align(first, second, moved_levels=moved_levels))
 
 
 def longest(a: list[str], b: list[str]) -> int:

@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 Pair = tuple[int, int]
 """Position in the one sequence, position in the other."""
 
-Keys = Sequence[Hashable]
-"""One element's keys, most specific first; None: it has no such key and it pairs with nothing."""
-
 Ints = NDArray[np.int64]
 
 Pairs = tuple[Ints, Ints]
@@ -41,27 +38,8 @@ _FEW = 200
 """Sequences up to this length are compared as lists: NumPy's calls would take longer."""
 
 
-def align(base: Sequence[Keys], new: Sequence[Keys], *, moved_levels: int = 2) -> list[Pair]:
+def align(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -> Pairs:
     """Return pairs of equal elements, in order of the first sequence; each element at most once.
-
-    Args:
-        base: the keys of each element of the one sequence; all with the same number of keys.
-        new: likewise for the other.
-        moved_levels: how many of the most specific keys may pair out of order.
-    """
-    levels = len(base[0]) if base else len(new[0]) if new else 0
-    numbered = [
-        number([keys[level] for keys in base], [keys[level] for keys in new])
-        for level in range(levels)
-    ]
-    first, second = align_numbered(
-        [one for one, _ in numbered], [one for _, one in numbered], moved_levels=moved_levels
-    )
-    return list(zip(first.tolist(), second.tolist(), strict=True))
-
-
-def align_numbered(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -> Pairs:
-    """Return pairs as `align` does, of elements whose keys are numbers.
 
     Args:
         base: for each level, from the most specific, the number of each element's key; NO_KEY is
@@ -88,16 +66,6 @@ def number(base: Sequence[Hashable], new: Sequence[Hashable]) -> tuple[Ints, Int
     return found[0], found[1]
 
 
-def common_subsequence(base: Sequence[Hashable], new: Sequence[Hashable]) -> list[Pair]:
-    """Return a long common subsequence of the two, as pairs of positions in rising order.
-
-    It is the longest one where the parts that differ are small; elements that are None take part
-    in none. Time is about linear for sequences that are alike.
-    """
-    first, second = _common_subsequence(*number(base, new))
-    return list(zip(first.tolist(), second.tolist(), strict=True))
-
-
 _NO_PAIRS: Pairs = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -121,7 +89,7 @@ def _in_gaps(base: Ints, new: Ints, anchors: Pairs) -> list[Pairs]:
             left, right = base[low_a:high_a].tolist(), new[low_b:high_b].tolist()
             few += [(low_a + i, low_b + j) for i, j in _of_lists(left, right)]
         else:
-            first, second = _common_subsequence(base[low_a:high_a], new[low_b:high_b])
+            first, second = common_subsequence(base[low_a:high_a], new[low_b:high_b])
             found.append((low_a + first, low_b + second))
     return [*found, _columns(few)]
 
@@ -147,8 +115,12 @@ def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
     return filled
 
 
-def _common_subsequence(base: Ints, new: Ints) -> Pairs:
-    """Return a long common subsequence of numbered keys, in rising order."""
+def common_subsequence(base: Ints, new: Ints) -> Pairs:
+    """Return a long common subsequence of numbered keys, as positions in rising order.
+
+    It is the longest one where the parts that differ are small; elements that are NO_KEY take part
+    in none. Time is about linear for sequences that are alike.
+    """
     found: list[Pairs] = []
     few: list[Pair] = []
     work = [(0, len(base), 0, len(new))]
@@ -271,7 +243,7 @@ def _moved(base: Sequence[Ints], new: Sequence[Ints], anchors: Pairs, levels: in
 
 
 def _of_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
-    """Return what `_common_subsequence` does, of two short sequences, in any order."""
+    """Return what `common_subsequence` does, of two short sequences, in any order."""
     pairs: list[Pair] = []
     work = [(0, len(base), 0, len(new))]
     while work:

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from unified_prof.analysis.compare.alignment import NO_KEY, Ints, Pairs, align_numbered, number
+from unified_prof.analysis.compare.alignment import NO_KEY, Ints, Pairs, align, number
 
 Floats = NDArray[np.float64]
 
@@ -69,9 +69,7 @@ class Place:
 def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
     """Return which places of the two are the same, by their keys."""
     keys = _numbered_keys([*base, *new])
-    return align_numbered(
-        [level[: len(base)] for level in keys], [level[len(base) :] for level in keys]
-    )
+    return align([level[: len(base)] for level in keys], [level[len(base) :] for level in keys])
 
 
 def _numbered_keys(places: Sequence[Place]) -> list[Ints]:

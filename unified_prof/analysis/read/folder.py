@@ -11,10 +11,11 @@ from pathlib import Path
 
 from unified_prof.analysis.read.coverage import Missing
 from unified_prof.errors import UprofError
+from unified_prof.store import run_folder
 from unified_prof.store.detect import detect
 
 SUFFIXES = (".db", ".sqlite", ".sqlite3")
-RUN_DOCUMENT = "run.json"
+RUN_DOCUMENT = run_folder.FILE_NAME
 """What `uprof run` leaves beside the reports of a run of several ranks."""
 _DEEPEST = 4
 """Folders below the given one that are searched: the layouts of the known tools need three."""
@@ -94,9 +95,10 @@ def missing(
     for document in found.documents:
         beside = [file for file in found.files if file.is_relative_to(document.parent)]
         known = {rank_of(folder, file) for file in beside}
-        expected = _expected_ranks(document)
+        expected, reasons = _expected_ranks(document), _reasons(document)
+        source = f"({document} lists {len(expected)} ranks)"
         lost += [
-            Missing(f"rank {rank}", f"it left no report ({document} lists {len(expected)} ranks)")
+            Missing(f"rank {rank}", f"it left no report{reasons.get(rank, '')} {source}")
             for rank in expected
             if rank not in known
         ]
@@ -128,6 +130,15 @@ def _is_sound(file: Path) -> bool:
         return detect(file).family is None
     except UprofError:
         return False
+
+
+def _reasons(document: Path) -> dict[int, str]:
+    """Return what the run itself has written down of ranks without a report."""
+    try:
+        run = run_folder.read(document.parent)
+    except UprofError:
+        return {}
+    return {} if run is None else {rank: f": {why}" for rank, why in run.without_reports.items()}
 
 
 def _expected_ranks(document: Path) -> list[int]:

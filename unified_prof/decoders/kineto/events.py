@@ -36,7 +36,6 @@ class OperationArgs(msgspec.Struct, gc=False):
     """Arguments of a framework operation or user annotation."""
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
-    record_function_id: Any = msgspec.field(default=None, name="Record function id")
     sequence_number: Any = msgspec.field(default=MISSING, name="Sequence number")
     forward_thread: Any = msgspec.field(default=MISSING, name="Fwd thread id")
     concrete_inputs: msgspec.Raw = msgspec.field(default=ABSENT, name="Concrete Inputs")
@@ -44,7 +43,6 @@ class OperationArgs(msgspec.Struct, gc=False):
     input_strides: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Strides")
     input_dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
     finished: Any = True
-    event_index: Any = msgspec.field(default=None, name="Ev Idx")
     call_stack: Any = msgspec.field(default="", name="Call stack")
     module_hierarchy: Any = msgspec.field(default="", name="Module Hierarchy")
     old_external_id: Any = msgspec.field(default=MISSING, name="external id")
@@ -74,7 +72,6 @@ class CallArgs(msgspec.Struct, gc=False):
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
     cbid: Any = None
-    cid: Any = None
     correlation: Any = MISSING
     grid: msgspec.Raw = ABSENT
     block: msgspec.Raw = ABSENT
@@ -130,13 +127,6 @@ class MemoryArgs(msgspec.Struct, gc=False):
     device_id: Any = msgspec.field(default=MISSING, name="Device Id")
     device_type: Any = msgspec.field(default=MISSING, name="Device Type")
     address: Any = msgspec.field(default=MISSING, name="Addr")
-
-
-class LabelArgs(msgspec.Struct, gc=False):
-    """Arguments of a metadata event that names a process or thread."""
-
-    name: Any = None
-    labels: Any = None
 
 
 class ExternalIdArgs(msgspec.Struct, gc=False):
