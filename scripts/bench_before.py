@@ -29,11 +29,21 @@ TRAINING = """
 import torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)])
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(20))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+model = Model()
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(300):
     optimizer.zero_grad()
-    model(torch.randn(32, 64)).tanh().sum().backward()
+    model(torch.randn(32, 64)).sum().backward()
     optimizer.step()
 """
 
@@ -65,7 +75,6 @@ def commands(prof: Path) -> dict[str, tuple[str, ...]]:
         "build": ("build", str(prof), "-o", "built.db", "--force", "-q"),
         "import": ("import", "trace.json", "-o", "imported.db", "--force", "-q"),
         "db upgrade": ("db", "upgrade", "old.db", "-o", "upgraded.db", "--force"),
-        "run": ("run", "--backend", "cpu", "-q", "-o", "out", "--force", "training.py"),
         "run, measuring 200": (
             *("run", "--backend", "cpu", "--iterations", "200", "-q", "-o", "out", "--force"),
             "training.py",

@@ -61,6 +61,9 @@ _SECONDS = re.compile(
     r'(?<=seconds": )(?:\{[^{}]*\}|[\d.]+)|\b[Ii]n \d+\.\d+ s\b|CPU time \d+\.\d+ s: .*'
 )
 
+_NONE = "(there is none)"
+_MOST_LINES = 50_000
+
 
 # Runs one command after the other, each in a process of its own that has everything imported.
 _WARM = """
@@ -71,6 +74,7 @@ for found in pkgutil.walk_packages(unified_prof.__path__, "unified_prof."):
         importlib.import_module(found.name)
 import sqlalchemy.orm, alembic.command, rich.console
 from unified_prof.cli.app import main
+assert unified_prof.__file__.startswith(os.environ["PYTHONPATH"]), unified_prof.__file__
 for line in sys.stdin:
     words, folder, streams = json.loads(line)
     child = os.fork()
@@ -99,6 +103,7 @@ class Side:
         work.mkdir()
         self._warm = subprocess.Popen(
             [sys.executable, "-c", _WARM],
+            cwd=work,
             env=environment(code),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -258,13 +263,12 @@ def main() -> int:
         (folder / "unpacked").mkdir()
         codes = code, ROOT
         sides = Side(code, folder / "before", codes), Side(ROOT, folder / "after", codes)
-        found: dict[tuple[str, str], tuple[str, str]] = {}
+        tally = Tally(options.show, options.details)
 
         def both(name: str, work: Callable[[Side], dict[str, str]]) -> None:
             before, after = pool.map(work, sides)
             for what in dict.fromkeys([*before, *after]):
-                texts = before.get(what, "(there is none)"), after.get(what, "(there is none)")
-                found[name, what] = texts
+                tally.add(name, what, before.get(what, _NONE), after.get(what, _NONE))
 
         inputs = []
         for example in EXAMPLES:
@@ -276,31 +280,55 @@ def main() -> int:
             name = f"{number:03} {path.parent.name}/{path.name}"
             both(name, partial(outputs_of, source=path, number=number))
         reports = [_report(sides[0].work / f"{n:03}", path) for n, path in enumerate(inputs)]
-        for base, new in pairwise(one.relative_to(sides[0].work) for one in reports):
-            both(f"{base} and {new}", partial(outputs_of_pair, base=base, new=new))
+        for (first, base), (second, new) in pairwise(zip(inputs, reports, strict=True)):
+            if first.parent == second.parent or "report" in (first.name, second.name):
+                base, new = (one.relative_to(sides[0].work) for one in (base, new))
+                both(f"{base} and {new}", partial(outputs_of_pair, base=base, new=new))
         for side in sides:
             side.end()
-    return told(found, options.show, options.details)
+    return tally.end()
 
 
-def told(found: dict[tuple[str, str], tuple[str, str]], show: int, details: Path | None) -> int:
-    """Print the differences; return 1 if there are any."""
-    kinds: Counter[str] = Counter()
-    whole = []
-    for (name, what), (before, after) in found.items():
+class Tally:
+    """Tells the differences as they are found, and counts them."""
+
+    def __init__(self, show: int, details: Path | None) -> None:
+        self._show, self._details = show, details
+        self._compared = 0
+        self._differ: Counter[str] = Counter()
+        if details is not None:
+            details.write_text("", encoding="utf-8")
+
+    def add(self, name: str, what: str, before: str, after: str) -> None:
+        """Compare two texts."""
+        self._compared += 1
         if before == after:
-            continue
-        kinds[what] += 1
-        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
-        changed = [line[:400] for line in lines if not line.startswith(("---", "+++", "@@"))]
-        whole += [f"== {name}: {what}", *changed]
-        print(f"== {name}: {what}", *changed[:show], sep="\n")
-    if details is not None:
-        details.write_text("\n".join(whole) + "\n", encoding="utf-8")
-    print(f"{len(found)} outputs compared, {sum(kinds.values())} differ")
-    for what, count in kinds.most_common():
-        print(f"{count:6} {what}")
-    return 1 if kinds else 0
+            return
+        self._differ[what] += 1
+        changed = [f"== {name}: {what}", *(line[:1000] for line in _changes(before, after))]
+        print(*(line[:300] for line in changed[: self._show + 1]), sep="\n", flush=True)
+        if self._details is not None:
+            with self._details.open("a", encoding="utf-8") as file:
+                file.write("\n".join(changed) + "\n")
+
+    def end(self) -> int:
+        """Print how many outputs differ; return 1 if there are any."""
+        print(f"{self._compared} outputs compared, {self._differ.total()} differ")
+        for what, count in self._differ.most_common():
+            print(f"{count:6} {what}")
+        return 1 if self._differ else 0
+
+
+def _changes(before: str, after: str) -> Iterator[str]:
+    old, new = before.splitlines(), after.splitlines()
+    if len(old) + len(new) > _MOST_LINES:  # in which order, takes too long to find out
+        gone, come = Counter(old) - Counter(new), Counter(new) - Counter(old)
+        yield from (f"-{line}" for line in gone)
+        yield from (f"+{line}" for line in come)
+        return
+    for line in difflib.unified_diff(old, new, n=0, lineterm=""):
+        if not line.startswith(("---", "+++", "@@")):
+            yield line
 
 
 if __name__ == "__main__":

@@ -34,7 +34,9 @@ def test_a_row_that_differs_is_told(script: Any, tmp_path: Path, capsys: Any) ->
             db.execute("CREATE TABLE t (x, y)")
             db.executemany("INSERT INTO t VALUES (?, ?)", [(1, "same"), (2, name)])
         texts.append(script.dumped(tmp_path / name))
-    assert script.told({("in", "out"): tuple(texts)}, 9, None) == 1
+    tally = script.Tally(9, None)
+    tally.add("in", "out", *texts)
+    assert tally.end() == 1
     said = capsys.readouterr().out
     assert "-t(2, 'a')" in said
     assert "+t(2, 'b')" in said
@@ -42,7 +44,9 @@ def test_a_row_that_differs_is_told(script: Any, tmp_path: Path, capsys: Any) ->
 
 
 def test_what_is_equal_is_counted_only(script: Any, capsys: Any) -> None:
-    assert script.told({("in", "out"): ("text", "text")}, 9, None) == 0
+    tally = script.Tally(9, None)
+    tally.add("in", "out", "text", "text")
+    assert tally.end() == 0
     assert capsys.readouterr().out == "1 outputs compared, 0 differ\n"
 
 
