@@ -172,7 +172,8 @@ def outputs_of(side: Side, source: Path, number: int) -> dict[str, str]:
     found, report = {}, source.name
     if not source.name.endswith(DATABASES) and source.name != "report":
         report = "made.db"
-        found["import"] = side.run(("import", source.name, "-o", report, "--json"), folder)
+        name = "build" if source.is_dir() else "import"
+        found[name] = side.run((name, source.name, "-o", report, "--json"), folder)
     if (folder / report).exists():
         of_kind = OF_REPORTS if source.name == "report" else OF_DATABASES
         for words in of_kind:
