@@ -21,6 +21,8 @@ from tests.decoders.memory_snapshot.made import small as small_snapshot
 from tests.decoders.memory_snapshot.made import write as write_snapshot
 from tests.decoders.nsys.made import small as small_export
 from tests.decoders.nsys.made import write as write_export
+from tests.decoders.rocm.made import small as small_rocpd
+from tests.decoders.rocm.made import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
@@ -39,6 +41,11 @@ def prof(folder: Path) -> Path:
 def memory_snapshot(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return write_snapshot(folder / "run.pickle", small_snapshot())
+
+
+def rocm(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_rocpd(folder / "results.db", small_rocpd())
 
 
 def nsys(folder: Path) -> Path:
@@ -68,6 +75,7 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "ascend_pt": ascend_pt,
     "memory_snapshot": memory_snapshot,
     "ascend_text": ascend_text,
+    "rocm": rocm,
 }
 
 

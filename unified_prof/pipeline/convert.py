@@ -237,6 +237,8 @@ def _usual_place(found: Found) -> Place:
 
 def _convert(found: Found, place: Place, settings: _Settings, progress: Progress) -> Converted:
     """Write one report and give it its name; what it replaces goes when it is complete."""
+    if place.target.exists() and place.target.samefile(found.path):
+        raise OutputError(f"{place.target} is the recording itself, which a report never replaces")
     if not settings.force:
         places.refuse_existing(place)
     if place.folder is not None:  # another second has another name: the writer looks for its own

@@ -28,7 +28,7 @@ from tests.decoders.nsys.made import (
     write,
 )
 from unified_prof.decoders import nsys
-from unified_prof.decoders.nsys.ranges import as_operation
+from unified_prof.decoders.gpu.marked import as_operation
 from unified_prof.store.foreign import foreign_tables
 
 BASE = 1_700_000_000_000_000_000
@@ -305,6 +305,25 @@ def test_what_cuda_allocated_adds_up(tmp_path: Path) -> None:
         (50, 0),
         (100, 2),
     ]
+
+
+def test_processes_have_addresses_of_their_own(tmp_path: Path) -> None:
+    events = [
+        {
+            "start": start,
+            "globalPid": packed(pid),
+            "deviceId": 0,
+            "address": 1,
+            "bytes": size,
+            "memKind": 2,
+            "memoryOperationType": oper,
+        }
+        for start, pid, oper, size in ((5, PID, 0, 100), (6, 200, 0, 50), (7, PID, 1, 100))
+    ]
+    sink = decoded(tmp_path, small(CUDA_GPU_MEMORY_USAGE_EVENTS=events))
+    assert sink.rows("MEMORY_RECORD", "totalAllocated") == [(100,), (150,), (50,)]
+    assert sink.rows("OP_MEMORY", "size", "duration") == [(100, 2), (50, None)]
+    assert sink.anomalies == {}
 
 
 def test_what_the_profiler_says_is_told(tmp_path: Path) -> None:

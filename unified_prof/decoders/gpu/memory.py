@@ -55,7 +55,7 @@ class Allocations:
         self._in_use: dict[int, int] | None = {} if adds_up else None
         self._base_ns = base_ns
         self._no_name = no_name
-        self._live: dict[tuple[int, int], _Row] = {}
+        self._live: dict[tuple[int, int, int], _Row] = {}
         self._done: list[_Row] = []
 
     def take(self, rows: Rows, operation_names: Int64s) -> None:
@@ -105,8 +105,9 @@ class Allocations:
     def _pair(self, rows: Rows, times: Int64s, names: Int64s) -> None:
         live = self._live
         lost = unknown = 0
-        for device, address, size, time, name, allocated, reserved in zip(
+        for device, owner, address, size, time, name, allocated, reserved in zip(
             rows["device"].tolist(),
+            rows["owner"].tolist(),
             rows["address"].tolist(),
             rows["size"].tolist(),
             times.tolist(),
@@ -115,7 +116,7 @@ class Allocations:
             rows["total_reserved"].tolist(),
             strict=True,
         ):
-            key = (device, address)
+            key = (device, owner, address)
             totals = (_or_none(allocated), _or_none(reserved))
             if size > 0:
                 if key in live:

@@ -93,6 +93,7 @@ ALLOCATION = np.dtype(
         ("thread", "i4"),
         ("device", "i4"),
         ("address", "i8"),
+        ("owner", "i4"),  # a process whose addresses are its own, MISSING: the only one
         ("size", "i8"),  # bytes; negative: freed
         ("total_allocated", "i8"),
         ("total_reserved", "i8"),

@@ -211,6 +211,7 @@ class Collector(Fields):
         device = self.ids([a.device_id for a in args])
         rows["device"] = np.where(device_type == _CPU_DEVICE_TYPE, MISSING, device)
         rows["address"] = self.ids([a.address for a in args])
+        rows["owner"] = MISSING
         size = self.ids([a.size for a in args], missing=0)
         rows["size"] = size
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])

@@ -155,6 +155,7 @@ class Others:
             device = fields.devices(cells["globalPid"], cells["deviceId"])
             rows["device"] = np.where(on_host, MISSING, device)
             rows["address"] = cells["address"]
+            rows["owner"] = fields.processes(cells["globalPid"])
             freed = cells["memoryOperationType"] == _DEALLOCATION
             size = np.abs(cells["bytes"])
             rows["size"] = np.where(freed, -size, size)

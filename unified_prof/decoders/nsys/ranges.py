@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from unified_prof.columns import Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
+from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
 from unified_prof.decoders.gpu.numbers import MISSING, ints
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.others import Others
@@ -26,20 +26,6 @@ _MARK_EVENT = 0
 """ENUM_MSTX_EVENT_TYPE `marker`."""
 _DEFAULT_DOMAIN = 0
 _DEFAULT_DOMAIN_NAME = "default"
-
-# What emit_nvtx adds to the name of an operation, in this order.
-_ADDED = re.compile(
-    r"(?:, seq = (?P<sequence>\d{1,18}))?"
-    r"(?:, op_id = (?P<number>\d{1,18}))?"
-    r"(?:, sizes = (?P<sizes>\[[\d\[\], -]*\]))?"
-    r"(?:, input_op_ids = .*)?$",
-    re.DOTALL,
-)
-_FIRST_ADDED = (", seq = ", ", op_id = ", ", sizes = ")
-_OPERATION = re.compile(r"aten::|autograd::engine::")
-_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*$")
-_SOME_FORWARD_THREAD = 1
-"""Above 0 marks a backward operation; the range does not say which thread went forward."""
 
 _WHOLE_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REAL_PAYLOADS = ("doubleValue", "floatValue")
@@ -151,7 +137,7 @@ class Ranges:
         rows["external"] = ints([number for _, _, number, _ in operations])
         rows["forward_thread"] = ints(
             [
-                _SOME_FORWARD_THREAD if sequence >= 0 and _BACKWARD.match(name) else 0
+                SOME_FORWARD_THREAD if sequence >= 0 and is_backward(name) else 0
                 for name, sequence, _, _ in operations
             ]
         )
@@ -268,27 +254,6 @@ class Ranges:
 
 
 _INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])
-
-
-def as_operation(text: str) -> tuple[str, int, int, str] | None:
-    """Return name, autograd sequence number, number and sizes of an operation, as far as told.
-
-    Returns:
-        None where the range was not made by `emit_nvtx`.
-    """
-    first = min((at for at in map(text.find, _FIRST_ADDED) if at > 0), default=-1)
-    if first < 0:
-        return (text, MISSING, MISSING, "") if _OPERATION.match(text) else None
-    match = _ADDED.match(text, first)
-    if match is None or match.end() == first:
-        return None
-    sequence, number, sizes = match.group("sequence", "number", "sizes")
-    return (
-        text[:first],
-        MISSING if sequence is None else int(sequence),
-        MISSING if number is None else int(number),
-        sizes or "",
-    )
 
 
 def _taken(cells: Cells, chosen: Any) -> Cells:

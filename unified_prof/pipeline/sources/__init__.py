@@ -22,6 +22,7 @@ from unified_prof.pipeline.sources.memory_snapshot import MemorySnapshot
 from unified_prof.pipeline.sources.nsys import Nsys
 from unified_prof.pipeline.sources.prof import Prof
 from unified_prof.pipeline.sources.recognised import Recognised, recognised
+from unified_prof.pipeline.sources.rocm import Rocm
 
 __all__ = [
     "SOURCES",
@@ -36,7 +37,15 @@ __all__ = [
     "surely",
 ]
 
-SOURCES: tuple[Source, ...] = (Prof(), AscendPt(), AscendText(), Nsys(), MemorySnapshot(), Kineto())
+SOURCES: tuple[Source, ...] = (
+    Prof(),
+    AscendPt(),
+    AscendText(),
+    Nsys(),
+    MemorySnapshot(),
+    Rocm(),
+    Kineto(),
+)
 """In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 

@@ -77,6 +77,8 @@ class Nsys(Source):
     def stem(self, path: Path) -> str:
         """Return its name without what all exports have."""
         name = path.resolve().name
+        if name.endswith(".db"):  # the report's own ending
+            return f"{name.removesuffix('.db')}_uprof"
         return name.removesuffix(".sqlite").removesuffix("_pqtdir") or name
 
 

@@ -1,0 +1,247 @@
+"""rocprofv3 recordings: databases and JSON say the same, and damaged ones are told."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.rocm.made import (
+    UUID,
+    as_json,
+    decode,
+    event,
+    region,
+    small,
+    write,
+    write_json,
+)
+from unified_prof.cli.app import app
+from unified_prof.errors import OutputError, RawFormatError, UprofError
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.sources import source_of
+
+
+@pytest.fixture(params=[".db", ".json"])
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"results{request.param}"
+    return write(path, small()) if request.param == ".db" else write_json(path, as_json())
+
+
+def check(sink: KeepingSink) -> None:
+    assert sink.rows(
+        "COMPUTE_TASK_INFO",
+        *("name", "opType", "gridDim", "blockDim", "blockNum"),
+        texts=["name", "opType", "gridDim", "blockDim"],
+    ) == [("gemm()", "aten::mm", "4,4,1", "256,1,1", 16)]
+    assert sink.rows("TASK", "startNs", "endNs", "deviceId", "streamId", "globalPid") == [
+        (1_500, 3_500, 0, 4, 4242),
+        (2_150, 2_400, 0, 4, 4242),
+    ]
+    calls = sink.rows("CANN_API", "name", "connectionId", texts=["name"])
+    tasks = [row["connectionId"] for row in sink.tables["TASK"]]
+    assert [dict(calls)[name] for name in ("hipLaunchKernel", "hipMemcpyAsync")] == tasks
+    assert sink.rows("UPROF_GPU_TASKS", "name", "sizeBytes", texts=["name"])[1] == (
+        "Memcpy HtoD",
+        4096,
+    )
+    assert sink.rows("MEMCPY_INFO", "memcpyOperation", "size") == [(1, 4096)]
+    assert sink.rows("UPROF_GPU_TASKS", "registersPerThread", "sharedMemoryBytes")[0] == (48, 1024)
+    assert sink.rows("MSTX_EVENTS", "message", "eventType", texts=["message"]) == [("step", 2)]
+    assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
+    assert sink.rows("MEMORY_RECORD", "component", "totalAllocated", texts=["component"]) == [
+        ("ROCm", 64),
+        ("ROCm", 0),
+    ]
+    assert sink.rows("OP_MEMORY", "size", "duration") == [(64, 3_500)]
+    assert sink.rows("NPU_INFO", "id", "name") == [(0, "AMD Instinct MI300X")]
+    assert sink.anomalies == {"relative_times": 1}
+    assert "secret" not in str(sink.tables)
+
+
+def test_a_recording_in_either_form(recording: Path) -> None:
+    check(decode(recording))
+    source = source_of(recording)
+    assert source is not None
+    assert source.kind == "rocm"
+
+
+def test_other_regions_and_names_of_threads(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", small()))
+    assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
+        ("OMPT", "parallel")
+    ]
+    assert ("4243", "python") in sink.rows("UPROF_THREADS", "thread", "threadName")
+
+
+def test_sessions_of_one_file_are_apart(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", small(), small()))
+    assert len(sink.tables["TASK"]) == 4
+    connections = [row["connectionId"] for row in sink.tables["CANN_API"]]
+    assert len(set(connections)) == 4
+    assert sorted(row["connectionId"] for row in sink.tables["TASK"]) == sorted(connections)
+    assert sink.anomalies == {"relative_times": 1}
+
+
+def test_tables_may_have_plain_names(tmp_path: Path) -> None:
+    check(decode(write(tmp_path / "a.db", small(), uuids=[""])))
+
+
+def test_an_old_recording_joins_by_correlation_id(tmp_path: Path) -> None:
+    tables = small()
+    tables["event"] = [
+        {**one, "stack_id": 0, "correlation_id": one["stack_id"]} for one in tables["event"]
+    ]
+    check(decode(write(tmp_path / "a.db", tables)))
+
+
+def test_a_dispatch_without_a_call_is_kept(tmp_path: Path) -> None:
+    """The vendor's own view leaves out dispatches without a region."""
+    tables = small()
+    tables["region"] = [region(1, 1_000, 1_900, 4, 1)]
+    sink = decode(write(tmp_path / "a.db", tables))
+    assert len(sink.tables["TASK"]) == 2
+    assert sink.anomalies == {"relative_times": 1, "task_without_launch": 2}
+
+
+def test_directions_of_copies(tmp_path: Path) -> None:
+    tables = small()
+    (first,) = tables["memory_copy"]
+    gpu = {**tables["info_agent"][1], "id": 3, "type_index": 1}
+    tables["info_agent"] = [*tables["info_agent"], gpu]
+    pairs = [(2, 1), (2, 2), (2, 3), (1, 1), (99, 2)]
+    tables["memory_copy"] = [
+        {**first, "start": 10 * at, "src_agent_id": source, "dst_agent_id": target}
+        for at, (source, target) in enumerate(pairs)
+    ]
+    tables["kernel_dispatch"] = []
+    sink = decode(write(tmp_path / "a.db", tables))
+    names = sink.rows("UPROF_GPU_TASKS", "name", texts=["name"])
+    assert names == [
+        ("Memcpy DtoH",),
+        ("Memcpy DtoD",),
+        ("Memcpy PtoP",),
+        ("Memcpy HtoH",),
+        ("Memcpy Unknown",),
+    ]
+    assert [row["deviceId"] for row in sink.tables["TASK"]] == [0, 0, 1, -1, 0]
+
+
+def test_what_is_not_read_is_told(tmp_path: Path) -> None:
+    tables = small()
+    tables["pmc_event"] = [{"id": 1, "event_id": 3, "pmc_id": 1, "value": 5}]
+    tables["sample"] = []
+    sink = decode(write(tmp_path / "a.db", tables))
+    assert sink.anomalies == {"relative_times": 1, "table_not_read": 1}
+    assert sink.details["table_not_read"] == "rocpd_pmc_event"
+
+
+def test_views_are_not_run(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.db", small())
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("DROP VIEW rocpd_string")
+        db.execute(
+            "CREATE VIEW rocpd_string AS WITH RECURSIVE r(id) AS"
+            " (SELECT 1 UNION ALL SELECT id FROM r) SELECT id, 'x' AS string FROM r"
+        )
+    check(decode(path))
+
+
+def test_it_becomes_a_report_and_is_never_replaced_by_it(recording: Path, tmp_path: Path) -> None:
+    made = convert(recording, tmp_path / "out.db")
+    assert made.kind == "rocm"
+    for command in (
+        ["report", str(made.database), "--format", "json"],
+        ["trace", str(made.database), "-o", str(tmp_path / "t.json")],
+        ["diff", str(made.database), str(made.database)],
+    ):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.stderr
+    assert json.loads((tmp_path / "t.json").read_text())
+    before = recording.read_bytes()
+    with pytest.raises(OutputError, match="is the recording itself"):
+        convert(recording, recording, force=True)
+    assert recording.read_bytes() == before
+
+
+def test_an_empty_recording_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RawFormatError, match="holds no event"):
+        decode(write(tmp_path / "a.db", {"metadata": [], "region": []}))
+    with pytest.raises(RawFormatError, match="holds no event"):
+        decode(write_json(tmp_path / "a.json", {"rocprofiler-sdk-tool": [{}]}))
+    with pytest.raises(RawFormatError, match="no recording of rocprofv3"):
+        decode(write_json(tmp_path / "b.json", [1]))
+
+
+_ODD: tuple[Any, ...] = (
+    *(None, "", "word", -1, 0, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 1.5, 1e300),
+    *("x" * 70_000, '{"message": [', '{"message": 5}', "[]", "aten::x, seq = 5"),
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    tables = small()
+    whole = write(tmp_path / "whole.db", tables).read_bytes()
+    path = tmp_path / "a.db"
+    for _ in range(20):
+        path.write_bytes(whole)
+        with closing(sqlite3.connect(path)) as db, db:
+            for _ in range(chance.choice((1, 4, 20))):
+                table = f"rocpd_{chance.choice(list(tables))}{UUID}"
+                columns = [row[1] for row in db.execute(f'PRAGMA table_info("{table}")')]
+                db.execute(
+                    f'UPDATE "{table}" SET "{chance.choice(columns)}" = ?', [chance.choice(_ODD)]
+                )
+        with suppress(RawFormatError):
+            assert decode(path).tables["SESSION_TIME_INFO"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_json_of_any_shape(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    odd = (*_ODD, 2**70, [], {}, [{}], {"handle": []}, True)
+
+    def spoil(value: Any, depth: int = 0) -> Any:
+        if depth > 2 and chance.random() < 0.03:
+            return chance.choice(odd)
+        if isinstance(value, dict):
+            return {key: spoil(one, depth + 1) for key, one in value.items()}
+        return [spoil(one, depth + 1) for one in value] if isinstance(value, list) else value
+
+    for _ in range(40):
+        with suppress(RawFormatError):
+            decode(write_json(tmp_path / "a.json", spoil(as_json())))
+
+
+@pytest.mark.parametrize("ending", [".db", ".json"])
+def test_damaged_bytes_are_refused_or_counted(tmp_path: Path, ending: str) -> None:
+    chance = random.Random(3)
+    whole = tmp_path / f"whole{ending}"
+    (write(whole, small()) if ending == ".db" else write_json(whole, as_json()))
+    data = whole.read_bytes()
+    path = tmp_path / f"damaged{ending}"
+    for _ in range(60):
+        damaged = bytearray(data)
+        if chance.random() < 0.3:
+            del damaged[chance.randrange(100, len(damaged)) :]
+        for _ in range(chance.choice((1, 10, 100))):
+            damaged[chance.randrange(16, len(damaged))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        with suppress(UprofError):
+            decode(path)
+
+
+def test_events_that_are_not_there(tmp_path: Path) -> None:
+    tables = small()
+    tables["event"] = [event(99, 1, 5)]
+    sink = decode(write(tmp_path / "a.db", tables))
+    assert sink.anomalies["task_without_launch"] == 2

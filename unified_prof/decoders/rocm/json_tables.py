@@ -1,0 +1,303 @@
+"""The JSON of `rocprofv3 --output-format json`, as the tables of a rocpd database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from unified_prof.columns import Cells
+from unified_prof.errors import RawFormatError
+
+TOOL = "rocprofiler-sdk-tool"
+"""The one key of such a file."""
+
+_ROWS = 1 << 14
+_INT64 = range(-(2**63), 2**63)
+_CPU, _GPU = 1, 2
+_HOST_RECORDS = ("hip_api", "hsa_api", "marker_api", "rccl_api", "rocdecode_api", "rocjpeg_api")
+_ALLOCATIONS = ("ALLOC", "FREE")
+
+Row = dict[str, Any]
+
+
+class JsonTables:
+    """`columns.Tables` of a JSON recording, which is held in memory as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            RawFormatError: it is damaged, or no recording of rocprofv3.
+        """
+        try:
+            document = msgspec.json.decode(path.read_bytes())
+        except OSError as err:
+            raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+            raise RawFormatError(f"{path} is damaged or cut off as JSON: {err}") from err
+        sessions = document.get(TOOL) if isinstance(document, dict) else None
+        if not isinstance(sessions, list):
+            raise RawFormatError(
+                f"{path} is no recording of rocprofv3", hint=f"expected a key {TOOL!r}"
+            )
+        self._tables: dict[str, list[Row]] = {}
+        self._unreadable: Counter[str] = Counter()
+        for number, session in enumerate(one for one in sessions if isinstance(one, dict)):
+            for table, rows in _Converted(session).tables.items():
+                self._tables[f"rocpd_{table}_{number}"] = rows
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What tables there are."""
+        return tuple(self._tables)
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        """How many values so far were not what was asked for."""
+        return self._unreadable
+
+    def columns(self, table: str) -> Collection[str]:
+        """Return the names of the columns of `table`."""
+        rows = self._tables.get(table)
+        return tuple(rows[0]) if rows else ()
+
+    def slices(
+        self,
+        table: str,
+        numbers: Mapping[str, int],
+        *,
+        reals: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        only: tuple[str, Collection[int] | None] | None = None,
+    ) -> Iterator[Cells]:
+        """Yield the rows of `table`, see `columns.Tables`."""
+        rows = self._tables.get(table, [])
+        if only is not None:
+            name, wanted = only
+            rows = [
+                row
+                for row in rows
+                if row.get(name) is not None and (wanted is None or row[name] in wanted)
+            ]
+        for first in range(0, len(rows), _ROWS):
+            part = rows[first : first + _ROWS]
+            cells: dict[str, Any] = {
+                name: self._whole(f"{table}.{name}", [row.get(name) for row in part], default)
+                for name, default in numbers.items()
+            }
+            cells |= {name: np.full(len(part), np.nan) for name in reals}
+            cells |= {
+                name: [value if isinstance(value := row.get(name), str) else None for row in part]
+                for name in texts
+            }
+            yield cells
+
+    def _whole(self, place: str, values: list[Any], default: int) -> Any:
+        whole = [value if type(value) is int and value in _INT64 else None for value in values]
+        odd = sum(
+            given is not None and value is None for given, value in zip(values, whole, strict=True)
+        )
+        if odd:
+            self._unreadable[place] += odd
+        return np.array([default if value is None else value for value in whole], np.int64)
+
+
+class _Converted:
+    """The rows of one session, by table of the rocpd schema."""
+
+    def __init__(self, session: Mapping[str, Any]) -> None:
+        self.tables: dict[str, list[Row]] = {
+            name: []
+            for name in (
+                *("metadata", "string", "event", "region", "kernel_dispatch", "memory_copy"),
+                *("memory_allocate", "info_agent", "info_process", "info_kernel_symbol"),
+            )
+        }
+        self._strings: dict[str, int] = {}
+        self._events = 0
+        self._pid = _get(session, "metadata", "pid")
+        self.tables["metadata"].append({"tag": "schema_version", "value": "rocprofv3 JSON"})
+        self._agents(session.get("agents"))
+        self._symbols(session.get("kernel_symbols"))
+        self._kinds, self._operations = _named(_within(session, "strings", "buffer_records"))
+        self._marks = {
+            _get(one, "key"): _get(one, "value")
+            for one in _mappings(_within(session, "strings", "marker_api"))
+            if isinstance(_get(one, "key"), int)
+        }
+        records = session.get("buffer_records")
+        records = records if isinstance(records, dict) else {}
+        for name in _HOST_RECORDS:
+            for record in _mappings(records.get(name)):
+                self._region(record)
+        for record in _mappings(records.get("kernel_dispatch")):
+            self._dispatch(record)
+        for record in _mappings(records.get("memory_copy")):
+            self._copy(record)
+        for record in _mappings(records.get("memory_allocation")):
+            self._allocation(record)
+        self.tables["string"] = [
+            {"id": number, "string": text} for text, number in self._strings.items()
+        ]
+
+    def _agents(self, agents: Any) -> None:
+        counts: Counter[str] = Counter()
+        for agent in _mappings(agents):
+            kind = {_CPU: "CPU", _GPU: "GPU"}.get(_get(agent, "type"), "")
+            told = {
+                name: _get(agent, name)
+                for name in ("product_name", "name", "model_name", "vendor_name")
+            }
+            index = _get(agent, "logical_node_type_id")
+            self.tables["info_agent"].append(
+                {
+                    "id": _get(agent, "id", "handle"),
+                    "type": kind,
+                    "type_index": index if isinstance(index, int) and index >= 0 else counts[kind],
+                    **told,
+                }
+            )
+            counts[kind] += 1
+
+    def _symbols(self, symbols: Any) -> None:
+        for symbol in _mappings(symbols):
+            self.tables["info_kernel_symbol"].append(
+                {
+                    "id": _get(symbol, "kernel_id"),
+                    "display_name": _get(symbol, "formatted_kernel_name"),
+                    "kernel_name": _get(symbol, "kernel_name"),
+                    "sgpr_count": _get(symbol, "sgpr_count"),
+                    "arch_vgpr_count": _get(symbol, "arch_vgpr_count"),
+                    "accum_vgpr_count": _get(symbol, "accum_vgpr_count"),
+                }
+            )
+
+    def _text(self, text: Any) -> int | None:
+        if not isinstance(text, str):
+            return None
+        return self._strings.setdefault(text, len(self._strings) + 1)
+
+    def _event(self, record: Mapping[str, Any], message: Any = None) -> int:
+        self._events += 1
+        said = None
+        if isinstance(message, str):
+            said = msgspec.json.encode({"message": message}).decode()
+        self.tables["event"].append(
+            {
+                "id": self._events,
+                "stack_id": _get(record, "correlation_id", "internal"),
+                "correlation_id": 0,
+                "category_id": self._text(self._kinds.get(_get(record, "kind"))),
+                "extdata": said,
+            }
+        )
+        return self._events
+
+    def _common(self, record: Mapping[str, Any]) -> Row:
+        return {
+            "start": _get(record, "start_timestamp"),
+            "end": _get(record, "end_timestamp"),
+            "pid": self._pid,
+            "tid": _get(record, "thread_id"),
+        }
+
+    def _region(self, record: Mapping[str, Any]) -> None:
+        kind, operation = _get(record, "kind"), _get(record, "operation")
+        message = None
+        if "MARKER" in self._kinds.get(kind, ""):
+            message = self._marks.get(_get(record, "correlation_id", "internal"))
+        self.tables["region"].append(
+            {
+                **self._common(record),
+                "name_id": self._text(self._operations.get((kind, operation))),
+                "event_id": self._event(record, message),
+            }
+        )
+
+    def _dispatch(self, record: Mapping[str, Any]) -> None:
+        info = record.get("dispatch_info")
+        sizes = {
+            f"{what}_{axis}": _get(info, what, axis)
+            for what in ("grid_size", "workgroup_size")
+            for axis in "xyz"
+        }
+        self.tables["kernel_dispatch"].append(
+            {
+                **self._common(record),
+                "agent_id": _get(info, "agent_id", "handle"),
+                "kernel_id": _get(info, "kernel_id"),
+                "queue_id": _get(info, "queue_id", "handle"),
+                "stream_id": _get(record, "stream_id", "handle"),
+                "group_segment_size": _get(info, "group_segment_size"),
+                "event_id": self._event(record),
+                **sizes,
+            }
+        )
+
+    def _copy(self, record: Mapping[str, Any]) -> None:
+        self.tables["memory_copy"].append(
+            {
+                **self._common(record),
+                "src_agent_id": _get(record, "src_agent_id", "handle"),
+                "dst_agent_id": _get(record, "dst_agent_id", "handle"),
+                "stream_id": _get(record, "stream_id", "handle"),
+                "size": _get(record, "bytes"),
+                "event_id": self._event(record),
+            }
+        )
+
+    def _allocation(self, record: Mapping[str, Any]) -> None:
+        operation = self._operations.get((_get(record, "kind"), _get(record, "operation"))) or ""
+        kind = "FREE" if "FREE" in operation else "ALLOC" if "ALLOC" in operation else None
+        address = _get(record, "address")
+        if isinstance(address, str):  # hexadecimal in some versions
+            try:
+                address = int(address, 16)
+            except ValueError:
+                address = None
+        self.tables["memory_allocate"].append(
+            {
+                **self._common(record),
+                "agent_id": _get(record, "agent_id", "handle"),
+                "type": kind,
+                "level": "VIRTUAL" if "VMEM" in operation else "REAL",
+                "address": address,
+                "size": _get(record, "allocation_size"),
+            }
+        )
+
+
+def _named(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
+    """Return names of kinds of records by number, and of operations by kind and number."""
+    names: dict[Any, str] = {}
+    operations: dict[tuple[Any, Any], str] = {}
+    for number, kind in enumerate(kinds if isinstance(kinds, list) else ()):
+        name = _get(kind, "kind")
+        if isinstance(name, str):
+            names[number] = name
+        listed = _within(kind, "operations")
+        for place, operation in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(operation, str):
+                operations[number, place] = operation
+    return names, operations
+
+
+def _get(value: Any, *keys: str) -> Any:
+    """Return the number or text under keys inside of keys; None where there is none."""
+    found = _within(value, *keys)
+    return None if isinstance(found, dict | list) else found
+
+
+def _within(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _mappings(values: Any) -> Iterable[Mapping[str, Any]]:
+    return (one for one in values if isinstance(one, dict)) if isinstance(values, list) else ()

@@ -1,0 +1,97 @@
+"""Recordings of rocprofv3, of AMD devices: rocpd databases and its JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unified_prof.errors import RawFormatError, StoreError
+from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+
+if TYPE_CHECKING:
+    from unified_prof.columns import Sink, Tables
+
+_METADATA = "rocpd_metadata"
+_HEAD_BYTES = 256
+_JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"rocprofiler-sdk-tool"\s*:')
+
+
+class Rocm(Source):
+    """What `rocprofv3 --output-format rocpd` or `json` leaves."""
+
+    kind = "rocm"
+    what = "a rocprofv3 recording (rocpd .db, .json)"
+    command = "import"
+
+    def sniff(self, path: Path) -> Sign:
+        """Tell by the table that every rocpd database has, or by the first key."""
+        from unified_prof.store.foreign import table_names
+
+        if path.is_dir():
+            return Sign.NO
+        if _is_json(path):
+            return Sign.SURE
+        found = any(name.startswith(_METADATA) for name in table_names(path))
+        return Sign.SURE if found else Sign.NO
+
+    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
+        """Decode all sessions of the file; see `decoders.rocm`."""
+        from unified_prof.decoders import rocm
+
+        with _tables(path) as tables:
+            decoded = rocm.decode(
+                path,
+                tables,
+                sink,
+                has_column=ground.has_column,
+                data_types=ground.data_types,
+                progress=ground.now,
+            )
+        return Decoded(
+            facts=decoded.facts,
+            figures={
+                "events": decoded.events,
+                "events_by_kind": dict(sorted(decoded.counts.items())),
+                "device_tasks": decoded.tasks,
+                "device_tasks_joined": decoded.tasks_joined,
+            },
+            summary=f"{decoded.events:,} events: {decoded.operations:,} operations, "
+            f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch",
+        )
+
+    def identity(self, path: Path) -> Mapping[str, str]:
+        """Return its name and length."""
+        return {"recording": path.name, "recording_bytes": str(path.stat().st_size)}
+
+    def stem(self, path: Path) -> str:
+        """Return its name without its ending; that of a database may not be the report's own."""
+        return f"{path.stem}_uprof" if path.suffix == ".db" else path.stem or path.name
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _JSON.match(file.read(_HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+@contextmanager
+def _tables(path: Path) -> Iterator[Tables]:
+    from unified_prof.store.foreign import foreign_tables
+
+    if _is_json(path):
+        from unified_prof.decoders.rocm.json_tables import JsonTables
+
+        yield JsonTables(path)
+        return
+    try:
+        with foreign_tables(path) as tables:
+            yield tables
+    except StoreError as err:  # the words of those who read reports; to us it is a recording
+        raise RawFormatError(str(err), hint=err.hint) from err
