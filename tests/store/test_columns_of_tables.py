@@ -83,3 +83,17 @@ def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> N
     assert found["start"].tolist() == [Device.T0]
     assert found["device"].tolist() == [MISSING], "that revision has no such column"
     assert absent["hbm"].tolist() == []
+
+
+def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_ROWS_AT_A_TIME", 2)
+    path = tmp_path / "msprof_1.db"
+    with Device(path, "1.1.1_20250820") as device:
+        for number in range(5):
+            device.collective(number, 10, "a", "b")
+    wanted = {"start": "startNs", "end": "endNs", "device": "deviceId", "size": "rankSize - 2"}
+    with open_report(path) as report:
+        found = report.integers("COMMUNICATION_OP", wanted, narrow=("device", "size"))
+    assert found["start"].tolist() == [Device.T0 + number for number in range(5)]
+    assert found["device"].tolist() == [MISSING] * 5
+    assert str(found["end"].dtype) == "int64"
