@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,29 +11,17 @@ from typing import Any
 
 from unified_prof.errors import CaptureError
 from unified_prof.runs.records import (
-    ActivationRecord,
-    IterationRecord,
-    OperationRecord,
     TrackedRun,
-    WeightRecord,
 )
-from unified_prof.runs.spec import MEMORY, RUN_TIME, SCOPES, Capture, RunSpec
+from unified_prof.runs.spec import MEMORY, RUN_TIME, Capture, RunSpec
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.measure.assemble import (
-    Shown,
-    activations_of,
-    alike,
-    note_oddities,
-    operations_of,
-    shown,
-)
-from unified_prof.tracking.measure.sites import SiteTable
 from unified_prof.tracking.program.driver import Driver, Stage
 from unified_prof.tracking.program.elsewhere import Elsewhere
 from unified_prof.tracking.program.instruments import Instrument
 from unified_prof.tracking.program.program import last_user_line
+from unified_prof.tracking.program.results import Results
 from unified_prof.tracking.program.saving import Saving
-from unified_prof.tracking.torch_internals import OPERATIONS, TorchInternals
+from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.watch.calls import CallSites
 from unified_prof.tracking.watch.device import Device, DeviceFault
 from unified_prof.tracking.watch.frames import MODEL_CODE, Project, StackWalker
@@ -45,7 +31,6 @@ from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.watch.peak import AllocatorPeak, PeakMeter, ProfiledPeak
-from unified_prof.tracking.watch.scopes import Scope
 from unified_prof.tracking.watch.weights import Weights
 
 NOTHING_MARKED = (
@@ -311,121 +296,7 @@ class Session:
         """
         if self._final is not None:
             return self._final
-        reports, facts, anomalies = self.spec.reports, dict(self.facts), Anomalies()
-        anomalies.merge(self.anomalies)
-        times = self._iterations_of(self.run_time, RUN_TIME)
-        memory: ActivationTracker = self.memory if self.memory.count else self.whole
-        saves = self._iterations_of(self.memory, MEMORY)
-        if not times and not saves:
-            return None
-        if "whole_program" not in facts:
-            for found, what in ((times, "run times"), (saves, "weights and activations")):
-                if found and found[0].with_set_up:
-                    anomalies.add(
-                        "first_iteration_reported",
-                        f"the program ended before a later one was complete: {what} are those of "
-                        "its first iteration, which was no warm one",
-                    )
-        self._require_device()
-        table, operations, records, reference = self._shown(times or saves, anomalies)
-        with anomalies.fenced("oddities_not_looked_for", "what is strange in the iterations"):
-            note_oddities(times or saves, anomalies)
-        activations: tuple[ActivationRecord, ...] = ()
-        weights: tuple[WeightRecord, ...] = ()
-        if saves:
-            anomalies.merge(memory.oddities)
-            with anomalies.fenced("weights_not_listed", "the weights"):
-                weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
-            saved_bytes = memory.saved_bytes[-1]
-            with anomalies.fenced("activations_not_listed", "the activations"):
-                if saved_bytes is not None:
-                    activations, other_bytes = activations_of(saves[-1], saved_bytes, table)
-                    facts["saved_bytes_of_no_operation"] = str(other_bytes)
-            if not alike(shown(saves[-1], table), reference):
-                anomalies.add(
-                    "activations_of_another_sequence",
-                    "the iteration that activations were measured in ran other operations than "
-                    "most iterations",
-                )
-        if MEMORY in reports and self.peak.peak_bytes is None:
-            reason = self.peak.failure or "no complete iteration was left to measure it in"
-            anomalies.add("peak_usage_not_measured", reason)
-        facts |= self.peak.facts
-        self._note_device(facts, anomalies)
-        if self.interception.eager_calls:
-            anomalies.add(
-                "compiled_functions_ran_eagerly",
-                "functions compiled before tracking began were measured as they are written",
-                self.interception.eager_calls,
-            )
-        if not complete and not self.has_some_of_all:
-            anomalies.add("run_not_complete", "the workload ended before all was measured")
-        return TrackedRun(
-            device=self.device.describe(),
-            operations=operations if times else (),
-            weights=weights,
-            activations=activations,
-            iterations=records,
-            peak_usage_bytes=self.peak.peak_bytes,
-            complete=complete and not self.faults,
-            anomalies=dict(anomalies),
-            facts={**self._environment(), **facts, "scope": table.scope.name},
-        )
-
-    def _note_device(self, facts: dict[str, str], anomalies: Anomalies) -> None:
-        """Say what the times of operations on a device do not hold, and how sure they are."""
-        events = self.run_time.events
-        if events is None:
-            return
-        facts |= self._switches()
-        if events.timed:
-            facts["intervals_reached_by_device"] = f"{events.caught_up} of {events.timed}"
-        anomalies.add(
-            "operations_in_graphs",
-            "operations that the program captures into a graph are not timed; a timeline shows "
-            "them (--report timeline)",
-            events.in_capture,
-        )
-        anomalies.add(
-            "graphs_replayed",
-            "the operations of a graph that is replayed are not timed one by one; a timeline "
-            "shows them (--report timeline)",
-            self.graphs.count,
-        )
-        self._note_other_streams(anomalies)
-        for one in self.run_time.settled:
-            if self.run_time.times_wholes and one.whole is None:
-                anomalies.add(
-                    "iteration_not_timed_as_a_whole",
-                    "its total is the time in which the device had work, kept busy for the sake of "
-                    "operations",
-                )
-
-    def _switches(self) -> dict[str, str]:
-        """Return the devices that were used, and what else changes their times."""
-        import torch
-
-        used = ", ".join(f"{self.device.kind}:{one}" for one in sorted(self.device.used))
-        facts = {"devices_used": used} if used else {}
-        with suppress(Exception):
-            facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
-        return facts
-
-    def _note_other_streams(self, anomalies: Anomalies) -> None:
-        """Say what ran on other streams than the one that an operation was called on."""
-        untimed = "operations that put work on another stream than their own are timed without it"
-        recorded = [getattr(one, "facts", {}) for one in self.instruments]
-        for facts in recorded:
-            if beside := facts.get("timeline_work_beside_main_streams"):
-                anomalies.add("work_beside_main_streams", f"{untimed}: {beside}")
-        distributed = sys.modules.get("torch.distributed")
-        if recorded or distributed is None or not distributed.is_available():
-            return
-        if distributed.is_initialized() and distributed.get_backend() != "gloo":
-            anomalies.add(
-                "work_beside_main_streams",
-                f"{untimed}: collectives are not in the times; --report timeline shows them",
-            )
+        return Results(self, complete=complete).run()
 
     def measured(self) -> None:
         """Everything was measured: settle the result and tell it while the program runs on.
@@ -448,7 +319,8 @@ class Session:
         except CaptureError:
             return None
 
-    def _iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
+    def iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
+        """Return what a tracker measured for a report, or else of the first iteration."""
         if report not in self.spec.reports:
             return []
         try:
@@ -456,69 +328,6 @@ class Session:
         except DeviceFault as error:
             self._device_failed(error)
             return tracker.settled or self.whole.settled
-
-    def _require_device(self) -> None:
-        found = self.whole.devices | self.memory.devices
-        if found and self.device.kind not in found:
-            others = " and ".join(sorted(found))
-            raise CaptureError(
-                f"the workload ran on {others}, not on {self.device.kind} as asked",
-                hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to "
-                f"{self.device.kind}",
-            )
-
-    def _shown(
-        self, iterations: Sequence[Measured], anomalies: Anomalies
-    ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
-        """Return the operations in the scope that was asked for, or else in a wider one.
-
-        Raises:
-            CaptureError: There was no operation at all.
-        """
-        scope: Scope | None = Scope(self.spec.scope)
-        while scope is not None:
-            table, found = SiteTable(self.sites, scope), Anomalies()
-            operations, records, reference = operations_of(
-                [shown(one, table) for one in iterations], table, found
-            )
-            if operations:
-                break
-            scope = scope.wider()
-        if not operations and self.internals.has(*OPERATIONS):
-            message, hint = self.elsewhere.reason() or (
-                "the workload ran no operation on tensors: there is nothing to report",
-                "is it the right script? It has to run a model in this process and thread",
-            )
-            raise CaptureError(message, hint=hint)
-        if operations and table.scope.name != self.spec.scope:
-            anomalies.add("scope_widened", self._why_wider(table.scope))
-        anomalies.merge(found)
-        return table, operations, records, reference
-
-    def _why_wider(self, scope: Scope) -> str:
-        root = self.spec.project_root
-        if scope.name in SCOPES:
-            what = (
-                f"no operation was called below a method of an nn.Module in {root}: shown are all"
-            )
-            what += " that have a frame in it"
-        else:
-            what = f"no operation was called from a file in {root}: all are shown"
-        return (
-            f"{what}; uprof report --by module shows them by module, uprof run --include PACKAGE "
-            "the lines of a library"
-        )
-
-    def _environment(self) -> dict[str, str]:
-        import torch
-
-        return {
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "torch_threads": str(torch.get_num_threads()),
-            "warmup": str(self.spec.warmup),
-            "iterations": str(self.spec.iterations),
-        }
 
 
 _current: weakref.ref[Session] | None = None
