@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from unified_prof.errors import MeasuringError
 from unified_prof.runs.records import OperationRecord, TrackedRun
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.watch import lag as lag_module
-from unified_prof.tracking.watch.device_clock import EventClock
+from unified_prof.tracking.watch.device_clock import EventClock, _places
 
 US, MS = 1_000, 1_000_000
 
@@ -109,6 +110,18 @@ def test_where_the_device_cannot_be_held_back_the_figures_say_so(
     assert "the device had caught up with the host" in detail
     reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
     assert int(reached) > int(timed) / 2
+
+
+def test_holding_back_that_fails_later_does_not_reach_the_program(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(lag_module.Lag, "hold_back", broken)
+    outcome = workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=2)
+    assert names(outcome) == ["linear", "relu"] * 5
+    assert "launch failed" in outcome.anomalies["device_not_held_back"][1]
 
 
 def test_a_clock_that_speeds_up_is_noticed() -> None:
@@ -281,6 +294,18 @@ def test_events_are_used_again(workload: Workload, monkeypatch: pytest.MonkeyPat
         assert clock.all_elapsed_ms(marks[:-1], marks[1:]).min() >= 0
         clock.forget()
     assert made["events"] == 10
+
+
+def test_a_torch_that_names_the_current_device_otherwise() -> None:
+    module = SimpleNamespace(current_device=lambda: 3, current_stream=lambda device: "its own")
+    newer, older = SimpleNamespace(), SimpleNamespace()
+    newer.accelerator = SimpleNamespace(
+        current_device_index=lambda: 1, current_stream=lambda _: "s"
+    )
+    older.accelerator = SimpleNamespace(current_device_idx=lambda: 2, current_stream=lambda _: "s")
+    found = [_places(torch, module) for torch in (newer, older, SimpleNamespace())]
+    assert [current() for current, _ in found] == [1, 2, 3]
+    assert [stream(0) for _, stream in found] == ["s", "s", "its own"]
 
 
 def test_a_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:

@@ -63,7 +63,7 @@ class EventClock:
             module, "is_current_stream_capturing", _never
         )
         """Whether what is called now goes into a graph of the program's."""
-        self._current, self._stream = _places(torch, module)
+        self._current, self._stream_of = _places(torch, module)
         self._numbers = itertools.count()
         self._events: dict[Mark, tuple[Any, int]] = {}
         self._pool: dict[int, list[Any]] = {}
@@ -106,20 +106,12 @@ class EventClock:
         """
         if self._is_closed():
             return NO_MARK, NO_MARK
-        device = self._current()
-        if self.lag is None or not self.lag.is_needed(
-            (device, self._stream(device)), what, perf_counter_ns()
-        ):
-            start = self._begin(device, what)
-            self._finish(previous)
-            return start, start
-        end = self._record(device)
-        self._finish(previous)
-        return end, self._begin(device, what)
+        start = self._begin(self._current(), what, previous)
+        return self._before.get(start, start), start
 
     def after(self, start: Mark) -> Mark:
         """End what was begun with the mark `start`."""
-        if start == NO_MARK:
+        if start not in self._calls:
             return NO_MARK
         end = self._record(self._calls[start][0][0])
         self._finish(start)
@@ -127,7 +119,7 @@ class EventClock:
 
     def _finish(self, start: Mark) -> None:
         """See, once its last event is recorded, whether the device was behind all the time."""
-        if start == NO_MARK:
+        if start not in self._calls:
             return
         place, what, began_ns = self._calls.pop(start)
         now_ns = perf_counter_ns()
@@ -206,21 +198,33 @@ class EventClock:
         self._before.clear()
         self._doubtful.clear()
 
-    def _begin(self, device: int, what: Any) -> Mark:
-        place = (device, self._stream(device))
+    def _begin(self, device: int, what: Any, previous: Mark = NO_MARK) -> Mark:
+        """Begin to time something, and end `previous` before the device is held back for it."""
+        place = self._place(device)
         lag, before = self.lag, NO_MARK
         began_ns = perf_counter_ns()
         if lag is not None and lag.is_needed(place, what, began_ns):
             before = self._record(device)
-            lag.hold_back(place, what)
+            self._finish(previous)
+            try:
+                lag.hold_back(place, what)
+            except Exception as error:  # the program is told of it by its own next call
+                self.lag = None
+                self._anomalies.add("device_not_held_back", in_one_line(error))
             began_ns = perf_counter_ns()
-        start = self._record(device)
+            start = self._record(device)
+        else:
+            start = self._record(device)
+            self._finish(previous)
         if start != NO_MARK:
             self.timed += 1
             self._calls[start] = (place, what, began_ns)
             if before != NO_MARK:
                 self._before[start] = before
         return start
+
+    def _place(self, device: int) -> Place:
+        return device, int(self._stream_of(device).stream_id)
 
     def _is_closed(self) -> bool:
         """Whether no event may be recorded now."""
@@ -238,7 +242,7 @@ class EventClock:
             if here:
                 event.record()
             else:
-                event.record(self._torch.accelerator.current_stream(device))
+                event.record(self._stream_of(device))
         except Exception as error:  # the program is told of it by its own next call
             self._note("event_not_recorded", error)
             return NO_MARK
@@ -286,12 +290,17 @@ class EventClock:
         self._anomalies.add(name, f"an operation is not timed: {in_one_line(error)}")
 
 
-def _places(torch: Any, module: Any) -> tuple[Callable[[], int], Callable[[int], int]]:
-    """Return what tells the current device, and the number of the current stream of one."""
-    if hasattr(torch, "accelerator"):
-        stream = torch.accelerator.current_stream
-        return torch.accelerator.current_device_index, lambda device: int(stream(device).stream_id)
-    return module.current_device, lambda device: int(module.current_stream(device).stream_id)
+def _places(torch: Any, module: Any) -> tuple[Callable[[], int], Callable[[int], Any]]:
+    """Return what tells the current device, and the current stream of one, as this torch has it."""
+    accelerator = getattr(torch, "accelerator", None)
+    for name in ("current_device_index", "current_device_idx"):  # the latter up to torch 2.7
+        current = getattr(accelerator, name, None)
+        if current is not None:
+            break
+    return (
+        current or module.current_device,
+        getattr(accelerator, "current_stream", None) or module.current_stream,
+    )
 
 
 def _never() -> bool:

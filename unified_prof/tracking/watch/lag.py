@@ -141,7 +141,7 @@ def _spinner(kind: str, module: Any) -> Callable[[int], None]:
     buffers: dict[int, Any] = {}
 
     def fill(units: int) -> None:
-        device = int(torch.accelerator.current_device_index())
+        device = int(module.current_device())
         with torch.no_grad(), torch._C.DisableTorchFunction():
             buffer = buffers.get(device)
             if buffer is None:
