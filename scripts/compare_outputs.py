@@ -45,7 +45,7 @@ OF_DATABASES = (
     ("report", "IN", "-o", "page.html"),
     *(("report", "IN", "--by", name) for name in ("module", "line", "kernel", "stream", "step")),
     ("trace", "IN", "-o", "timeline.json"),
-    ("trace", "IN", "-o", "timeline.perfetto-trace", "--json"),
+    ("trace", "IN", "-o", "timeline.perfetto-trace"),
     ("db", "current", "IN", "--json"),
     ("db", "check", "IN"),
     ("db", "check", "IN", "--json"),

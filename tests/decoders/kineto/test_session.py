@@ -69,3 +69,12 @@ def test_no_secret_of_the_metadata_is_in_the_file(tmp_path: Path) -> None:
     with open_report(report) as opened:
         facts = dict(opened.rows("SELECT name, value FROM UPROF_RUN"))
     assert json.loads(facts["trace_metadata_left_out"]) == ["environment"]
+
+
+def test_a_trace_without_graphs_holds_no_text_about_them(tmp_path: Path) -> None:
+    trace = write(tmp_path / "t.json", [operation("aten::mm", 1, 2)])
+    convert(trace, tmp_path / "t.db")
+    with open_report(tmp_path / "t.db") as report:
+        texts = {text for (text,) in report.rows("SELECT value FROM STRING_IDS")}
+    assert {"KERNEL", "MEMSET"} <= texts
+    assert "CUDA_GRAPH" not in texts

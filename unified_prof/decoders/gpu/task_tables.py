@@ -78,12 +78,19 @@ class TaskTables:
         self._data_types = data_types
         intern = parts.sink.strings.intern
         self._no_text = intern(NOT_AVAILABLE)
-        self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(len(TASK_TYPES))])
+        self._task_types = np.array([intern(TASK_TYPES[kind]) for kind in range(r.GRAPH)])
         self._names: dict[int, str] = {}
         self._directions: dict[int, int] = {}
         self._task_id = 0
         self._op_id = 0
         self._calls_of_group: Counter[tuple[int, str]] = Counter()
+
+    def _types_of(self, kinds: Int64s) -> Int64s:
+        """Return the ids of task types; the text of graphs is there only where there are some."""
+        if len(self._task_types) == r.GRAPH and np.any(kinds == r.GRAPH):
+            graph = self._sink.strings.intern(TASK_TYPES[r.GRAPH])
+            self._task_types = np.append(self._task_types, graph)
+        return self._task_types[kinds]
 
     def write(self, tasks: Spool) -> None:
         """Write all tasks, sorted by start."""
@@ -105,7 +112,7 @@ class TaskTables:
                 "connectionId": rows["connection"],
                 "globalTaskId": ids,
                 "globalPid": np.where(rows["thread"] != MISSING, processes, own),
-                "taskType": self._task_types[rows["kind"]],
+                "taskType": self._types_of(rows["kind"]),
                 "contextId": NO_CONTEXT,
                 "streamId": rows["stream"],
                 "taskId": NO_TASK,
@@ -130,7 +137,7 @@ class TaskTables:
             "globalTaskId": ids,
             "blockNum": self._block_counts(rows),
             "mixBlockNum": 0,
-            "taskType": self._task_types[rows["kind"]],
+            "taskType": self._types_of(rows["kind"]),
             "opType": np.where(operations != MISSING, operations, self._no_text),
             "inputFormats": self._of_signature(signatures.kernel_formats, rows),
             "inputDataTypes": self._of_signature(signatures.kernel_types, rows),
