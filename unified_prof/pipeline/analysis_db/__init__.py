@@ -79,9 +79,10 @@ def write_analysis(
     """
     rows: dict[str, Iterable[Row]]
     if recorded is not None or steps.is_of_ascend(report):
-        ranges = steps.ranges(report)
+        tasks = steps.read_tasks(report)
+        ranges = steps.ranges(report, tasks)
         placed = _in_steps(read_collectives(report, recorded or Recorded()), ranges)
-        rows = {"StepTraceTime": steps.rows(report, ranges), **placed}
+        rows = {"StepTraceTime": steps.rows(report, tasks, ranges), **placed}
     else:
         rows = {
             "StepTraceTime": gpu.step_rows(report),

@@ -20,6 +20,7 @@ _FOREVER = 2**63 - 1
 _RECEIVE = "hcom_receive"
 
 Ints = NDArray[np.int64]
+Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,15 @@ def is_of_ascend(report: Report) -> bool:
     return bool(report.rows(f"SELECT 1 FROM CANN_API WHERE type = {_NODE} LIMIT 1"))
 
 
-def ranges(report: Report) -> list[Range]:
+def read_tasks(report: Report) -> Columns:
+    """Return device, connection, start and end of all tasks, and their ids."""
+    return report.columns(
+        "SELECT deviceId AS device, connectionId AS id, startNs AS start, endNs AS end,"
+        " globalTaskId AS task FROM TASK"
+    )
+
+
+def ranges(report: Report, tasks: Columns) -> list[Range]:
     """Return the range of every step: what it launched, and as long as it lasted."""
     found = report.rows("SELECT id, startNs, endNs FROM STEP_TIME ORDER BY startNs")
     calls = report.columns(
@@ -47,10 +56,9 @@ def ranges(report: Report) -> list[Range]:
         f" WHERE type = {_NODE}"
     )
     # Of one globalTaskId the last row is meant.
-    tasks = report.columns(
-        "SELECT connectionId AS id, startNs AS start, endNs AS end FROM TASK WHERE rowid IN"
-        " (SELECT max(rowid) FROM TASK GROUP BY globalTaskId)"
-    )
+    _, from_end = np.unique(tasks["task"][::-1], return_index=True)
+    last_rows = len(tasks["task"]) - 1 - from_end
+    tasks = {name: values[last_rows] for name, values in tasks.items()}
     if not found:
         start, _ = _hull(tasks, calls["id"])
         return [Range(None, None, start or 0, _FOREVER)]
@@ -63,24 +71,22 @@ def ranges(report: Report) -> list[Range]:
     return result
 
 
-def _hull(tasks: dict[str, NDArray[Any]], launched: Ints) -> tuple[int | None, int | None]:
+def _hull(tasks: Columns, launched: Ints) -> tuple[int | None, int | None]:
     mine = np.isin(tasks["id"], launched)
     if not mine.any():
         return None, None
     return int(tasks["start"][mine].min()), int(tasks["end"][mine].max())
 
 
-def rows(report: Report, all_ranges: list[Range]) -> Iterator[tuple[object, ...]]:
+def rows(report: Report, tasks: Columns, all_ranges: list[Range]) -> Iterator[tuple[object, ...]]:
     """Yield a row for every step and device that worked anywhere."""
-    compute = report.columns(
-        "SELECT t.deviceId AS device, t.startNs AS start, t.endNs AS end FROM TASK t"
-        " JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = t.globalTaskId"
-    )
+    operators = report.columns("SELECT globalTaskId AS task FROM COMPUTE_TASK_INFO")["task"]
+    computes = np.isin(tasks["task"], operators)
+    compute = {name: tasks[name][computes] for name in ("device", "start", "end")}
     communication = _communication(report)
-    operators = report.rows(
+    ((first_operator,),) = report.rows(
         f"SELECT min(CAST(startNs AS INTEGER)) FROM PYTORCH_API WHERE type = {API_OPERATION}"
     )
-    first_operator = operators[0][0] if operators else None
     devices = np.unique(np.concatenate([compute["device"], communication["device"]]))
     for device in devices.tolist():
         for one in all_ranges:
@@ -98,7 +104,7 @@ def rows(report: Report, all_ranges: list[Range]) -> Iterator[tuple[object, ...]
             )
 
 
-def _communication(report: Report) -> dict[str, NDArray[Any]]:
+def _communication(report: Report) -> Columns:
     """Return collectives from first to last task, of those whose device is known."""
     return report.columns(
         "WITH d AS (SELECT connectionId AS id, min(deviceId) AS device FROM TASK"
@@ -110,15 +116,13 @@ def _communication(report: Report) -> dict[str, NDArray[Any]]:
     )
 
 
-def _in(columns: dict[str, NDArray[Any]], device: int, one: Range) -> dict[str, NDArray[Any]]:
+def _in(columns: Columns, device: int, one: Range) -> Columns:
     start = columns["start"]
     mine = (columns["device"] == device) & (start >= one.start_ns) & (start < one.end_ns)
     return {name: values[mine] for name, values in columns.items()}
 
 
-def _times(
-    compute: dict[str, NDArray[Any]], communication: dict[str, NDArray[Any]]
-) -> dict[str, Any]:
+def _times(compute: Columns, communication: Columns) -> dict[str, Any]:
     computing = merge(compute["start"], compute["end"])
     communicating = merge(communication["start"], communication["end"])
     alone = subtract(communicating, computing).total_ns
