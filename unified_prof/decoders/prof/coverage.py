@@ -27,6 +27,7 @@ DECODED = frozenset(
     additional.dpu_hccl_info additional.ccu_group_info additional.ccu_wait_signal_info
     host_cpu host_mem host_disk host_network host_syscall host_pthreadcall
     stars_soc stars_soc_profile ffts_profile hwts ts_track aicore aiVectorCore aicpu lpmFreqConv
+    lpmInfoConv
     hbm llc ddr hccs pcie nic roce netdev_stats npu_mem npu_mem.app npu_module_mem qos ub
     ccu0.instr ccu1.instr ccu0.stat ccu1.stat
     """.split()
@@ -46,7 +47,6 @@ UNDECODED = {
     "additional.dpu_hccl_track": "collectives of DPUs (DPU_TASK)",
     "additional.model_exeom": "models of chips without operating system (TASK)",
     "nano_stars_profile": "tasks of chips without operating system (TASK)",
-    "lpmInfoConv": "frequencies and voltages (AICORE_FREQ)",
     "stars_block": "blocks of tasks",
     r"hwts\.aiv_data.*|ts_track\.aiv_data.*": "tasks of vector cores apart (TASK)",
     r"(?:AclModule|Framework|HCCL|[rR]untime)\..*": "what old versions of CANN wrote",

@@ -1,4 +1,8 @@
-"""AICORE_FREQ: the AI core frequency over time, from lpmFreqConv."""
+"""AICORE_FREQ: the AI core frequency over time, from lpmFreqConv or lpmInfoConv.
+
+Newer collectors write the second in place of the first: the same records, which tell in addition
+what they are about. Voltages of cores and of the bus have no table.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.layouts import record_type
 
 _ENTRIES = 55
+_FREQUENCY = 0
 _UNKNOWN_DIE = -1
 PLATFORMS = (5, 7)
 """Platforms whose recordings have this table."""
@@ -29,9 +34,11 @@ def read_changes(device: DeviceDirectory) -> Changes:
     """Read the frequency changes of a device; the last one before its start counts from there."""
     ticks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
-    file = device.data.get("lpmFreqConv")
-    if file is not None:
-        for piece in file.pieces(record_type("lpm_freq")):
+    for name in ("lpmFreqConv", "lpmInfoConv"):
+        file = device.data.get(name)
+        for piece in file.pieces(record_type("lpm_freq")) if file is not None else ():
+            if name == "lpmInfoConv":
+                piece = piece[piece["kind"] == _FREQUENCY]
             words = piece["words"].reshape(len(piece), _ENTRIES, 2)
             used = np.arange(_ENTRIES) < piece["count"][:, None]
             ticks.append(words[used][:, 0])

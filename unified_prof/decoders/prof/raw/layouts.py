@@ -205,7 +205,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
         "mode u1@0, event_count 10u8@8, task_cycle u8@88, timestamp u8@96, count_num u1@104,"
         " core_id u1@105",
     ),
-    "lpm_freq": (888, "count u4@0, words 110u8@8"),
+    "lpm_freq": (888, "count u4@0, kind u4@4, words 110u8@8"),
     "hbm_v1": (24, "timestamp_us u8@0, count u8@8, event_type u4@16, hbm_id u4@20"),
     "hbm_v2": (32, "event_type u4@8, hbm_id u4@12, count u8@16, timestamp_ns u8@24"),
     "llc_v1": (24, "timestamp_us u8@0, count u8@8, event_id u4@16, l3t_id u4@20"),
