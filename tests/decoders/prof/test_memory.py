@@ -1,0 +1,45 @@
+"""Memory of decoding follows the windows, not the length of the recording."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.prof_generator import Recipe, generate
+
+DECODE = """
+import sys
+from pathlib import Path
+from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.store.writer import ReportWriter
+with ReportWriter(Path(sys.argv[2]), revision="latest") as report:
+    decode_recording(
+        ProfDirectory(Path(sys.argv[1])), report, workspace=Workspace(1 << 13, 1 << 18)
+    )
+status = Path("/proc/self/status").read_text()
+print(int(status.partition("VmHWM:")[2].split()[0]))
+"""
+
+
+def peak_bytes(folder: Path, operators: int) -> int:
+    """Decode a recording in a process of its own, and return the most memory that it had."""
+    recipe = Recipe(operators=operators, threads=4, described=False)
+    recording = generate(folder, recipe).path
+    command = [sys.executable, "-c", DECODE, str(recording), str(folder / "report.db")]
+    # Asked for by the process itself: what wait4() tells of it begins with what we take.
+    return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
+def test_ten_times_the_operators_take_little_more_memory(tmp_path: Path) -> None:
+    few, many = (
+        peak_bytes(tmp_path / str(operators), operators) for operators in (25_000, 250_000)
+    )
+    # All in memory took 0.35 KB an operator.
+    assert many - few < 225_000 * 100
