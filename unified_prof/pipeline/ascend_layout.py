@@ -9,9 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from unified_prof.errors import OutputError
-from unified_prof.models import catalogue
-from unified_prof.pipeline.analysis_db import write_analysis
-from unified_prof.store.reader import open_report
 
 FOLDER_SUFFIX = "_ascend_pt"
 OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
@@ -34,6 +31,8 @@ def wants_all_tables(revision: str) -> bool:
     msprof-analyze fails where COMMUNICATION_OP is missing. But an empty OVERLAP_ANALYSIS, which
     newer revisions have, would keep MindStudio Insight from computing its own.
     """
+    from unified_prof.models import catalogue
+
     return "OVERLAP_ANALYSIS" not in catalogue.load(catalogue.MSPROF, revision).tables
 
 
@@ -48,6 +47,9 @@ def complete(database: Path, rank: int | None, replaced: list[Path]) -> Path:
     Returns:
         The database's final path.
     """
+    from unified_prof.pipeline.analysis_db import write_analysis
+    from unified_prof.store.reader import open_report
+
     with open_report(database) as report:
         write_analysis(report, database.parent, overwrite=True)
     final = database.with_name(database_name(rank))
