@@ -3,6 +3,7 @@
     python scripts/bench_import.py                       # a 500 MB trace of its own making
     python scripts/bench_import.py --peer PYTHON         # beside HolisticTraceAnalysis
     python scripts/bench_import.py --peer PYTHON TRACE...
+    python scripts/bench_import.py --kernels 1000000     # an export of Nsight Systems
 
 PYTHON is the interpreter of an environment with HolisticTraceAnalysis. Every measurement is a
 process of its own; competitors take turns; figures are medians of CPU time and peak memory.
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 MB = 1 << 20
@@ -197,6 +200,67 @@ def compare(trace: Path, events: int | None, peer: str | None, runs: int) -> Non
         print(f"  {name:14} {cpu:7.2f} s CPU  {peak:7.0f} MB peak{rate}", flush=True)
 
 
+_DRIVER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1])
+for table in ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"):
+    cursor = db.execute("SELECT * FROM " + table)
+    while cursor.fetchmany(16384):
+        pass
+"""
+_KERNEL = (
+    *("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid"),
+    *("demangledName", "shortName", "registersPerThread", "gridX", "gridY", "gridZ", "blockX"),
+    *("blockY", "blockZ", "staticSharedMemory", "dynamicSharedMemory", "graphNodeId", "graphId"),
+)
+_CALL = ("start", "end", "eventClass", "globalTid", "correlationId", "nameId", "returnValue")
+
+
+def write_export(path: Path, kernels: int) -> None:
+    """Write an export of Nsight Systems: as many kernels, each with the call that launched it."""
+    process = 1 << 48 | PID << 24
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+        db.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        names = [(i, f"void at::native::elementwise_kernel<{i}, float>(int)") for i in range(200)]
+        db.executemany("INSERT INTO StringIds VALUES (?, ?)", [*names, (200, "cudaLaunchKernel")])
+        for table, columns in (("KERNEL", _KERNEL), ("RUNTIME", _CALL)):
+            listed = ", ".join(f'"{name}" INTEGER' for name in columns)
+            db.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_{table} ({listed})")
+        db.executemany(
+            f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * len(_KERNEL))})",
+            (
+                (
+                    *(at, at + 2_000 + i % 500, 0, 1, 7, i + 1, process, i % 200, i % 200, 40),
+                    *(i % 37 + 1, 1, 1, 128, 1, 1, 0, 400, None, None),
+                )
+                for i, at in ((i, 1_005_000 + 3_000 * i) for i in range(kernels))
+            ),
+        )
+        db.executemany(
+            f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES ({', '.join('?' * len(_CALL))})",
+            (
+                (1_000_000 + 3_000 * i, 1_002_000 + 3_000 * i, 0, process | PID, i + 1, 200, 0)
+                for i in range(kernels)
+            ),
+        )
+
+
+def compare_export(export: Path, runs: int) -> None:
+    """Import an export in turn with Python's SQLite driver, which reads it and drops it."""
+    report = export.with_suffix(".db")
+    figures: dict[str, list[tuple[float, float]]] = {"uprof import": [], "the driver alone": []}
+    for _ in range(runs):
+        figures["uprof import"].append(
+            measure([sys.executable, "-c", _UPROF, str(export), str(report)])
+        )
+        figures["the driver alone"].append(measure([sys.executable, "-c", _DRIVER, str(export)]))
+    for name, found in figures.items():
+        cpu = statistics.median(one[0] for one in found)
+        memory = statistics.median(one[1] for one in found)
+        print(f"{name:<18} {cpu:6.2f} s CPU  {memory:6.0f} MB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("traces", nargs="*", type=Path, help="instead of synthetic ones")
@@ -206,7 +270,14 @@ def main() -> None:
     parser.add_argument(
         "--length", action="store_true", help="also a tenth of the size, for memory"
     )
+    parser.add_argument("--kernels", type=int, help="of an export of Nsight Systems instead")
     options = parser.parse_args()
+    if options.kernels:
+        with tempfile.TemporaryDirectory() as folder:
+            export = Path(folder) / "synthetic.sqlite"
+            write_export(export, options.kernels)
+            compare_export(export, options.runs)
+        return
     for trace in options.traces:
         compare(trace, None, options.peer, options.runs)
     if options.traces:
