@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,3 +78,21 @@ def test_runs_that_overlap_everywhere_neither_pile_up_nor_crawl() -> None:
     sizes = sizes_of_windows(order)
     assert max(sizes) <= 50 * 256
     assert len(sizes) <= 100
+
+
+def test_memory_does_not_grow_with_the_number_of_runs() -> None:
+    """A run that was read to its end must not keep its last block to the end of all."""
+
+    def peak_bytes(runs: int) -> int:
+        with Spool(ROW, "key", run_rows=1000) as spool:
+            for run in range(runs):
+                spool.append(rows(range(run * 1000, run * 1000 + 1000), 0))
+            tracemalloc.start()
+            try:
+                for _ in windows(spool, window_rows=1000):
+                    pass
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    assert peak_bytes(200) < 3 * peak_bytes(20)

@@ -229,6 +229,8 @@ class Cursor:
             cut = int(np.searchsorted(keys, keys.dtype.type(key), side="left"))
         taken, self._block = self._block[:cut], self._block[cut:]
         if not len(self._block):
+            # An empty view would keep the whole block alive, of every run, to the end.
+            self._block = np.empty(0, dtype=self._spool.dtype)
             self.load(1)
         if len(self._block):
             self.next_key = int(self._block[self._spool.key][0])
