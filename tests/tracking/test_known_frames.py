@@ -14,8 +14,10 @@ from torch import nn
 
 from tests.tracking.workloads import Workload, a_spec
 from unified_prof.tracking.program.session import Session
-from unified_prof.tracking.watch.frames import KnownFrame, Project, StackWalker
+from unified_prof.tracking.watch.known_frames import KnownFrame
 from unified_prof.tracking.watch.modules import NamedModule
+from unified_prof.tracking.watch.project import Project
+from unified_prof.tracking.watch.stack_walker import StackWalker
 
 HERE = Path(__file__).parent
 

@@ -24,7 +24,7 @@ from unified_prof.runs.records import (
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.measure.sites import Site, SiteTable
 from unified_prof.tracking.watch.calls import MAX_CALLS
-from unified_prof.tracking.watch.frames import Stack
+from unified_prof.tracking.watch.code_entries import Stack
 from unified_prof.tracking.watch.measured import Measured, Span
 
 Entry = tuple[Site, bool]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from unified_prof.tracking.watch.frames import CodeEntry, Stack
+from unified_prof.tracking.watch.code_entries import CodeEntry, Stack
 
 
 @dataclass(frozen=True, slots=True)

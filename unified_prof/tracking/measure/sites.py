@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from unified_prof.runs.records import Frame
 from unified_prof.tracking.measure.gaps import GapSite, gap_site
 from unified_prof.tracking.watch.calls import CallSite, CallSites
-from unified_prof.tracking.watch.frames import Stack, frames_of
+from unified_prof.tracking.watch.code_entries import Stack, frames_of
 from unified_prof.tracking.watch.names import OperationNames, is_placeholder
 from unified_prof.tracking.watch.scopes import Scope
 

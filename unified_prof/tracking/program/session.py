@@ -24,13 +24,14 @@ from unified_prof.tracking.program.saving import Saving
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.watch.calls import CallSites
 from unified_prof.tracking.watch.device import Device, DeviceFault
-from unified_prof.tracking.watch.frames import MODEL_CODE, Project, StackWalker
 from unified_prof.tracking.watch.graphs import GraphReplays
 from unified_prof.tracking.watch.interception import Interception
 from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.watch.peak import AllocatorPeak, PeakMeter, ProfiledPeak
+from unified_prof.tracking.watch.project import MODEL_CODE, Project
+from unified_prof.tracking.watch.stack_walker import StackWalker
 from unified_prof.tracking.watch.weights import Weights
 
 NOTHING_MARKED = (

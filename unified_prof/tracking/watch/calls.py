@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.watch.code_entries import CodeEntry, Stack
 from unified_prof.tracking.watch.device import Clock, Mark
 from unified_prof.tracking.watch.device_clock import EventClock
-from unified_prof.tracking.watch.frames import CodeEntry, Stack
 from unified_prof.tracking.watch.modules import NamedModule
 
 MAX_CALLS = 1_000_000

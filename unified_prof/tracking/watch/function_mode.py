@@ -9,9 +9,10 @@ from typing import Any
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.watch.calls import MAX_CALLS, CallSites, Recorder
 from unified_prof.tracking.watch.device import NO_MARK
-from unified_prof.tracking.watch.frames import KnownFrame, StackWalker
+from unified_prof.tracking.watch.known_frames import KnownFrame
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.names import NOT_OPERATIONS
+from unified_prof.tracking.watch.stack_walker import StackWalker
 
 Runner = Callable[..., Any]
 _MAX_ROWS = 5 * MAX_CALLS

@@ -15,13 +15,13 @@ from unified_prof.tracking.watch.activations import SavedTensors
 from unified_prof.tracking.watch.calls import CallSites, Iteration, Recorder
 from unified_prof.tracking.watch.device import Clock, Device, HostClock
 from unified_prof.tracking.watch.device_clock import EventClock
-from unified_prof.tracking.watch.frames import StackWalker
 from unified_prof.tracking.watch.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.watch.interception import Interception
 from unified_prof.tracking.watch.lag import Lag, lag_of
 from unified_prof.tracking.watch.measured import Measured, measure
 from unified_prof.tracking.watch.modules import ModuleNames, NamedModule
 from unified_prof.tracking.watch.passes import Passes
+from unified_prof.tracking.watch.stack_walker import StackWalker
 from unified_prof.tracking.watch.waiting import WaitingTime
 from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unified_prof.runs.spec import MODULE, PROJECT
 from unified_prof.tracking.watch.calls import CallSite
-from unified_prof.tracking.watch.frames import Stack
+from unified_prof.tracking.watch.code_entries import Stack
 
 _EVERYTHING = "everything"
 

@@ -13,10 +13,11 @@ from unified_prof.runs.records import WeightRecord
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
-from unified_prof.tracking.watch.frames import Stack, StackWalker, frames_of
+from unified_prof.tracking.watch.code_entries import Stack, frames_of
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.scopes import Scope
 from unified_prof.tracking.watch.sizes import tensor_bytes
+from unified_prof.tracking.watch.stack_walker import StackWalker
 
 
 @dataclass(frozen=True, slots=True)
