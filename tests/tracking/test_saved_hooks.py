@@ -13,7 +13,8 @@ from tests.tracking.workloads import Workload, names
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.saved_hooks import SavedTensorHooks, UnknownHooksError
-from unified_prof.tracking.torch_internals import PLACES, TorchInternals
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_places import PLACES
 from unified_prof.tracking.watch.names import is_placeholder
 
 NET = """

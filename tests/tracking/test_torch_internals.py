@@ -12,7 +12,8 @@ import pytest
 from tests.tracking.workloads import Workload, names
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.torch_internals import OPERATIONS, PLACES, TorchInternals, version_of
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_places import OPERATIONS, PLACES, version_of
 
 TRAINING = """
 from pathlib import Path

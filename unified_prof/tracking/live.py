@@ -66,7 +66,7 @@ class LiveTracking:
     ) -> None:
         from unified_prof.tracking.program.loop import TrackedLoop
         from unified_prof.tracking.program.session import Session
-        from unified_prof.tracking.torch_internals import accelerator_kind
+        from unified_prof.tracking.torch_objects import accelerator_kind
 
         self._session = Session(device or accelerator_kind(), spec, instruments)
         self._loop = TrackedLoop(self._session)

@@ -27,7 +27,7 @@ from unified_prof.tracking.measure.assemble import (
     shown,
 )
 from unified_prof.tracking.measure.sites import SiteTable
-from unified_prof.tracking.torch_internals import OPERATIONS
+from unified_prof.tracking.torch_places import OPERATIONS
 from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.operations import ActivationTracker
 from unified_prof.tracking.watch.scopes import Scope

@@ -16,7 +16,7 @@ from typing import Any
 from unified_prof.tracking.anomalies import in_one_line
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.saved_hooks import SavedTensorHooks, UnknownHooksError
-from unified_prof.tracking.torch_internals import buffers_of, parameters_of
+from unified_prof.tracking.torch_objects import buffers_of, parameters_of
 from unified_prof.tracking.watch.calls import Recorder
 from unified_prof.tracking.watch.sizes import plain_tensors, storage_of
 

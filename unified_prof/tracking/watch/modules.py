@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from unified_prof.tracking.torch_internals import children_of
+from unified_prof.tracking.torch_objects import children_of
 
 _MAX_SEARCHES = 5
 """Searches of the whole heap: they take a moment, and programs may make modules all the time."""

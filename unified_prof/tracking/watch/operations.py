@@ -10,7 +10,8 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.torch_internals import TorchInternals, leaf_of
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_objects import leaf_of
 from unified_prof.tracking.watch.activations import SavedTensors
 from unified_prof.tracking.watch.calls import CallSites, Iteration, Recorder
 from unified_prof.tracking.watch.device import Clock, Device, HostClock

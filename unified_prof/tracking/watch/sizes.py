@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from unified_prof.tracking.torch_internals import sparse_parts
+from unified_prof.tracking.torch_objects import sparse_parts
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:

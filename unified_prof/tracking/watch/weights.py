@@ -12,7 +12,8 @@ from typing import Any
 from unified_prof.runs.records import WeightRecord
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.torch_internals import TorchInternals, parameters_of
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_objects import parameters_of
 from unified_prof.tracking.watch.code_entries import Stack, frames_of
 from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.scopes import Scope
