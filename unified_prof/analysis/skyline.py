@@ -6,15 +6,11 @@ used where they exist.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
-
-import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, concatenate
+from unified_prof.analysis.calls import OPERATION, UNKNOWN, Calls, concatenate
 from unified_prof.analysis.model import (
     Breakdown,
     By,
@@ -26,28 +22,13 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.read import skyline_samples
+from unified_prof.analysis.read import skyline_samples, skyline_tables
 from unified_prof.analysis.read.source import Findings, Source, recorded_anomalies, recorded_facts
 from unified_prof.analysis.views import breakdowns
 from unified_prof.errors import UsageError
-from unified_prof.units import NS_PER_MS, ms_to_ns
 
 RUN_TIME = "skyline-run-time"
 MEMORY = "skyline-memory"
-
-# Nothing a training iteration does takes a month, no tensor has an exbibyte.
-_MAX_MS = 30 * 24 * 3600 * 1e3
-_MAX_BYTES = 1 << 53
-
-_RUN_TIME_FRAMES = (
-    "SELECT entry_id, file_path, line_number FROM stack_frames ORDER BY entry_id, ordering"
-)
-_MEMORY_FRAMES = """
-    SELECT c.entry_id, f.file_path, f.line_number
-    FROM stack_correlation c JOIN stack_frames f ON f.correlation_id = c.correlation_id
-    WHERE c.entry_type = ? ORDER BY c.entry_id, f.ordering
-"""
-_WEIGHT_TYPE, _ACTIVATION_TYPE = 1, 2
 
 
 class SkylineAnalysis(Analysis):
@@ -74,10 +55,10 @@ class SkylineAnalysis(Analysis):
         """One row per operation call, weight and activation."""
         parts = []
         if self._run_time is not None:
-            parts.append(_run_time_calls(self._run_time, self._findings))
+            parts.append(skyline_tables.run_time_calls(self._run_time, self._findings))
         if self._memory is not None:
-            parts.append(_weights(self._memory, self._findings))
-            parts.append(_activations(self._memory, self._findings))
+            parts.append(skyline_tables.weights(self._memory, self._findings))
+            parts.append(skyline_tables.activations(self._memory, self._findings))
         return concatenate(parts)
 
     @cached_property
@@ -132,18 +113,14 @@ class SkylineAnalysis(Analysis):
     def _steps(self) -> tuple[Step, ...]:
         """The measured iterations: the two reports of one run have the same; times come first."""
         for source in self._sources:
-            if "UPROF_ITERATIONS" in source.tables:
-                rows = source.rows(
-                    "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
-                    " backward_ms, waited_ms, forward_waited_ms, backward_waited_ms"
-                    " FROM UPROF_ITERATIONS ORDER BY iteration"
-                )
-                return _iterations(rows, self._findings)
+            found = skyline_tables.iterations(source, self._findings)
+            if found is not None:
+                return found
         return ()
 
     def _totals(self) -> Totals:
         sums = self.calls.sums()
-        whole = _iteration([step for step in self._steps if step.matched])
+        whole = _median_iteration([step for step in self._steps if step.matched])
         timed = self.calls.kind == OPERATION
         if self.calls.total_ns is not None:
             timed = self.calls.total_ns != UNKNOWN
@@ -155,7 +132,9 @@ class SkylineAnalysis(Analysis):
             weight_bytes=sums["weight_bytes"],
             gradient_bytes=sums["gradient_bytes"],
             activation_bytes=sums["activation_bytes"],
-            peak_bytes=None if self._memory is None else _peak(self._memory, self._findings),
+            peak_bytes=None
+            if self._memory is None
+            else skyline_tables.peak(self._memory, self._findings),
             iterations=len(self._steps) or None,
             **whole,
         )
@@ -202,111 +181,6 @@ _WHY_NOT: dict[str, str] = {
 }
 
 
-def _run_time_calls(source: Source, findings: Findings) -> Calls:
-    rows = source.rows(
-        "SELECT id, operation_name, forward_ms, backward_ms FROM run_time_entries ORDER BY id"
-    )
-    labels = Labels()
-    ids = [row[0] for row in rows]
-    forward = _nanoseconds([row[2] for row in rows], "forward_ms", findings, required=True)
-    backward = _nanoseconds([row[3] for row in rows], "backward_ms", findings, required=False)
-    stack, line = _stacks(source.rows(_RUN_TIME_FRAMES), ids, labels)
-    module, classes = _modules(source, "operation", ids, labels)
-    total = np.maximum(forward, 0) + np.maximum(backward, 0)
-    total[(forward == UNKNOWN) & (backward == UNKNOWN)] = UNKNOWN
-    return Calls(
-        labels=labels,
-        name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), OPERATION, np.int8),
-        total_ns=total,
-        forward_ns=forward,
-        backward_ns=backward,
-        module=module,
-        line=line,
-        stack=stack,
-        module_class=classes,
-    )
-
-
-def _weights(source: Source, findings: Findings) -> Calls:
-    rows = source.rows(
-        "SELECT id, name, size_bytes, grad_size_bytes FROM weight_entries ORDER BY id"
-    )
-    labels = Labels()
-    ids = [row[0] for row in rows]
-    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_WEIGHT_TYPE,)), ids, labels)
-    module, classes = _modules(source, "weight", ids, labels)
-    return Calls(
-        labels=labels,
-        name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), WEIGHT, np.int8),
-        weight_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
-        gradient_bytes=_bytes([row[3] for row in rows], "grad_size_bytes", findings),
-        module=module,
-        line=line,
-        stack=stack,
-        module_class=classes,
-    )
-
-
-def _activations(source: Source, findings: Findings) -> Calls:
-    rows = source.rows("SELECT id, operation_name, size_bytes FROM activation_entries ORDER BY id")
-    labels = Labels()
-    ids = [row[0] for row in rows]
-    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_ACTIVATION_TYPE,)), ids, labels)
-    module, classes = _modules(source, "activation", ids, labels)
-    return Calls(
-        labels=labels,
-        name=labels.numbers(_text(row[1]) for row in rows),
-        kind=np.full(len(rows), OPERATION, np.int8),
-        activation_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
-        module=module,
-        line=line,
-        stack=stack,
-        module_class=classes,
-    )
-
-
-def _peak(source: Source, findings: Findings) -> int | None:
-    rows = source.rows("SELECT size_bytes FROM misc_sizes WHERE key = 'peak_usage_bytes'")
-    if not rows:
-        return None
-    size = int(_bytes([rows[0][0]], "peak_usage_bytes", findings)[0])
-    return None if size == UNKNOWN else size
-
-
-_ITERATION_TIMES = (
-    "total_ms",
-    "forward_ms",
-    "backward_ms",
-    "waited_ms",
-    "forward_waited_ms",
-    "backward_waited_ms",
-)
-
-
-def _iterations(rows: list[tuple[Any, ...]], findings: Findings) -> tuple[Step, ...]:
-    columns = list(zip(*rows, strict=True)) or [()] * (3 + len(_ITERATION_TIMES))
-    times = [
-        _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
-        for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
-    ]
-    return tuple(
-        Step(
-            str(iteration),
-            total_ns=_known(times_ns[0]),
-            forward_ns=_known(times_ns[1]),
-            backward_ns=_known(times_ns[2]),
-            matched=bool(matched),
-            peak_bytes=peak if isinstance(peak, int) and peak >= 0 else None,
-            waited_ns=_known(times_ns[3]),
-            forward_waited_ns=_known(times_ns[4]),
-            backward_waited_ns=_known(times_ns[5]),
-        )
-        for iteration, matched, peak, *times_ns in zip(*columns[:3], *times, strict=True)
-    )
-
-
 def _step_row(step: Step) -> Row:
     return Row(
         name=step.name,
@@ -320,7 +194,7 @@ def _step_row(step: Step) -> Row:
     )
 
 
-def _iteration(steps: list[Step]) -> dict[str, int | None]:
+def _median_iteration(steps: list[Step]) -> dict[str, int | None]:
     """Return the median iteration and its parts, by the names that `Totals` has for them.
 
     The parts are those of the one or two iterations in the middle, not medians of their own:
@@ -345,65 +219,3 @@ def _iteration(steps: list[Step]) -> dict[str, int | None]:
         "iteration_backward_ns": mean([step.backward_ns for step in middle]),
         "iteration_waited_ns": mean([step.waited_ns for step in middle]),
     }
-
-
-def _known(value: int) -> int | None:
-    return None if value == UNKNOWN else value
-
-
-def _text(value: object) -> str:
-    """Return a name; what is no text (a foreign file may hold anything) is shown as it is."""
-    return value if isinstance(value, str) else f"{value!r}"
-
-
-def _nanoseconds(values: list[Any], column: str, findings: Findings, *, required: bool) -> Any:
-    if {*map(type, values)} <= {float, int, type(None)}:
-        times_ms = np.array(values, np.float64)  # None is NaN
-        possible = (times_ms >= 0) & (times_ms <= _MAX_MS)
-        if possible.all():
-            return np.rint(times_ms * NS_PER_MS).astype(np.int64)
-    result = np.full(len(values), UNKNOWN, np.int64)
-    for index, value in enumerate(values):
-        if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _MAX_MS:
-            result[index] = ms_to_ns(value)
-        elif value is not None or required:
-            findings.add("impossible_time", f"{column} of entry number {index + 1} is {value!r}")
-    return result
-
-
-def _bytes(values: list[Any], column: str, findings: Findings) -> Any:
-    result = np.full(len(values), UNKNOWN, np.int64)
-    for index, value in enumerate(values):
-        if isinstance(value, int) and 0 <= value <= _MAX_BYTES:
-            result[index] = value
-        else:
-            findings.add("impossible_size", f"{column} of entry number {index + 1} is {value!r}")
-    return result
-
-
-def _stacks(rows: list[tuple[Any, ...]], ids: list[int], labels: Labels) -> tuple[Any, Any]:
-    """Return the stack and the innermost line of each entry; rows are innermost first."""
-    frames: dict[int, list[str]] = {}
-    for entry, file_path, line_number in rows:
-        frames.setdefault(entry, []).append(f"{file_path}:{line_number}")
-    innermost = {entry: found[0] for entry, found in frames.items()}
-    whole = {entry: "\n".join(reversed(found)) for entry, found in frames.items()}
-    if not frames:
-        return None, None
-    return labels.numbers(map(whole.get, ids)), labels.numbers(map(innermost.get, ids))
-
-
-def _modules(
-    source: Source, kind: str, ids: list[int], labels: Labels
-) -> tuple[Any, dict[str, str]]:
-    """Return the module of each entry, and the classes of the modules."""
-    if "UPROF_MODULES" not in source.tables:
-        return None, {}
-    rows = source.rows(
-        "SELECT entry_id, module_path, module_class FROM UPROF_MODULES WHERE kind = ?", (kind,)
-    )
-    if not rows:
-        return None, {}
-    path = {entry: str(module_path) for entry, module_path, _ in rows}
-    classes = {str(module_path): str(name) for _, module_path, name in rows if name is not None}
-    return labels.numbers(map(path.get, ids)), classes
