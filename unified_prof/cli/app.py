@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import Any
 
 import typer
 
@@ -12,28 +14,53 @@ from unified_prof.cli import boundary, config
 from unified_prof.cli.command_line import Application, Group
 from unified_prof.version import VERSION
 
-# One module a command (or group of commands, or several that are alike). Each has a function
-# `register(app)`; heavy imports belong inside the commands' functions.
-MODULES: tuple[str, ...] = (
-    "run",
-    "recover",
-    "conversion",
-    "report",
-    "trace",
-    "export",
-    "diff",
-    "gate",
-    "baseline",
-    "db",
-    "doctor",
-)
+# Command (or group of commands) -> its module in this package, in the order of the screen. A module
+# has a function `register(app)`; heavy imports belong inside the commands' functions.
+COMMANDS: dict[str, str] = {
+    "run": "run",
+    "build": "conversion",
+    "import": "conversion",
+    "report": "report",
+    "trace": "trace",
+    "export": "export",
+    "diff": "diff",
+    "gate": "gate",
+    "baseline": "baseline",
+    "db": "db",
+    "recover": "recover",
+    "doctor": "doctor",
+}
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each made when it is asked for.
+
+    To import all of them and turn their functions into options takes a tenth of a second.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            part = Application()
+            import_module(f"unified_prof.cli.{COMMANDS[name]}").register(part)
+            self._made |= typer.main.get_group(part).commands
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class _Root(Group):
-    order = (
-        *("run", "build", "import", "report", "trace", "export", "diff", "gate", "baseline"),
-        *("db", "recover", "doctor"),
-    )
+    order = tuple(COMMANDS)
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to it
 
 
 app = Application(
@@ -65,10 +92,6 @@ def _root(
         context.with_resource(signals.ended_by_signals())
     if (path := config.find()) is not None:
         context.default_map = {**config.defaults(path, context.command)}
-
-
-for _module in MODULES:
-    import_module(f"unified_prof.cli.{_module}").register(app)
 
 
 def main(argv: list[str] | None = None) -> None:
