@@ -8,7 +8,7 @@ from pathlib import Path
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.load import open_files
 from unified_prof.errors import UprofError
-from unified_prof.report import tables, words
+from unified_prof.report import sections, tables, words
 from unified_prof.report.figures import Figures, collect
 from unified_prof.report.terminal import Page
 
@@ -53,19 +53,7 @@ def _figures(analysis: Analysis, top: int) -> Figures:
 
 
 def _report(page: Page, figures: Figures) -> None:
-    for what, text in tables.headline(figures):
-        page.fact(what, text)
-    if figures.summary.devices:
-        page.gap()
-        page.table(tables.device_columns(figures.summary.devices))
+    sections.headline(page, figures)
     for selection in figures.selections:
-        if selection.rows:
-            page.gap()
-            page.table(tables.columns(selection))
-        if selection.left_out:
-            page.note(f"and {words.number(selection.left_out)} more: uprof report shows them")
-    remarks = tables.warnings(figures)
-    if remarks:
-        page.gap()
-    for what, why in remarks:
-        page.remark(what, why)
+        sections.rows(page, selection, more=": uprof report shows them")
+    sections.remarks(page, tables.warnings(figures))

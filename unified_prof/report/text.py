@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
-from unified_prof.report import tables, words
+from unified_prof.report import sections, tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request
 from unified_prof.report.terminal import Page
@@ -54,21 +54,11 @@ def render(
 
 def _report(page: Page, figures: Figures) -> None:
     page.title(tables.title(figures.summary))
-    for what, text in tables.headline(figures):
-        page.fact(what, text)
-    if figures.summary.devices:
-        page.gap()
-        page.table(tables.device_columns(figures.summary.devices))
+    sections.headline(page, figures)
     for selection in figures.selections:
-        page.gap()
-        if not selection.rows:
+        if selection.rows:
+            sections.rows(page, selection, more=" (--top)")
+        else:
+            page.gap()
             page.plain(f"no {selection.breakdown.by} was recorded")
-            continue
-        page.table(tables.columns(selection))
-        if selection.left_out:
-            page.note(f"and {words.number(selection.left_out)} more (--top)")
-    remarks = tables.remarks(figures)
-    if remarks:
-        page.gap()
-    for what, why in remarks:
-        page.remark(what, why)
+    sections.remarks(page, tables.remarks(figures))

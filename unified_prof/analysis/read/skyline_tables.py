@@ -135,12 +135,12 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
             forward_ns=_known(times_ns[1]),
             backward_ns=_known(times_ns[2]),
             matched=bool(matched),
-            peak_bytes=peak if isinstance(peak, int) and peak >= 0 else None,
+            peak_bytes=size if isinstance(size, int) and size >= 0 else None,
             waited_ns=_known(times_ns[3]),
             forward_waited_ns=_known(times_ns[4]),
             backward_waited_ns=_known(times_ns[5]),
         )
-        for iteration, matched, peak, *times_ns in zip(*columns[:3], *times, strict=True)
+        for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)
     )
 
 

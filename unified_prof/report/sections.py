@@ -1,0 +1,35 @@
+"""What a whole report for the terminal and the brief one at the end of a run have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unified_prof.report import tables, words
+from unified_prof.report.figures import Figures, Selection
+from unified_prof.report.terminal import Page
+
+
+def headline(page: Page, figures: Figures) -> None:
+    """Add the headline figures, and a table of the devices if there are any."""
+    for what, text in tables.headline(figures):
+        page.fact(what, text)
+    if figures.summary.devices:
+        page.gap()
+        page.table(tables.device_columns(figures.summary.devices))
+
+
+def rows(page: Page, selection: Selection, *, more: str) -> None:
+    """Add the rows of a breakdown; `more` says where those that were left out are."""
+    if selection.rows:
+        page.gap()
+        page.table(tables.columns(selection))
+    if selection.left_out:
+        page.note(f"and {words.number(selection.left_out)} more{more}")
+
+
+def remarks(page: Page, found: Iterable[tuple[str, str]]) -> None:
+    """Add what was odd, after an empty line if anything was."""
+    for number, (what, why) in enumerate(found):
+        if not number:
+            page.gap()
+        page.remark(what, why)
