@@ -9,7 +9,7 @@ from typing import Any
 from tests.decoders.ascend_pt.made import EPOCH
 from tests.decoders.prof.memory_sink import Texts
 from unified_prof.columns import Column
-from unified_prof.decoders import ascend_pt
+from unified_prof.decoders.ascend_pt import recording
 from unified_prof.ledger import Ledger
 from unified_prof.store import batches
 
@@ -77,5 +77,5 @@ class RowSink:
 
 def decode(folder: Path) -> RowSink:
     sink = RowSink()
-    ascend_pt.decode(folder, sink)
+    recording.decode(folder, sink)
     return sink

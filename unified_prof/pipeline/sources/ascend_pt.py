@@ -48,9 +48,9 @@ class AscendPt(Source):
 
     def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
         """Write the tables of PyTorch beside those of msprof; see `decoders.ascend_pt`."""
-        from unified_prof.decoders import ascend_pt
+        from unified_prof.decoders.ascend_pt import recording
 
-        decoded = ascend_pt.decode(path, sink, ground.stage)
+        decoded = recording.decode(path, sink, ground.stage)
         return Decoded(
             facts={"decoder": "ascend_pt", "rank": decoded.rank},
             figures={

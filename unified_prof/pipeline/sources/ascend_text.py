@@ -57,9 +57,9 @@ class AscendText(Source):
 
     def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
         """Write what the export keeps of the recording; see `decoders.ascend_text`."""
-        from unified_prof.decoders import ascend_text
+        from unified_prof.decoders.ascend_text import recording
 
-        decoded = ascend_text.decode(path, sink, ground.enums, ground.stage)
+        decoded = recording.decode(path, sink, ground.enums, ground.stage)
         return Decoded(
             facts={"decoder": "ascend_text", "rank": decoded.rank},
             figures={

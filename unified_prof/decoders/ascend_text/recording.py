@@ -1,0 +1,197 @@
+"""Puts the parts of an export together: one pass over the trace, then the tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.ascend_pt.folder import AscendFolder
+from unified_prof.decoders.ascend_text import export as files
+from unified_prof.decoders.ascend_text import layers as lanes
+from unified_prof.decoders.ascend_text import memory
+from unified_prof.decoders.ascend_text.counters import Counters
+from unified_prof.decoders.ascend_text.device import Device, Enums
+from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_events, time_ns
+from unified_prof.decoders.ascend_text.export import find_export
+from unified_prof.decoders.ascend_text.host import Host
+from unified_prof.decoders.ascend_text.layers import Layer, Layers, read_layers
+from unified_prof.decoders.prof.stages import Stage
+from unified_prof.errors import RawFormatError
+
+_UNKNOWN_CHIP = "UNKNOWN"
+_NONE = -1
+_FLOWS = ("s", "t", "f")
+"""Arrows, which ids of calls and operators tell as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What was found."""
+
+    rank: int | None
+    events: int
+    """Slices and samples."""
+    operators: int
+    connections: int
+    tasks: int
+
+
+def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
+    """Write every table that the export can feed.
+
+    Args:
+        path: trace_view.json, its folder, or the `*_ascend_pt` folder round that.
+        sink: Where rows go.
+        enums: Names to numbers of ENUM_* tables.
+        stage: Told what is going on.
+
+    Raises:
+        RawFormatError: there is no trace, or it cannot be read.
+    """
+    export = find_export(path)
+    if export is None:
+        raise RawFormatError(f"{path} has no {files.TRACE}")
+    around = AscendFolder(export.around)
+    with stage("names"):
+        layers = read_layers(export.trace, sink)
+    trace = _Trace(layers, enums)
+    with stage("events"):
+        trace.read(export.trace, sink)
+    process = layers.process() or 0
+    with stage("host"):
+        operators, connections = trace.host.write(process, sink)
+    with stage("device"):
+        tasks = trace.device.write(export.file(files.KERNELS), sink)
+        trace.counters.write(sink)
+    with stage("memory"):
+        for name, write in (
+            (files.ALLOCATIONS, memory.write_allocations),
+            (files.TOTALS, memory.write_totals),
+            (files.MODULES, partial(memory.write_modules, enums=enums)),
+        ):
+            _part(sink, export.file(name), write)
+    _write_session(trace, around, sink)
+    for name in export.others():
+        sink.anomaly("undecoded_data", 1, f"{export.folder / name}")
+    if around.prof is not None or around.has_framework:
+        told = f"{around.path} has the raw data, which say more: name that folder instead"
+        sink.anomaly("raw_data_beside", 1, told)
+    for name, told in around.problems:
+        sink.anomaly(name, 1, told)
+    return Decoded(around.rank, trace.events, operators, connections, tasks)
+
+
+class _Trace:
+    """The events of the trace, on their way to the tables."""
+
+    def __init__(self, layers: Layers, enums: Enums) -> None:
+        self._layers = layers
+        self.host = Host()
+        self.device = Device(enums)
+        self.counters = Counters()
+        self.events = 0
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+
+    def read(self, path: Path, sink: Sink) -> None:
+        unknown: Counter[str] = Counter()
+        # What the first pass told of the file's end and of damage is not told again.
+        for events in read_events(path, _Silent(sink)):
+            for event in events:
+                if event.ph == "M" or event.ph in _FLOWS:
+                    continue
+                self.events += 1
+                try:
+                    known = self._take(event)
+                except ValueError as err:
+                    sink.anomaly("damaged_event", 1, f"{path}: {event.name!r}: {err}")
+                    continue
+                if not known:
+                    unknown[self._where(event)] += 1
+        for where, count in unknown.items():
+            sink.anomaly("undecoded_event", count, f"{path}: {where}")
+
+    def _take(self, event: Event) -> bool:
+        layer = self._layers.by_pid.get(event.pid)
+        if layer is None or event.ph not in ("X", "C"):
+            return False
+        start = time_ns(event.ts)
+        if event.ph == "C":
+            return self.counters.take(event, start, layer)
+        end = start + time_ns(event.dur)
+        if start <= 0 or end < start:
+            raise BadEventError(f"from {start} to {end} ns")
+        known = self._take_slice(event, start, end, layer)
+        if known:
+            self.first_ns = min(start, self.first_ns or start)
+            self.last_ns = max(end, self.last_ns or end)
+        return known
+
+    def _take_slice(self, event: Event, start: int, end: int, layer: Layer) -> bool:
+        if layer.name == lanes.PYTHON:
+            return self.host.take_python(event, start, end, layer.process)
+        if layer.name == lanes.CANN:
+            return self.host.take_call(event, start, end)
+        if layer.name == lanes.HARDWARE:
+            self.device.take_task(event, start, end, layer)
+        elif layer.name in lanes.COMMUNICATION:
+            lane = self._layers.threads.get((event.pid, event.tid), "")
+            return self.device.take_communication(event, start, end, layer, lane)
+        elif layer.name == lanes.OVERLAP:
+            return self.device.take_overlap(event, start, end, layer)
+        elif layer.name == lanes.COLLECTIONS:
+            self.host.take_collection(event, start, end)
+        else:
+            return False
+        return True
+
+    def _where(self, event: Event) -> str:
+        layer = self._layers.by_pid.get(event.pid)
+        shown = f"process {event.pid}" if layer is None else layer.name
+        return f"{shown}: {event.name!r}, phase {event.ph!r}, category {event.cat!r}"
+
+
+class _Silent(Sink):
+    """Passes nothing on: for a second pass over the same file."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    @property
+    def strings(self) -> Any:
+        """The string pool behind."""
+        return self._sink.strings
+
+    def write(self, table: str, columns: Any) -> int:
+        """Write nothing."""
+        return 0
+
+    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
+        """Count nothing."""
+
+
+def _part(sink: Sink, path: Path | None, write: Callable[[Path, Sink], None]) -> None:
+    """Decode a file if it is there; one that cannot be read costs its own table."""
+    if path is None:
+        return
+    try:
+        write(path, sink)
+    except RawFormatError as err:
+        sink.anomaly("undecoded_part", 1, str(err))
+
+
+def _write_session(trace: _Trace, around: AscendFolder, sink: Sink) -> None:
+    devices = trace.device.devices or [_NONE]
+    rank = _NONE if around.rank is None else around.rank
+    sink.write("NPU_INFO", {"id": devices, "name": [_UNKNOWN_CHIP] * len(devices)})
+    sink.write("RANK_DEVICE_MAP", {"rankId": [rank] * len(devices), "deviceId": devices})
+    if trace.first_ns is not None:
+        sink.write(
+            "SESSION_TIME_INFO", {"startTimeNs": [trace.first_ns], "endTimeNs": [trace.last_ns]}
+        )
+    around.write_metadata(sink)
