@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -24,7 +23,7 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.read import collectives, counters
+from unified_prof.analysis.read import collectives, counters, provenance
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.framework import UNCONNECTED, Framework
 from unified_prof.analysis.read.source import (
@@ -32,8 +31,6 @@ from unified_prof.analysis.read.source import (
     Source,
     oddities_of_file,
     recorded_anomalies,
-    recorded_facts,
-    without_secrets,
 )
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.analysis.views import breakdowns, timeline, tracks
@@ -87,7 +84,7 @@ class MsprofAnalysis(Analysis):
             family=self.family,
             revision=self._source.revision or "unknown",
             clock=self._clock,
-            facts=tuple(self._facts()),
+            facts=tuple(provenance.facts(self._source)),
             totals=totals,
             devices=tuple(
                 work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
@@ -275,46 +272,6 @@ class MsprofAnalysis(Analysis):
         total = self.calls.total_ns
         return 0 if total is None else int((total != UNKNOWN).sum())
 
-    def _facts(self) -> list[tuple[str, str]]:
-        """Return provenance; what uprof recorded itself goes before what others left."""
-        facts = recorded_facts(self._source)
-        known = {name for name, _ in facts}
-        if self._source.detection.producer and "producer" not in known:
-            facts.append(("made by", self._source.detection.producer))
-        facts += [(f"device {number}", name) for number, name in self._named_devices()]
-        if "rank" not in known:
-            facts += [
-                (f"rank of device {device}", str(rank))
-                for rank, device in self._source.rows(
-                    "SELECT rankId, deviceId FROM RANK_DEVICE_MAP"
-                )
-                if isinstance(rank, int) and rank >= 0
-            ]
-        if "host" not in known:
-            facts += [
-                ("host", str(name))
-                for (name,) in self._source.rows("SELECT hostName FROM HOST_INFO")
-                if name not in NOTHING_KNOWN
-            ]
-        return facts + self._meta_data()
-
-    def _named_devices(self) -> list[tuple[int, str]]:
-        rows = self._source.rows("SELECT id, name FROM NPU_INFO")
-        return [
-            (number, str(name))
-            for number, name in rows
-            if isinstance(number, int) and number >= 0 and name not in NOTHING_KNOWN
-        ]
-
-    def _meta_data(self) -> list[tuple[str, str]]:
-        facts: list[tuple[str, str]] = []
-        for name, value in self._source.rows("SELECT name, value FROM META_DATA"):
-            if name == "SCHEMA_VERSION":
-                facts.append(("schema version", str(value)))
-            elif name == "ENV_VARIABLES" and value:
-                facts += _environment(str(value))
-        return facts
-
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         missing = []
         if self._clock == "none":
@@ -354,18 +311,3 @@ _WHY_NOT: dict[str, str] = {
     "stream": "no device task was recorded",
     "step": "no step was recorded (call profiler.step() after each iteration)",
 }
-
-
-def _environment(text: str) -> list[tuple[str, str]]:
-    """Return the variables that were set, of the JSON that torch_npu writes."""
-    try:
-        variables = json.loads(text)
-    except ValueError:
-        return []
-    if not isinstance(variables, dict):
-        return []
-    return [
-        (str(name), without_secrets(str(name), str(value)))
-        for name, value in variables.items()
-        if value not in ("", None)
-    ]

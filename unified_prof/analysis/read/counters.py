@@ -67,6 +67,10 @@ _COUNTERS = (
 )
 
 
+_Sample = tuple[int, tuple[Any, ...]]
+"""A time and the values of each column at it."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocations:
     """Blocks that the framework's operations asked of the allocator."""
@@ -120,20 +124,26 @@ def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) ->
 
 
 def _of_table(source: Source, strings: Strings, counter: _Counter) -> list[Series]:
-    keys = [*counter.keys, *counter.texts]
-    device = counter.device or "NULL"
-    columns = ", ".join([counter.time, device, *keys, *(column for column, _ in counter.values)])
-    found: dict[tuple[object, ...], list[tuple[int, list[Any]]]] = {}
-    for time_ns, where, *rest in source.rows(f'SELECT {columns} FROM "{counter.table}"'):
-        if isinstance(time_ns, int | float) and 0 <= time_ns <= MAX_TIME_NS:
-            found.setdefault((where, *rest[: len(keys)]), []).append(
-                (int(time_ns), rest[len(keys) :])
-            )
+    groups = sorted(_samples(source, counter).items(), key=lambda item: repr(item[0]))
     return [
         one
-        for (where, *parts), samples in sorted(found.items(), key=lambda item: repr(item[0]))
+        for (where, *parts), samples in groups
         for one in _of_group(counter, where, _suffix(counter, parts, strings), samples)
     ]
+
+
+def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list[_Sample]]:
+    """Return the samples of a table at possible times, by device and what tells sources apart."""
+    keys = [*counter.keys, *counter.texts]
+    values = [column for column, _ in counter.values]
+    columns = ", ".join([counter.time, counter.device or "NULL", *keys, *values])
+    first = 2 + len(keys)
+    found: dict[tuple[object, ...], list[_Sample]] = {}
+    for row in source.rows(f'SELECT {columns} FROM "{counter.table}"'):
+        time_ns = row[0]
+        if isinstance(time_ns, int | float) and 0 <= time_ns <= MAX_TIME_NS:
+            found.setdefault(row[1:first], []).append((int(time_ns), row[first:]))
+    return found
 
 
 def _suffix(counter: _Counter, parts: list[Any], strings: Strings) -> str:
@@ -144,7 +154,7 @@ def _suffix(counter: _Counter, parts: list[Any], strings: Strings) -> str:
 
 
 def _of_group(
-    counter: _Counter, where: object, suffix: str, samples: list[tuple[int, list[Any]]]
+    counter: _Counter, where: object, suffix: str, samples: list[_Sample]
 ) -> Iterator[Series]:
     """Yield the series of one source: one for each column that has a number."""
     samples.sort(key=lambda sample: sample[0])
