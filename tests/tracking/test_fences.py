@@ -8,7 +8,7 @@ import pytest
 
 from tests.tracking.workloads import Workload, names
 from unified_prof.tracking.measure import sites
-from unified_prof.tracking.program import session
+from unified_prof.tracking.program import results
 from unified_prof.tracking.program.steps import StepWatcher
 from unified_prof.tracking.watch import activations, backward, peak
 from unified_prof.tracking.watch.modules import ModuleNames
@@ -99,8 +99,8 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
         (Weights, "records", "weights_not_listed"),
         (Weights, "_keep", "weights_not_listed"),
         (SizedWeight, "shown_in", "weights_not_listed"),
-        (session, "activations_of", "activations_not_listed"),
-        (session, "note_oddities", "oddities_not_looked_for"),
+        (results, "activations_of", "activations_not_listed"),
+        (results, "note_oddities", "oddities_not_looked_for"),
         (sites, "gap_site", "gaps_not_placed"),
         (StepWatcher, "_opened", "steps_not_followed"),
         (ModuleNames, "settle", "modules_not_named"),

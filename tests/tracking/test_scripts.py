@@ -415,9 +415,12 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for number in range(9):
     child = os.fork()
     if child == 0:
-        train(net, optimizer)
-        clean = not o._global_optimizer_post_hooks and not torch._C._len_torch_function_stack()
-        os._exit(0 if clean else 1)
+        try:  # whatever happens, there are never two of the program that runs this
+            train(net, optimizer)
+            clean = not o._global_optimizer_post_hooks and not torch._C._len_torch_function_stack()
+            os._exit(0 if clean else 1)
+        finally:
+            os._exit(2)
     assert os.waitpid(child, 0)[1] == 0, number
     train(net, optimizer)
 print("done")

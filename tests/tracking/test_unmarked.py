@@ -264,10 +264,12 @@ def test_work_in_child_processes_is_the_reason_that_is_told(workload: Workload) 
 import os, time
 child = os.fork()
 if child == 0:
-    end = time.process_time() + 0.4
-    while time.process_time() < end:
-        Net()(torch.ones(4, 8)).sum().backward()
-    os._exit(0)
+    try:
+        end = time.process_time() + 0.4
+        while time.process_time() < end:
+            Net()(torch.ones(4, 8)).sum().backward()
+    finally:
+        os._exit(0)
 os.waitpid(child, 0)
 """)  # fmt: skip
     with pytest.raises(CaptureError, match="does its work in child processes") as refused:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from unified_prof.analysis.read import whole_tables
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.export.mindstudio import numbers
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import Ints, Recording
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _TABLE = "TASK_PMU_INFO"
 _IN_MEMORY_BYTES = 64 << 20

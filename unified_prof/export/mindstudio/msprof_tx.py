@@ -6,9 +6,9 @@ from unified_prof.arrays.lookup import Lookup
 from unified_prof.export.mindstudio import numbers
 from unified_prof.export.mindstudio.delivery import Delivery, lines
 from unified_prof.export.mindstudio.marks import TABLE, Marks, event_names, marks
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import deliverable
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _HEADER = (
     *("Device_id", "pid", "tid", "category", "event_type", "payload_type", "payload_value"),

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read.whole_tables import MISSING
-
-NOT_AVAILABLE = "N/A"
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _MILLI = 1000
 # Beyond this the thousandths of a float64 are no longer whole numbers of int64, or never exact.

@@ -6,9 +6,10 @@ import numpy as np
 
 from unified_prof.export.mindstudio import statistics
 from unified_prof.export.mindstudio.delivery import Delivery, cell
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE, trimmed
+from unified_prof.export.mindstudio.numbers import trimmed
 from unified_prof.export.mindstudio.recording import Recording
 from unified_prof.export.mindstudio.registry import deliverable
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _HEADER = (
     *("Device_id", "OP Type", "Core Type", "Count"),

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from unified_prof.export.mindstudio import numbers
 from unified_prof.export.mindstudio.core_metrics import CoreMetrics
 from unified_prof.export.mindstudio.delivery import Delivery, lines
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import (
     Ints,
     Recording,
@@ -21,7 +20,7 @@ from unified_prof.export.mindstudio.recording import (
 )
 from unified_prof.export.mindstudio.registry import deliverable
 from unified_prof.store.ownership import temporary_folder
-from unified_prof.vocabulary import NO_CONTEXT
+from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 
 _PLACE = ("Device_id", "Model ID", "Task ID", "Stream ID")
 _OPERATOR = ("Op Name", "OP Type", "OP State", "Task Type")

@@ -14,8 +14,13 @@ from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.whole_tables import MISSING, Texts
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.export.mindstudio.delivery import cell
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
-from unified_prof.vocabulary import NO_CONNECTION, NO_CONTEXT, NO_MODEL, OLD_NO_CONNECTION
+from unified_prof.vocabulary import (
+    NO_CONNECTION,
+    NO_CONTEXT,
+    NO_MODEL,
+    NOT_AVAILABLE,
+    OLD_NO_CONNECTION,
+)
 
 Ints = NDArray[np.int64]
 

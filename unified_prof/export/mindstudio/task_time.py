@@ -17,7 +17,7 @@ from unified_prof.export.mindstudio.recording import (
     in_order_of_text,
 )
 from unified_prof.export.mindstudio.registry import deliverable
-from unified_prof.vocabulary import NO_CONTEXT
+from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 
 _HEADER = (
     *("Device_id", "kernel_name", "kernel_type", "stream_id", "task_id"),
@@ -43,7 +43,7 @@ def write(recording: Recording, delivery: Delivery) -> None:
 
 def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
     tasks, columns = recording.tasks, recording.kernels.columns
-    unknown = recording.ids(["N/A"])
+    unknown = recording.ids([NOT_AVAILABLE])
     for part in blocks(len(rows)):
         task = rows[part]
         info = recording.kernels.of(tasks.id[task])

@@ -11,11 +11,10 @@ from unified_prof.analysis.read import whole_tables
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.export.mindstudio import numbers
 from unified_prof.export.mindstudio.delivery import as_json
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import Ints, Recording, blocks
 from unified_prof.export.mindstudio.timeline import events
 from unified_prof.export.mindstudio.timeline.events import Blocks, Processes
-from unified_prof.vocabulary import NO_RANK
+from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE
 
 _TABLE = "COMMUNICATION_TASK_INFO"
 _BYTES_PER_GB = 1e9

@@ -12,6 +12,7 @@ from unified_prof.export.mindstudio.delivery import as_json
 from unified_prof.export.mindstudio.recording import Ints, Recording, Tasks, blocks
 from unified_prof.export.mindstudio.timeline import cann, events
 from unified_prof.export.mindstudio.timeline.events import Blocks, Processes
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _GRID_KERNEL = "KERNEL_SIMT"
 _OTHER_COPY = "other"
@@ -104,7 +105,7 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
     kind = tasks.type[rows].astype(np.int64)
     if len(recording.kernels):
         own = columns["taskType"][info]
-        known = (info >= 0) & ~np.isin(own, recording.ids(["N/A"]))
+        known = (info >= 0) & ~np.isin(own, recording.ids([NOT_AVAILABLE]))
         kind = np.where(known, own, kind)
     is_copy = recording.is_copy[rows]
     more = [""] * len(rows)
@@ -113,7 +114,7 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
     grid = np.isin(tasks.type[rows], recording.ids([_GRID_KERNEL]))
     for at in np.flatnonzero(grid).tolist():
         dims = (
-            recording.text(int(columns[name][info[at]])) if info[at] >= 0 else "N/A"
+            recording.text(int(columns[name][info[at]])) if info[at] >= 0 else NOT_AVAILABLE
             for name in ("gridDim", "blockDim")
         )
         more[at] += ',"Grid Dim":{},"Block Dim":{}'.format(*map(as_json, dims))

@@ -6,10 +6,10 @@ import numpy as np
 
 from unified_prof.export.mindstudio.delivery import as_json
 from unified_prof.export.mindstudio.marks import event_names, marks
-from unified_prof.export.mindstudio.numbers import NOT_AVAILABLE
 from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.timeline import events, hardware
 from unified_prof.export.mindstudio.timeline.events import Blocks, Processes
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
