@@ -24,6 +24,11 @@ def bench_is_built() -> None:
     build.library()
 
 
+def test_other_tests_do_not_have_the_device() -> None:
+    # It would be the accelerator of their torch, whose backward passes forbid to fork from then on.
+    assert f"{FOLDER.parent.name}.{FOLDER.name}.conftest" not in " ".join(sys.modules)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_is_built")
 @pytest.mark.parametrize("name", FILES)
