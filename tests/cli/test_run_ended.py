@@ -150,7 +150,8 @@ def test_a_path_that_is_not_utf_8_loses_nothing() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()
     Path(folder, "train.py").write_text(TRAINING + f"train({MEASURED_IN + 2})\n")
-    line = [*command("--report", "run-time,memory,timeline")[:-1], f"{folder}/train.py"]
+    reports = ("--report", "run-time,memory,timeline", "--timeline-detail", "shapes,stacks")
+    line = [*command(*reports)[:-1], f"{folder}/train.py"]
     line[line.index("out")] = f"{folder}/out"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
