@@ -16,9 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("uprof", deadline=None)
 settings.load_profile("uprof")
 
-# Under nohup a hang-up is ignored, by the processes that tests start as well; tests send it.
+# Under nohup a hang-up is ignored, in the background of a shell Ctrl-C, by the processes that tests
+# start as well; tests send both.
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Processes that a test starts import this checkout, whatever is installed.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -195,6 +195,16 @@ def test_a_trace_that_is_cut_off_keeps_what_is_whole(lost: int, tmp_path: Path) 
     assert found.anomalies["cut_off"][0] == 1
 
 
+@pytest.mark.parametrize("text", ["[]", '[{"ts": "12.5", "ph": "X"', '[{"ph": "X", "ts": "x"}]'])
+def test_a_trace_of_which_nothing_can_be_shown_is_refused(text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "x_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    folder.mkdir(parents=True)
+    (folder / "trace_view.json").write_text(text)
+    with pytest.raises(RawFormatError, match="holds no event"):
+        converted(folder, tmp_path)
+    assert not (tmp_path / "r.db").exists()
+
+
 @pytest.mark.parametrize("text", ["{}", "7", '"x"', ""])
 def test_what_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
     folder = made.write(tmp_path / "x", [])

@@ -51,7 +51,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
         stage: Told what is going on.
 
     Raises:
-        RawFormatError: there is no trace, or it cannot be read.
+        RawFormatError: there is no trace, it cannot be read, or nothing can be shown of it.
     """
     export = find_export(path)
     if export is None:
@@ -62,6 +62,12 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     trace = _Trace(layers, enums)
     with stage("events"):
         trace.read(export.trace, sink)
+    if not trace.shown and not any(
+        export.file(name) for name in (files.ALLOCATIONS, files.TOTALS, files.MODULES)
+    ):
+        raise RawFormatError(
+            f"{export.trace}: holds no event that is whole, and there is no table beside it"
+        )
     process = layers.process() or 0
     with stage("host"):
         operators, connections = trace.host.write(process, sink)
@@ -95,6 +101,7 @@ class _Trace:
         self.device = Device(enums)
         self.counters = Counters()
         self.events = 0
+        self.shown = 0
         self.first_ns: int | None = None
         self.last_ns: int | None = None
 
@@ -111,7 +118,9 @@ class _Trace:
                 except ValueError as err:
                     sink.anomaly("damaged_event", 1, f"{path}: {event.name!r}: {err}")
                     continue
-                if not known:
+                if known:
+                    self.shown += 1
+                else:
                     unknown[self._where(event)] += 1
         for where, count in unknown.items():
             sink.anomaly("undecoded_event", count, f"{path}: {where}")
