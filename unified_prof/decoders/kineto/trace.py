@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.gpu import tables
+from unified_prof.decoders.gpu.found import Found
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.kineto import session
 from unified_prof.decoders.kineto.collector import Collector
@@ -19,24 +18,6 @@ from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
 from unified_prof.errors import RawFormatError
 
 NAME = "kineto"
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedTrace:
-    """What was found in one trace."""
-
-    events: int
-    """All of them, of whatever kind."""
-    counts: Mapping[str, int]
-    """Events by kind."""
-    tasks: int
-    """Kernels, copies and memory sets."""
-    tasks_joined: int
-    """Those whose launching call was found."""
-    operations: int
-    rank: int | None
-    facts: Mapping[str, Any]
-    """Provenance."""
 
 
 def decode(
@@ -48,7 +29,7 @@ def decode(
     is_outside: Callable[[str], bool] = lambda frame: False,
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
-) -> DecodedTrace:
+) -> Found:
     """Decode a torch.profiler trace, plain or gzip, in memory that its length does not change.
 
     Args:
@@ -76,7 +57,7 @@ def decode(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
         facts = session.write(parts, reader.metadata, base_ns)
-        return DecodedTrace(
+        return Found(
             events=reader.events_read,
             counts=dict(parts.counts),
             tasks=parts.gpu.rows,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from unified_prof.columns import Sink, Tables
 from unified_prof.decoders.gpu import tables as gpu_tables
+from unified_prof.decoders.gpu.found import Found
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.nsys import calls, ranges, session, tasks
@@ -20,23 +19,6 @@ NAME = "nsys"
 _ONE_OF = (tasks.KERNELS, tasks.COPIES, tasks.GRAPHS, ranges.RANGES, calls.CALLS)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedExport:
-    """What was found in one export."""
-
-    events: int
-    counts: Mapping[str, int]
-    """Events by kind."""
-    tasks: int
-    """Kernels, copies, memory sets and replays of graphs."""
-    tasks_joined: int
-    """Those whose launching call was found."""
-    operations: int
-    rank: int | None
-    facts: Mapping[str, Any]
-    """Provenance."""
-
-
 def decode(
     path: object,
     tables: Tables,
@@ -45,7 +27,7 @@ def decode(
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
-) -> DecodedExport:
+) -> Found:
     """Decode the tables of an export, in memory that their length does not change.
 
     Args:
@@ -93,7 +75,7 @@ def decode(
                 progress=progress,
             )
             facts = session.write(fields, when, marked.categories)
-            return DecodedExport(
+            return Found(
                 events=sum(parts.counts.values()),
                 counts=dict(parts.counts),
                 tasks=parts.gpu.rows,

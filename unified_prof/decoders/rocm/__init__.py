@@ -1,5 +1,5 @@
 """Decodes what rocprofv3 records of AMD devices: rocpd databases and its JSON."""
 
-from unified_prof.decoders.rocm.recording import NAME, DecodedRecording, decode
+from unified_prof.decoders.rocm.recording import NAME, decode
 
-__all__ = ["NAME", "DecodedRecording", "decode"]
+__all__ = ["NAME", "decode"]

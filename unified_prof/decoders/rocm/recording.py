@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from unified_prof.columns import Cells, Sink, Tables
 from unified_prof.decoders.gpu import description
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import tables as gpu_tables
+from unified_prof.decoders.gpu.found import Found
 from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
@@ -61,19 +61,6 @@ _PLACE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedRecording:
-    """What was found in one recording."""
-
-    events: int
-    counts: Mapping[str, int]
-    tasks: int
-    tasks_joined: int
-    operations: int
-    facts: Mapping[str, Any]
-    """Provenance."""
-
-
 def decode(
     path: object,
     tables: Tables,
@@ -82,7 +69,7 @@ def decode(
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
-) -> DecodedRecording:
+) -> Found:
     """Decode the tables of a recording.
 
     Args:
@@ -102,7 +89,7 @@ def decode(
         raise RawFormatError(f"{path}: holds no table rocpd_metadata, as every rocpd database does")
     progress("reading events")
     with Parts(sink) as parts:
-        found = _Found()
+        found = _Common()
         for number, session in enumerate(sessions):
             _Session(parts, tables, session, number, found).read()
         if parts.span is None:
@@ -123,7 +110,7 @@ def decode(
             rank=None,
         )
         description.write_device_properties(sink, found.devices)
-        return DecodedRecording(
+        return Found(
             events=sum(parts.counts.values()),
             counts=dict(parts.counts),
             tasks=parts.gpu.rows,
@@ -141,7 +128,7 @@ def decode(
         )
 
 
-class _Found:
+class _Common:
     """What the sessions of a recording have in common."""
 
     def __init__(self) -> None:
@@ -169,7 +156,7 @@ class _Session:
     """One session of a file: its tables end in one uuid."""
 
     def __init__(
-        self, parts: Parts, tables: Tables, session: str, number: int, found: _Found
+        self, parts: Parts, tables: Tables, session: str, number: int, found: _Common
     ) -> None:
         self._parts = parts
         self._tables = tables

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.pipeline.sources.gpu import decoded
 
 if TYPE_CHECKING:
     from unified_prof.columns import Sink
@@ -57,7 +58,7 @@ class Kineto(Source):
         """Decode in memory that the trace's length does not change; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
-        decoded = kineto.decode(
+        found = kineto.decode(
             path,
             sink,
             has_column=ground.has_column,
@@ -65,23 +66,7 @@ class Kineto(Source):
             is_outside=ground.is_own_frame,
             progress=ground.now,
         )
-        tasks = (
-            f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch"
-            if decoded.tasks
-            else "no device task"
-        )
-        return Decoded(
-            facts=decoded.facts,
-            figures={
-                "events": decoded.events,
-                "events_by_kind": dict(sorted(decoded.counts.items())),
-                "device_tasks": decoded.tasks,
-                "device_tasks_joined": decoded.tasks_joined,
-                "rank": decoded.rank,
-            },
-            summary=f"{decoded.events:,} events: {decoded.operations:,} operations, {tasks}",
-            rank=decoded.rank,
-        )
+        return decoded(found)
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.errors import RawFormatError, StoreError
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.pipeline.sources.gpu import decoded, recorded_tables
 
 if TYPE_CHECKING:
     from unified_prof.columns import Sink, Tables
@@ -37,7 +37,7 @@ class Nsys(Source):
         from unified_prof.decoders import nsys
 
         with _tables(path) as tables:
-            decoded = nsys.decode(
+            found = nsys.decode(
                 path,
                 tables,
                 sink,
@@ -45,23 +45,7 @@ class Nsys(Source):
                 data_types=ground.data_types,
                 progress=ground.now,
             )
-        done = (
-            f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch"
-            if decoded.tasks
-            else "no device task"
-        )
-        return Decoded(
-            facts=decoded.facts,
-            figures={
-                "events": decoded.events,
-                "events_by_kind": dict(sorted(decoded.counts.items())),
-                "device_tasks": decoded.tasks,
-                "device_tasks_joined": decoded.tasks_joined,
-                "rank": decoded.rank,
-            },
-            summary=f"{decoded.events:,} events: {decoded.operations:,} operations, {done}",
-            rank=decoded.rank,
-        )
+        return decoded(found)
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
@@ -93,22 +77,10 @@ def _parquet_names(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-@contextmanager
-def _tables(path: Path) -> Iterator[Tables]:
-    """Open the tables of an export, whatever its form.
+def _tables(path: Path) -> AbstractContextManager[Tables]:
+    """Open the tables of an export, whatever its form."""
+    if path.is_dir():
+        from unified_prof.decoders.nsys.parquet import ParquetTables
 
-    Raises:
-        RawFormatError: it cannot be read.
-    """
-    from unified_prof.store.foreign import foreign_tables
-
-    try:
-        if path.is_dir():
-            from unified_prof.decoders.nsys.parquet import ParquetTables
-
-            yield ParquetTables(path)
-        else:
-            with foreign_tables(path) as tables:
-                yield tables
-    except StoreError as err:  # the words of those who read reports; to us it is a recording
-        raise RawFormatError(str(err), hint=err.hint) from err
+        return nullcontext(ParquetTables(path))
+    return recorded_tables(path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.errors import RawFormatError, StoreError
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.pipeline.sources.gpu import decoded, joined_tasks, recorded_tables
 
 if TYPE_CHECKING:
     from unified_prof.columns import Sink, Tables
@@ -42,7 +42,7 @@ class Rocm(Source):
         from unified_prof.decoders import rocm
 
         with _tables(path) as tables:
-            decoded = rocm.decode(
+            found = rocm.decode(
                 path,
                 tables,
                 sink,
@@ -50,17 +50,7 @@ class Rocm(Source):
                 data_types=ground.data_types,
                 progress=ground.now,
             )
-        return Decoded(
-            facts=decoded.facts,
-            figures={
-                "events": decoded.events,
-                "events_by_kind": dict(sorted(decoded.counts.items())),
-                "device_tasks": decoded.tasks,
-                "device_tasks_joined": decoded.tasks_joined,
-            },
-            summary=f"{decoded.events:,} events: {decoded.operations:,} operations, "
-            f"{decoded.tasks:,} device tasks, {decoded.tasks_joined:,} joined to their launch",
-        )
+        return decoded(found, joined_tasks(found))
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
@@ -81,17 +71,9 @@ def _is_json(path: Path) -> bool:
         return False
 
 
-@contextmanager
-def _tables(path: Path) -> Iterator[Tables]:
-    from unified_prof.store.foreign import foreign_tables
-
+def _tables(path: Path) -> AbstractContextManager[Tables]:
     if _is_json(path):
         from unified_prof.decoders.rocm.json_tables import JsonTables
 
-        yield JsonTables(path)
-        return
-    try:
-        with foreign_tables(path) as tables:
-            yield tables
-    except StoreError as err:  # the words of those who read reports; to us it is a recording
-        raise RawFormatError(str(err), hint=err.hint) from err
+        return nullcontext(JsonTables(path))
+    return recorded_tables(path)
