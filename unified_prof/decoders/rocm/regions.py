@@ -1,0 +1,164 @@
+"""The host side of a session: calls, marks and ranges of the program, other regions."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from unified_prof.columns import Cells
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
+from unified_prof.decoders.gpu.numbers import MISSING, Int64s
+from unified_prof.decoders.rocm.session import INTERVAL, NO_TIME, Session
+from unified_prof.vocabulary import HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
+
+_RANGE_EVENT, _MARK_EVENT = 2, 0
+_CALLS = re.compile(r"HIP|HSA|RCCL|ROCDECODE|ROCJPEG")
+_MARKS = re.compile(r"MARKER")
+
+
+class Regions:
+    """Reads the regions of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.operations = 0
+        """Operations of torch that were marked."""
+        self._session, self._parts = session, session.parts
+
+    def read(self) -> None:
+        """Put all regions into the parts."""
+        wanted = {
+            "start": NO_TIME,
+            "end": NO_TIME,
+            "pid": MISSING,
+            "tid": MISSING,
+            "name_id": MISSING,
+            "event_id": MISSING,
+        }
+        for cells in self._session.tables.slices("region", wanted):
+            categories = self._session.events.categories(cells["event_id"])
+            kinds = np.zeros(len(categories), np.int8)
+            for number in np.unique(categories).tolist():
+                text = self._session.strings.get(number, "")
+                kind = 1 if _MARKS.match(text) else 2 if not _CALLS.match(text) and text else 0
+                kinds[categories == number] = kind
+            for kind, take in ((0, self._api_calls), (1, self._marks), (2, self._other_regions)):
+                chosen = kinds == kind
+                if chosen.any():
+                    take({name: column[chosen] for name, column in cells.items()})
+
+    def _api_calls(self, cells: Cells) -> None:
+        rows, valid = self._session.timed(cells, r.CALL, "runtime_call")
+        rows["thread"] = self._session.thread_numbers(cells)
+        rows["name"] = self._session.names(cells["name_id"], self._session.strings)
+        rows["correlation"] = self._session.events.correlations(cells["event_id"])
+        for field in (
+            *("external", "size", "geometry", "shared_memory"),
+            *("operation", "operation_name", "signature", "collective"),
+        ):
+            rows[field] = MISSING
+        rows = rows[valid]
+        self._parts.see_correlations(rows)
+        self._parts.calls.append(rows)
+
+    def _marks(self, cells: Cells) -> None:
+        """Take ranges and marks of roctx; those of torch's emit_nvtx are operations."""
+        texts = self._messages(cells)
+        told = [as_operation(text) for text in texts]
+        chosen = np.array([one is not None for one in told], bool)
+        threads = self._session.thread_numbers(cells)
+        operations = [one for one in told if one is not None]
+        if operations:
+            some = {name: column[chosen] for name, column in cells.items()}
+            rows, valid = self._session.timed(some, r.HOST, "operation")
+            rows["thread"] = threads[chosen]
+            rows["is_operation"] = rows["finished"] = 1
+            signatures = self._parts.signatures
+            for at, (name, sequence, number, sizes) in enumerate(operations):
+                rows["name"][at] = self._parts.names[name]
+                rows["sequence"][at], rows["external"][at] = sequence, number
+                backward = sequence >= 0 and is_backward(name)
+                rows["forward_thread"][at] = SOME_FORWARD_THREAD if backward else 0
+                rows["signature"][at] = signatures[b"", sizes.encode(), b""] if sizes else MISSING
+            for field in ("inputs", "module", "collective", "stack"):
+                rows[field] = MISSING
+            self.operations += int(np.count_nonzero(valid))
+            self._parts.host.append(rows[valid])
+        rest = ~chosen
+        if rest.any():
+            some = {name: column[rest] for name, column in cells.items()}
+            messages = [text for text, one in zip(texts, rest.tolist(), strict=True) if one]
+            self._annotations(some, threads[rest], messages)
+
+    def _messages(self, cells: Cells) -> list[str]:
+        """Return what programs wrote on their marks: in the event, else the region's name."""
+        wanted = set(cells["event_id"].tolist())
+        said: dict[int, str] = {}
+        markers = {number for number, text in self._session.strings.items() if _MARKS.match(text)}
+        slices = self._session.tables.slices(
+            "event", {"id": MISSING}, ["extdata"], only=("category_id", markers)
+        )
+        for events in slices:
+            for number, text in zip(events["id"].tolist(), events["extdata"], strict=True):
+                if number in wanted and text and "message" in text:
+                    said[number] = _message(text)
+        return [
+            said.get(event) or self._session.strings.get(name, NOT_AVAILABLE)
+            for event, name in zip(
+                cells["event_id"].tolist(), cells["name_id"].tolist(), strict=True
+            )
+        ]
+
+    def _annotations(self, cells: Cells, threads: Int64s, messages: list[str]) -> None:
+        names = self._parts.names
+        times, valid = self._session.timed(cells, INTERVAL, "annotation")
+        global_tids = np.array(self._parts.threads.global_tids, np.int64)[threads]
+        message = np.array([names[text] for text in messages], np.int64)
+        instant = times["start"] == times["end"]
+        self._parts.sink.write(
+            "MSTX_EVENTS",
+            {
+                "startNs": times["start"][valid],
+                "endNs": times["end"][valid],
+                "eventType": np.where(instant, _MARK_EVENT, _RANGE_EVENT)[valid],
+                "rangeId": NO_CATEGORY,
+                "category": NO_CATEGORY,
+                "message": message[valid],
+                "globalTid": global_tids[valid],
+                "endGlobalTid": global_tids[valid],
+                "domainId": names["default"],
+                "connectionId": HOST_ONLY_CONNECTION,
+            },
+        )
+        step = np.isin(message, list(names.steps)) & valid
+        if step.any():
+            numbers = [names.steps[number] for number in message[step].tolist()]
+            times = times[step]
+            self._parts.sink.write(
+                "STEP_TIME", {"id": numbers, "startNs": times["start"], "endNs": times["end"]}
+            )
+
+    def _other_regions(self, cells: Cells) -> None:
+        rows, valid = self._session.timed(cells, r.OTHER, "other_region")
+        categories = self._session.events.categories(cells["event_id"])
+        rows["category"] = self._session.names(categories, self._session.strings)
+        rows["name"] = self._session.names(cells["name_id"], self._session.strings)
+        places = self._parts.places
+        rows["place"] = [
+            places.setdefault(
+                (self._session.pids.get(pid, pid), self._session.tids.get(tid, tid)), len(places)
+            )
+            for pid, tid in zip(cells["pid"].tolist(), cells["tid"].tolist(), strict=True)
+        ]
+        rows["args_at"] = rows["args_size"] = 0
+        self._parts.other.append(rows[valid])
+
+
+def _message(text: str) -> str:
+    try:
+        said = json.loads(text).get("message")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return said if isinstance(said, str) else ""
