@@ -10,17 +10,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
+from unified_prof.pipeline import convert as pipeline
 from unified_prof.pipeline import workers
+from unified_prof.pipeline.convert import _outcome as conversion_of
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.workers import Died
 from unified_prof.store import ownership
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+
+def dies_when_all_is_done(task: Any) -> Any:
+    outcome = conversion_of(task)
+    target = task.place.target
+    if task.found.path.name == "a.json" and not (died := target.with_name("died")).exists():
+        died.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return outcome
 
 
 def double(number: int) -> int:
@@ -57,6 +69,19 @@ def test_a_lost_task_is_tried_again(tmp_path: Path) -> None:
     for task in tasks[1:]:
         task.write_text("")
     assert sorted(workers.each(dies_once, tasks, 2)) == [(n, str(n)) for n in range(4)]
+
+
+def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.json", "b.json"):
+        write(tmp_path / "in" / name, [operation("aten::mm", 1, 2)])
+    monkeypatch.setattr(pipeline, "_outcome", dies_when_all_is_done)
+    outcomes = list(pipeline.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
+    assert (tmp_path / "out" / "died").exists()
+    assert [outcome.error for outcome in outcomes] == [None, None]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.db", "b.db", "died"}
 
 
 @pytest.mark.slow

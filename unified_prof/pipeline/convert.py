@@ -204,7 +204,9 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
             yield _outcome(task, partial(_tell_of, progress, f"{at}{task.found.path.name}"))
         return
     progress(f"converting {len(tasks)} recordings")
-    for finished, (number, result) in enumerate(workers.each(_outcome, tasks, jobs), start=1):
+    for finished, (number, result) in enumerate(
+        workers.each(_outcome, tasks, jobs, _once_more), start=1
+    ):
         progress(f"{finished} of {len(tasks)} done")
         if isinstance(result, workers.Died):
             error = UprofError(
@@ -214,6 +216,14 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
             yield replace(tasks[number].outcome, error=error)
         else:
             yield result
+
+
+def _once_more(task: _Task) -> _Task:
+    """Return the task for another try: what is there now may be the first one's own report."""
+    place = places.as_it_is_now(task.found, task.place)
+    if places.made_already(task.found, place, task.settings.revision) is None:
+        return task
+    return replace(task, place=place, settings=replace(task.settings, force=True))
 
 
 def _tell_of(progress: Progress, recording: str, stage: str) -> None:

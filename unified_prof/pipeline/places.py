@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unified_prof.errors import OutputError, StoreError, UsageError
@@ -76,14 +76,23 @@ def _place(found: Found, output: Path | None, name: str, layout: str) -> Place |
             outer = (output or Path()) / f"{name}{ascend_layout.FOLDER_SUFFIX}"
             folder = outer / ascend_layout.OUTPUT_FOLDER
             target = folder / ascend_layout.database_name(None)
-            existing = ascend_layout.databases_in(outer)
         else:
             target = found.source.target(found.path, output, name)
             folder = target.parent
-            existing = found.source.reports_at(target)
+        return as_it_is_now(found, Place(target, folder, layout))
     except OSError as err:
         return OutputError(f"cannot look for reports of {found.path}: {err.strerror or err}")
-    return Place(target, folder, layout, tuple(existing))
+
+
+def as_it_is_now(found: Found, place: Place) -> Place:
+    """Return `place` with the reports that stand there at this moment."""
+    if place.folder is None:
+        existing = [place.target] if place.target.exists() else []
+    elif place.layout == ASCEND_PT:
+        existing = list(ascend_layout.databases_in(place.folder.parent))
+    else:
+        existing = list(found.source.reports_at(place.target))
+    return replace(place, existing=tuple(existing))
 
 
 def made_already(found: Found, place: Place, revision: str) -> Path | None:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from unified_prof.signals import ended_by_signals
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+_Numbered = Sequence[Any] | Mapping[int, Any]
 
 _GRACE_S = 10.0
 """How long a worker may take to clean up when it is told to end."""
@@ -62,7 +63,10 @@ class _Worker:
 
 
 def each(
-    function: Callable[[Task], Result], tasks: Sequence[Task], workers: int
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    workers: int,
+    again: Callable[[Task], Task] = lambda task: task,
 ) -> Iterator[tuple[int, Result | Died]]:
     """Yield (number of the task, its result) as results come.
 
@@ -70,6 +74,8 @@ def each(
         function: At the top of its module; it and the tasks go to the workers by pickling.
         tasks: Arguments of the function.
         workers: How many processes to have at a time.
+        again: Returns the task to do in place of one whose worker died: it may have died when
+            all was done but for saying so.
 
     Raises:
         RuntimeError: the function raised, with its traceback; all other tasks were done first.
@@ -83,7 +89,8 @@ def each(
             bugs.append(result.text)
         else:
             yield number, result
-    for number, result in _all(function, tasks, lost, 1):
+    anew = {number: again(tasks[number]) for number in lost}
+    for number, result in _all(function, anew, lost, 1):
         if isinstance(result, _Bug):
             bugs.append(result.text)
         else:
@@ -93,7 +100,7 @@ def each(
 
 
 def _all(
-    function: Callable[[Task], Any], tasks: Sequence[Task], numbers: Sequence[int], workers: int
+    function: Callable[[Task], Any], tasks: _Numbered, numbers: Sequence[int], workers: int
 ) -> Iterator[tuple[int, Any]]:
     waiting = deque(numbers)
     pool: list[_Worker] = []
@@ -134,7 +141,7 @@ def _started(function: Callable[[Any], Any]) -> _Worker:
     return _Worker(process, ours)
 
 
-def _give(worker: _Worker, number: int, tasks: Sequence[Any]) -> None:
+def _give(worker: _Worker, number: int, tasks: _Numbered) -> None:
     worker.task = number
     with suppress(OSError):  # it died between two tasks: waiting for its result will tell
         worker.connection.send(tasks[number])
