@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+Enums = Callable[[str], Mapping[str, int]]
+"""Name to number of an ENUM_* table."""
 
 _LIMIT = 1 << 63
 

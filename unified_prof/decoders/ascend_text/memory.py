@@ -7,8 +7,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.ascend_text.columns import number
-from unified_prof.decoders.ascend_text.device import Enums
+from unified_prof.decoders.ascend_text.columns import Enums, number
 from unified_prof.decoders.ascend_text.events import BadEventError, time_ns
 from unified_prof.decoders.ascend_text.export import device_of, read_rows
 from unified_prof.vocabulary import NO_TEXT

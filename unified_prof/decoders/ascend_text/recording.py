@@ -14,8 +14,9 @@ from unified_prof.decoders.ascend_pt.folder import AscendFolder
 from unified_prof.decoders.ascend_text import export as files
 from unified_prof.decoders.ascend_text import layers as lanes
 from unified_prof.decoders.ascend_text import memory
+from unified_prof.decoders.ascend_text.columns import Enums
 from unified_prof.decoders.ascend_text.counters import Counters
-from unified_prof.decoders.ascend_text.device import Device, Enums
+from unified_prof.decoders.ascend_text.device import Device
 from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_events, time_ns
 from unified_prof.decoders.ascend_text.export import find_export
 from unified_prof.decoders.ascend_text.host import Host
@@ -147,10 +148,10 @@ class _Trace:
         if layer.name == lanes.CANN:
             return self.host.take_call(event, start, end)
         if layer.name == lanes.HARDWARE:
-            self.device.take_task(event, start, end, layer)
+            self.device.tasks.take(event, start, end, layer)
         elif layer.name in lanes.COMMUNICATION:
             lane = self._layers.threads.get((event.pid, event.tid), "")
-            return self.device.take_communication(event, start, end, layer, lane)
+            return self.device.collectives.take(event, start, end, layer, lane)
         elif layer.name == lanes.OVERLAP:
             return self.device.take_overlap(event, start, end, layer)
         elif layer.name == lanes.COLLECTIONS:

@@ -1,0 +1,167 @@
+"""Operators: what kernel_details.csv says of tasks, the counters of cores among it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from unified_prof.columns import Sink
+from unified_prof.decoders.ascend_text.columns import Ints, Names, number
+from unified_prof.decoders.ascend_text.events import BadEventError, time_ns
+from unified_prof.decoders.ascend_text.export import read_rows
+from unified_prof.decoders.ascend_text.tasks import KERNELS
+from unified_prof.vocabulary import NOT_AVAILABLE
+
+_COLLECTIVE_CORES = ("HCCL", "COMMUNICATION")
+_TEXTS = {
+    "attrInfo": None,
+    "opState": "OP State",
+    "hf32Eligible": "HF32 Eligible",
+    "inputShapes": "Input Shapes",
+    "inputDataTypes": "Input Data Types",
+    "inputFormats": "Input Formats",
+    "outputShapes": "Output Shapes",
+    "outputDataTypes": "Output Data Types",
+    "outputFormats": "Output Formats",
+    "gridDim": None,
+    "blockDim": None,
+}
+_BLOCKS = {
+    "blockNum": ("Block Num", "Block Dim"),
+    "mixBlockNum": ("Mix Block Num", "Mix Block Dim"),
+}
+_TOTAL_TIMES = {"aicore_time(us)": "aic_total_time", "aiv_time(us)": "aiv_total_time"}
+_IN_US = "_time(us)"
+_AFTER = "Context ID"
+_NOT_RECORDED = ("cube_utilization(%)",)
+"""Computed of others."""
+
+
+def write_operators(
+    kernels: Path | None, tasks: dict[str, Ints], names: list[str], sink: Sink
+) -> None:
+    """Write what the table of kernels says of them, and those that it lacks by their name.
+
+    Args:
+        kernels: kernel_details.csv.
+        tasks: Columns of `Tasks`.
+        names: The texts that they refer to.
+        sink: Where rows go.
+    """
+    waiting: dict[tuple[int, str], list[int]] = {}
+    for row, start in enumerate(tasks["start"].tolist()):
+        key = (start, names[tasks["name"][row]])
+        waiting.setdefault(key, []).append(row)
+    described: list[tuple[int, dict[str, str]]] = []
+    lost = 0
+    needed = ("Name", "Start Time(us)", "Accelerator Core")
+    for cells in () if kernels is None else read_rows(kernels, needed, sink):
+        if cells["Accelerator Core"] in _COLLECTIVE_CORES:
+            continue
+        try:
+            places = waiting.get((time_ns(cells["Start Time(us)"]), cells["Name"]), [])
+        except BadEventError:
+            places = []
+        place = _of_stream(places, tasks, cells)
+        if place is None:
+            lost += 1
+        else:
+            places.remove(place)
+            described.append((place, cells))
+    if lost:
+        told = f"{kernels}: kernels that the trace has no slice of"
+        sink.anomaly("unmatched_kernel", lost, told)
+    rest = [row for rows in waiting.values() for row in rows if tasks["is_kernel"][row]]
+    if rest and kernels is not None:
+        told = f"{kernels} lacks kernels that are in the trace: they have their name only"
+        sink.anomaly("kernel_without_details", len(rest), told)
+    nothing: dict[str, str] = {}
+    described += [(row, nothing) for row in rest]
+    described.sort(key=lambda one: one[0])
+    _write_details(described, tasks, names, sink)
+
+
+def _write_details(
+    described: list[tuple[int, dict[str, str]]],
+    tasks: dict[str, Ints],
+    names: list[str],
+    sink: Sink,
+) -> None:
+    if not described:
+        return
+    intern = sink.strings.intern_all
+    cores = {kind: core for core, kind in KERNELS.items()}
+    shown = [names[tasks["type"][row]] for row, _ in described]
+    sink.write(
+        "COMPUTE_TASK_INFO",
+        {
+            "globalTaskId": [row for row, _ in described],
+            "name": intern(names[tasks["name"][row]] for row, _ in described),
+            "taskType": intern(
+                cells.get("Accelerator Core", cores.get(kind, kind))
+                for kind, (_, cells) in zip(shown, described, strict=True)
+            ),
+            "opType": intern(cells.get("Type", NOT_AVAILABLE) for _, cells in described),
+            **{
+                column: intern(cells.get(name or "", NOT_AVAILABLE) for _, cells in described)
+                for column, name in _TEXTS.items()
+            },
+            **{
+                column: [_block(cells, both) for _, cells in described]
+                for column, both in _BLOCKS.items()
+            },
+        },
+    )
+    counters = _Counters()
+    for row, cells in described:
+        counters.add(row, cells)
+    counters.write(sink)
+
+
+class _Counters:
+    """Counters of cores that stand behind a kernel's description."""
+
+    def __init__(self) -> None:
+        self._names = Names()
+        self._task: list[int] = []
+        self._name: list[int] = []
+        self._value: list[float] = []
+
+    def add(self, task: int, cells: Mapping[str, str]) -> None:
+        """Take those of one kernel; cells that are no number are none."""
+        after = False
+        for title, cell in cells.items():
+            if not after or title in _NOT_RECORDED:
+                after = after or title == _AFTER
+                continue
+            try:
+                value = float(cell)
+            except ValueError:
+                continue
+            name = _TOTAL_TIMES.get(title, title)
+            if title.endswith(_IN_US):
+                value, name = value * 1000, name.removesuffix("(us)")
+            self._task.append(task)
+            self._name.append(self._names[name])
+            self._value.append(value)
+
+    def write(self, sink: Sink) -> None:
+        """Write TASK_PMU_INFO."""
+        if self._task:
+            ids = sink.strings.intern_all(self._names.all)
+            sink.write(
+                "TASK_PMU_INFO",
+                {"globalTaskId": self._task, "name": ids[self._name], "value": self._value},
+            )
+
+
+def _of_stream(places: list[int], tasks: dict[str, Ints], row: Mapping[str, str]) -> int | None:
+    """Return the slice of a kernel, by its stream where several begin together."""
+    stream = number(row.get("Stream ID"), -1)
+    own = (place for place in places if int(tasks["stream"][place]) == stream)
+    return next(own, places[0] if places else None)
+
+
+def _block(cells: Mapping[str, str], names: tuple[str, str]) -> int | None:
+    found = next((cells[name] for name in names if name in cells), "")
+    return number(found, 0) if found.isdecimal() else None
