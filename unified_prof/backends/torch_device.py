@@ -21,7 +21,8 @@ from unified_prof.backends.base import (
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.tracking.watch.timeline import DETAILS, USUAL_DETAILS, TimelineInstrument
+from unified_prof.tracking.watch.timeline import TimelineInstrument
+from unified_prof.tracking.watch.torch_profiler import DETAILS, USUAL_DETAILS
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
 

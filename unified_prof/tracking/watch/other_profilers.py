@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from unified_prof.tracking.patches import Patches
+
+_STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
+"""What every way to start a profiler goes through, as the modules that do it have them."""
 
 
 def another_is_at_work() -> bool:
@@ -33,3 +41,21 @@ def program_marks_steps() -> bool:
     from torch.profiler import profile
 
     return any(type(one) is profile and one.step_rec_fn is not None for one in gc.get_objects())
+
+
+def watch_for_others(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
+    """Have `give_way` called before the program starts a profiler in `thread`."""
+    from torch.autograd import profiler, profiler_legacy
+
+    def after_ours(start: Any) -> Any:
+        def start_after_ours(*arguments: Any, **options: Any) -> Any:
+            if get_ident() == thread:
+                give_way()
+            return start(*arguments, **options)
+
+        return start_after_ours
+
+    for module in (profiler, profiler_legacy):
+        for name in _STARTS:
+            if (start := vars(module).get(name)) is not None:
+                patches.replace(module, name, after_ours(start))

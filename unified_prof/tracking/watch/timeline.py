@@ -8,32 +8,21 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import sys
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.watch.other_profilers import another_is_at_work, program_marks_steps
-from unified_prof.units import NS_PER_MS
-
-SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
-"""What can be recorded besides times."""
-USUAL_DETAILS = (SHAPES,)
-"""What is recorded unless something else is asked for: the others make a step almost twice as long,
-and a device wait for it."""
-
-_STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
-"""What every way to start a profiler goes through, as the modules that do it have them."""
-_LAUNCH = re.compile(r"[a-z]+(LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch)")
-"""Calls of a device's runtime that put work on the device; operators have `::` in their names."""
-_MOST_OPERATIONS = 20_000
-"""Of a program that marks no iterations: a trace of more is too large to be of use."""
+from unified_prof.tracking.watch.device_records import look_at
+from unified_prof.tracking.watch.other_profilers import (
+    another_is_at_work,
+    program_marks_steps,
+    watch_for_others,
+)
+from unified_prof.tracking.watch.torch_profiler import STACKS, USUAL_DETAILS, is_beyond_stacks, made
+from unified_prof.tracking.watch.whole_program import WholeProgram
 
 
 class TimelineInstrument:
@@ -47,7 +36,7 @@ class TimelineInstrument:
         path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete,
             and under another name where another process has written one of that name meanwhile.
         device: A torch device type; what torch.profiler knows of it is recorded too.
-        details: Of `DETAILS`; each makes the recording slower.
+        details: Of `torch_profiler.DETAILS`; each makes the recording slower.
     """
 
     def __init__(self, path: Path, device: str, details: tuple[str, ...] = USUAL_DETAILS) -> None:
@@ -124,7 +113,7 @@ class TimelineInstrument:
         if profiler is not None:
             self._profiler = self._told("start_trace", profiler)
         if self._profiler is not None:
-            self._watch_for_others()
+            watch_for_others(self._patches, self._thread, self._give_way)
 
     def _make_ready(self) -> None:
         """Prepare torch.profiler, unless the program uses it now."""
@@ -135,7 +124,7 @@ class TimelineInstrument:
         self._thread = get_ident()
         self._marks_steps = not program_marks_steps()
         details = self._details
-        if STACKS in details and _is_beyond_stacks():
+        if STACKS in details and is_beyond_stacks():
             details = tuple(detail for detail in details if detail != STACKS)
             self._notes = ["the timeline has no stacks: torch takes only names of files in UTF-8"]
         self.facts["timeline_details"] = ", ".join(details) or "none"
@@ -144,9 +133,9 @@ class TimelineInstrument:
                 "details take time of the host's, more so stacks and memory: idle time of a device "
                 "is longer than without"
             )
-        self._prepared = self._told("prepare_trace", self._made(details))
+        self._prepared = self._told("prepare_trace", made(self._device, details))
         if self._prepared is not None:
-            self._watch_for_others()
+            watch_for_others(self._patches, self._thread, self._give_way)
 
     def open_step(self) -> None:
         """Mark the beginning of a step, unless the program marks its steps itself."""
@@ -213,39 +202,6 @@ class TimelineInstrument:
                 profiler.start_trace()
                 profiler.stop_trace()
 
-    def _made(self, details: tuple[str, ...]) -> Any:
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        activity = getattr(ProfilerActivity, self._device.upper(), None)
-        if activity not in (None, *activities):
-            activities.append(activity)
-        return profile(
-            activities=activities,
-            record_shapes=SHAPES in details,
-            profile_memory=MEMORY in details,
-            with_stack=STACKS in details,
-            # The profiler of all threads tells of no memory.
-            experimental_config=_everything() if MEMORY not in details else None,
-        )
-
-    def _watch_for_others(self) -> None:
-        """Give way to a profiler that the program starts while ours records."""
-        from torch.autograd import profiler, profiler_legacy
-
-        def after_ours(start: Any) -> Any:
-            def start_after_ours(*arguments: Any, **options: Any) -> Any:
-                if get_ident() == self._thread:
-                    self._give_way()
-                return start(*arguments, **options)
-
-            return start_after_ours
-
-        for module in (profiler, profiler_legacy):
-            for name in _STARTS:
-                if (start := vars(module).get(name)) is not None:
-                    self._patches.replace(module, name, after_ours(start))
-
     def _give_way(self) -> None:
         if self._profiler is not None or self._prepared is not None:
             self.skipped += self._in_step
@@ -262,7 +218,9 @@ class TimelineInstrument:
         if self.path.suffix == ".gz":
             partial = partial.with_suffix(".partial.gz")
         if self._device != "cpu":
-            self._look_at(profiler.profiler.kineto_results.events())
+            facts, note = look_at(profiler.profiler.kineto_results.events())
+            self.facts |= facts
+            self._notes += [note] if note else []
         try:
             profiler.export_chrome_trace(str(partial))
             if _changed_since(self._made_ns, self.path):
@@ -276,122 +234,6 @@ class TimelineInstrument:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def _look_at(self, events: Any) -> None:
-        """See whether what was launched has records of the device's, and on which streams."""
-        from torch.autograd import DeviceType
-
-        launches: set[int] = set()
-        records: set[int] = set()
-        busy_ns: dict[tuple[int, int], int] = {}
-        kernels: Counter[tuple[int, int]] = Counter()
-        for event in events:
-            if event.device_type() == DeviceType.CPU:
-                if _LAUNCH.match(event.name()):
-                    launches.add(event.correlation_id())
-                continue
-            records.add(event.correlation_id())
-            place = (event.device_index(), event.device_resource_id())
-            busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()
-            kernels[place] += 1
-        lost = len(launches - records)
-        self.facts["timeline_launches"] = str(len(launches))
-        self.facts["timeline_launches_without_record"] = str(lost)
-        if launches and not records:
-            self._notes.append(
-                f"the timeline has no work of the device, although {lost:,} pieces were launched: "
-                "does another profiler hold it (nsys, ncu, DCGM: one at a time is served), or may "
-                "this user not look (NVreg_RestrictProfilingToAdminUsers, CAP_SYS_ADMIN)?"
-            )
-        elif lost:
-            self._notes.append(
-                f"the timeline lacks the device's records of {lost:,} of {len(launches):,} pieces "
-                "of work: its buffers were full, or it failed"
-            )
-        main = {max((p for p in kernels if p[0] == d), key=kernels.__getitem__) for d, _ in kernels}
-        beside = {place: ns for place, ns in busy_ns.items() if place not in main}
-        if beside:
-            self.facts["timeline_work_beside_main_streams"] = ", ".join(
-                f"device {device} stream {stream}: {ns / NS_PER_MS:.3f} ms"
-                for (device, stream), ns in sorted(beside.items())
-            )
-
-
-class WholeProgram:
-    """Records a program from its first module call on, in case it never marks an iteration.
-
-    It stands beside the instruments of a program's first iteration and is told of every operation
-    there. Where that iteration ends with an optimizer's step its recording is thrown away: what
-    comes then are the iterations to be recorded.
-    """
-
-    def __init__(self, timeline: TimelineInstrument) -> None:
-        self.is_all = False
-        """Whether the program has ended without marking an iteration."""
-        self._timeline = timeline
-        self._open = False
-        self._operations = 0
-        self._module_call: Any = None
-
-    def start(self) -> None:
-        """Wait for the first module call."""
-        from torch.nn import Module
-
-        self._module_call = Module._call_impl.__code__
-        self._open = True
-
-    def begin_iteration(self, index: int) -> None:
-        """Nothing to do before the first module call."""
-
-    def end_iteration(self, index: int) -> None:
-        """Close the one step there is."""
-        self._timeline.close_step()
-
-    def stop(self, complete: bool) -> None:
-        """Write the recording of a program that is one iteration."""
-        self._open = False
-        if self.is_all:
-            self._timeline.end_recording(keep=True)
-        else:  # kept until later iterations are recorded, or the program turns out to have none
-            self._timeline.halt()
-            self._timeline.skipped = 0
-
-    def is_all_there_is(self) -> None:
-        """The program has ended, and nothing later than its first iteration is to come."""
-        self.is_all = True
-        if not self._open:
-            self._timeline.end_recording(keep=True)
-
-    def saw(self, frame: FrameType | None) -> None:
-        """Take note of an operation that is called in `frame`."""
-        if not self._open:
-            return
-        if self._operations:
-            self._operations += 1
-            if self._operations > _MOST_OPERATIONS and self._timeline.is_recording:
-                self._open = False
-                self._timeline.close_step()
-                self._timeline.halt()
-            return
-        while frame is not None and frame.f_code is not self._module_call:
-            frame = frame.f_back
-        if frame is not None:
-            self._operations = 1
-            self._timeline.begin_to_record()
-            if self._timeline.is_recording:
-                self._timeline.open_step()
-            else:
-                self._timeline.skipped += 1
-
-    @property
-    def remark(self) -> str | None:
-        """What there is to know of the trace of a program that marked no iterations."""
-        if not self.is_all or not self._timeline.written:
-            return None
-        held = "all of it from its first module call on"
-        if self._operations > _MOST_OPERATIONS:
-            held = f"its first {_MOST_OPERATIONS} operations"
-        return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
-
 
 def _changed_since(moment_ns: int, path: Path) -> bool:
     """Return whether another process has written `path` since then."""
@@ -399,27 +241,6 @@ def _changed_since(moment_ns: int, path: Path) -> bool:
         return path.stat().st_mtime_ns >= moment_ns
     except OSError:
         return False
-
-
-def _is_beyond_stacks() -> bool:
-    """Return whether a file of the program's has a name that torch's stacks cannot hold."""
-    modules = list(sys.modules.values())
-    files = [getattr(module, "__file__", None) for module in modules]
-    return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
-
-
-def _everything() -> Any:
-    """Return the profiler's options that record all threads and waits, None where it has none."""
-    import torch
-
-    config = getattr(torch.profiler, "_ExperimentalConfig", None)
-    for options in (
-        {"profile_all_threads": True, "enable_cuda_sync_events": True},
-        {"enable_cuda_sync_events": True},
-    ):
-        with suppress(TypeError):
-            return None if config is None else config(**options)
-    return None
 
 
 def _first_line(error: BaseException) -> str:
