@@ -62,4 +62,7 @@ have 16 bits, and none this number. The exporter's, in a 16-bit field of its own
 
 API_OPERATION, API_QUEUE, API_PYTHON, API_MARK = 50001, 50002, 50003, 50004
 """ENUM_API_TYPE of PYTORCH_API: an operator, its way through torch_npu's queue, a Python call, a
-mark of the user. Only torch_npu adds them (op, queue, trace, mstx)."""
+mark of the user. Only torch_npu adds them."""
+
+API_NAMES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_MARK: "mstx"}
+"""What torch_npu calls them in ENUM_API_TYPE."""

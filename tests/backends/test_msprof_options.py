@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
 from unified_prof.backends import npu_chips
 from unified_prof.backends.msprof_offer import Offer, of_chip
 from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS
-from unified_prof.backends.msprof_plan import msprof_arguments
+from unified_prof.backends.msprof_plan import plan
 from unified_prof.errors import UsageError
 
 
@@ -15,20 +17,27 @@ def offer(full_name: str) -> Offer:
     return of_chip(chip)
 
 
+def arguments_of(
+    options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer | None = None
+) -> list[str]:
+    """The plan's arguments; without `offer` whatever any chip takes is possible."""
+    return [*plan(options, raw=raw, offer=offer or Offer()).arguments]
+
+
 def test_every_argument_is_one_word_with_an_equals_sign() -> None:
-    arguments = msprof_arguments({"preset": "full", "storage_limit": "500MB"}, raw=["--dvpp=on"])
+    arguments = arguments_of({"preset": "full", "storage_limit": "500MB"}, raw=["--dvpp=on"])
     assert all(argument.startswith("--") and "=" in argument for argument in arguments)
     assert arguments[-1] == "--dvpp=on"
     assert "--storage-limit=500MB" in arguments
 
 
 def test_what_is_given_overrides_the_preset() -> None:
-    assert msprof_arguments({"preset": "minimal"}) == [
+    assert arguments_of({"preset": "minimal"}) == [
         "--task-time=l0",
         "--ascendcl=off",
         "--ai-core=off",
     ]
-    assert msprof_arguments({"preset": "minimal", "task_time": "l1", "aic_mode": None}) == [
+    assert arguments_of({"preset": "minimal", "task_time": "l1", "aic_mode": None}) == [
         "--task-time=l1",
         "--ascendcl=off",
         "--ai-core=off",
@@ -37,7 +46,7 @@ def test_what_is_given_overrides_the_preset() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_pass_the_checks_that_users_pass(preset: str) -> None:
-    assert msprof_arguments({**PRESETS[preset]})
+    assert arguments_of({**PRESETS[preset]})
 
 
 @pytest.mark.parametrize(
@@ -69,7 +78,7 @@ def test_presets_pass_the_checks_that_users_pass(preset: str) -> None:
 )
 def test_what_msprof_would_refuse_is_refused_here(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        msprof_arguments(options)
+        arguments_of(options)
     assert message in str(caught.value)
 
 
@@ -85,16 +94,16 @@ def test_what_msprof_would_refuse_is_refused_here(options: dict[str, str], messa
     ],
 )
 def test_what_msprof_takes_is_taken(options: dict[str, str]) -> None:
-    arguments = msprof_arguments(options)
+    arguments = arguments_of(options)
     for name, value in options.items():
         assert f"--{BY_NAME[name].flag}={value}" in arguments
 
 
 def test_the_950_samples_its_memory_faster() -> None:
     options = {"sys_hardware_mem_freq": "10000"}
-    assert "--sys-hardware-mem-freq=10000" in msprof_arguments(options, offer=offer("Ascend 950PR"))
+    assert "--sys-hardware-mem-freq=10000" in arguments_of(options, offer=offer("Ascend 950PR"))
     with pytest.raises(UsageError):
-        msprof_arguments(options, offer=offer("Ascend 910B3"))
+        arguments_of(options, offer=offer("Ascend 910B3"))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +118,7 @@ def test_the_950_samples_its_memory_faster() -> None:
 )
 def test_raw_arguments_cannot_take_the_run_over(raw: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        msprof_arguments({}, raw=[raw])
+        arguments_of({}, raw=[raw])
 
 
 def test_every_option_names_what_it_fills() -> None:
@@ -136,7 +145,7 @@ def test_every_option_names_what_it_fills() -> None:
     ],
 )
 def test_nothing_is_asked_for_in_vain(preset: str, given: dict[str, str]) -> None:
-    arguments = msprof_arguments({"preset": preset, **given})
+    arguments = arguments_of({"preset": preset, **given})
     for name in given:
         option = BY_NAME[name]
         assert f"--{option.flag}={given[name]}" in arguments
@@ -170,10 +179,10 @@ def test_nothing_is_asked_for_in_vain(preset: str, given: dict[str, str]) -> Non
 )
 def test_newer_options_are_checked_as_well(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        msprof_arguments(options)
+        arguments_of(options)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("events", ["0x9c", "0x9C,0x9d", "HA:0x9c;SMMU:0x2,0x8a", "NOC:0x1"])
 def test_events_of_the_soc_are_passed_as_they_are(events: str) -> None:
-    assert f"--npu-events={events}" in msprof_arguments({"npu_events": events})
+    assert f"--npu-events={events}" in arguments_of({"npu_events": events})

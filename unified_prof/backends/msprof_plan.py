@@ -114,17 +114,6 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
     )
 
 
-def msprof_arguments(
-    options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer | None = None
-) -> list[str]:
-    """Return the arguments of `plan`; without `offer` whatever any chip takes is possible.
-
-    Raises:
-        UsageError: a value msprof would not take, or options that exclude each other.
-    """
-    return [*plan(options, raw=raw, offer=offer or Offer()).arguments]
-
-
 def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], dict[str, str]]:
     """Return a preset with values that msprof has, and those that had to give way."""
     usual, gone = dict(preset), {}

@@ -101,11 +101,6 @@ def by_full_name(text: str | None) -> Chip | None:
     )
 
 
-def by_platform(number: int) -> Chip | None:
-    """Return the chip that msprof knows by `number`."""
-    return next((chip for chip in CHIPS if number in chip.platforms), None)
-
-
 def named(text: str) -> Chip | None:
     """Return the chip that the user calls `text`; None: it is to be taken as unknown.
 

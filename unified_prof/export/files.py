@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from unified_prof import signals
 from unified_prof.store.atomic import AtomicFile, output_error
+from unified_prof.store.blocks import Block
 
 _ENCODING = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
 
@@ -27,7 +27,7 @@ class Written:
     """Rows of a table without its header, events of a timeline."""
 
 
-class OutputFiles:
+class OutputFiles(Block):
     """Files in one folder that get their names together; use it in a `with` block.
 
     Args:
@@ -44,20 +44,7 @@ class OutputFiles:
     def __enter__(self) -> OutputFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None:
-                self._commit()
-        finally:
-            for file in self._files:
-                file.discard()
-
-    def _commit(self) -> None:
+    def _finish(self) -> None:
         """Give all files their names; those that got theirs before one fails are taken back."""
         done: list[AtomicFile] = []
         with signals.held_back():
@@ -70,6 +57,10 @@ class OutputFiles:
                     for file in done:
                         file.target.unlink(missing_ok=True)
                 raise
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.discard()
 
     @contextmanager
     def text(self, name: str) -> Iterator[Text]:

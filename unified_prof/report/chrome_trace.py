@@ -13,7 +13,7 @@ from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
 from unified_prof.report import slices
-from unified_prof.report.perfetto import Lose, Written, each
+from unified_prof.report.traces import Lose, TraceWriter, Written
 
 
 def write(
@@ -30,10 +30,9 @@ def write(
     with path.open("w", encoding="utf-8", newline="\n") as file:
         head = {"displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
         file.write(f'{json.dumps(head)[:-1]}, "traceEvents": [\n')
-        writer = _Writer(file, base_ns)
-        each(analyses, writer.analysis, lose)
+        written = _Writer(file, base_ns).write(analyses, lose)
         file.write("\n]}\n")
-        return writer.written
+        return written
 
 
 def _first_ns(analysis: Analysis) -> int | None:
@@ -46,27 +45,16 @@ def _first_ns(analysis: Analysis) -> int | None:
     return min(times, default=None)
 
 
-class _Writer:
+class _Writer(TraceWriter):
     """Writes one event a line; processes and threads are numbered in order of first use."""
 
     def __init__(self, file: IO[str], base_ns: int) -> None:
+        super().__init__()
         self._file = file
         self._base_ns = base_ns
         self._groups: dict[str, int] = {}
         self._tracks = 0
-        self._flow_base = 0
         self._separator = ""
-        self.written = Written()
-
-    def analysis(self, prefix: str, analysis: Analysis) -> None:
-        """Write all tracks and counters of one report."""
-        highest = 0
-        for track in analysis.tracks():
-            self._track(prefix, track)
-            highest = max(highest, int(track.flow_in.max(initial=0)))
-        for series in (*analysis.memory_series(), *analysis.counter_series()):
-            self._counter(prefix, series)
-        self._flow_base += highest
 
     def _track(self, prefix: str, track: Track) -> None:
         group = self._group(prefix + track.group)

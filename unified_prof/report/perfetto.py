@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
-from unified_prof.errors import StoreError, UsageError
+from unified_prof.errors import UsageError
 from unified_prof.report import slices
+from unified_prof.report.traces import Lose, TraceWriter, Written
 
 _SEQUENCE = 1
 # TrackEvent.Type and TracePacket.SequenceFlags.
 _SLICE_BEGIN, _SLICE_END, _COUNTER = 1, 2, 4
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
-
-
-@dataclass(slots=True)
-class Written:
-    """What a trace file holds."""
-
-    tracks: int = 0
-    slices: int = 0
-    flows: int = 0
-    counters: int = 0
-
-
-Lose = Callable[[Analysis, StoreError], None]
-
-
-def each(
-    analyses: Iterable[tuple[str, Analysis]],
-    write_one: Callable[[str, Analysis], None],
-    lose: Lose | None,
-) -> None:
-    """Write each analysis; what is damaged ends only itself, if somebody is to be told of it."""
-    for prefix, analysis in analyses:
-        try:
-            write_one(prefix, analysis)
-        except StoreError as err:
-            if lose is None:
-                raise
-            lose(analysis, err)
 
 
 def write(
@@ -70,33 +42,20 @@ def write(
             hint="pip install 'unified-prof[trace]', or write a .json",
         ) from err
     with path.open("wb") as file:
-        writer = _Writer(StreamingTraceProtoBuilder(file))
-        each(analyses, writer.analysis, lose)
-        return writer.written
+        return _Writer(StreamingTraceProtoBuilder(file)).write(analyses, lose)
 
 
-class _Writer:
+class _Writer(TraceWriter):
     """Writes packets one by one; names are interned, so that each is in the file once."""
 
     def __init__(self, builder: Any) -> None:
+        super().__init__()
         self._builder = builder
         self._names: dict[str, int] = {}
         self._categories: dict[str, int] = {}
         self._groups: dict[str, int] = {}
         self._uuid = 0
-        self._flow_base = 0
         self._first = True
-        self.written = Written()
-
-    def analysis(self, prefix: str, analysis: Analysis) -> None:
-        """Write all tracks and counters of one report."""
-        highest = 0
-        for track in analysis.tracks():
-            self._track(prefix, track)
-            highest = max(highest, int(track.flow_in.max(initial=0)))
-        for series in (*analysis.memory_series(), *analysis.counter_series()):
-            self._counter(prefix, series)
-        self._flow_base += highest
 
     def _track(self, prefix: str, track: Track) -> None:
         uuid = self._describe(prefix + track.group, track.name)

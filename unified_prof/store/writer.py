@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from unified_prof.columns import Column
 from unified_prof.errors import StoreError, UsageError
@@ -19,6 +18,7 @@ from unified_prof.plain import storable
 from unified_prof.store import batches, layouts, meanings, sql
 from unified_prof.store.atomic import AtomicFile
 from unified_prof.store.batches import Source
+from unified_prof.store.blocks import Block
 from unified_prof.store.detect import REVISION_ROW
 from unified_prof.store.layouts import Layout
 from unified_prof.store.strings import StringPool
@@ -31,7 +31,7 @@ _ROWS_CHECKED_SINGLY = 500_000
 _PAGE_BYTES = 16384
 
 
-class ReportWriter:
+class ReportWriter(Block):
     """A report on its way, a context manager and a `columns.Sink`.
 
     A block that ends well leaves the complete report under its name; one that raises leaves
@@ -156,18 +156,6 @@ class ReportWriter:
             self._close()
             raise
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            if error is None:
-                self._finish()
-        finally:
-            self._close()
 
     def _create_schema(self) -> None:
         """Create what is there even if nothing is written, constant rows included."""

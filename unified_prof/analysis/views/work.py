@@ -126,15 +126,7 @@ class Work:
 
     def kernel_rows(self) -> list[Row]:
         """Return one row per kernel, collective and kind of copy."""
-        forward, backward = self._passes()
-        calls = Calls(
-            labels=self.labels,
-            name=self.kernel,
-            kind=self.kind,
-            total_ns=self.duration_ns,
-            forward_ns=forward,
-            backward_ns=backward,
-        )
+        calls = self._by_kernel()
         # Of kernels that share a name, the first one's operator type stands for all.
         kernel, operators = self.kernel, self.operator
         operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
@@ -164,15 +156,7 @@ class Work:
         pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
         if steps:
             key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
-        forward, backward = self._passes()
-        calls = Calls(
-            labels=self.labels,
-            name=self.kernel,
-            kind=self.kind,
-            total_ns=self.duration_ns,
-            forward_ns=forward,
-            backward_ns=backward,
-        )
+        calls = self._by_kernel()
         operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
         kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
         rows = group(calls, key, kernels, dict(enumerate(operations)))
@@ -200,6 +184,18 @@ class Work:
         call, _ = self._launches
         owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
         return owned
+
+    def _by_kernel(self) -> Calls:
+        """Return one row per piece, under its kernel's name."""
+        forward, backward = self._passes()
+        return Calls(
+            labels=self.labels,
+            name=self.kernel,
+            kind=self.kind,
+            total_ns=self.duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
 
     def _passes(self) -> tuple[Ints | None, Ints | None]:
         if self._framework is None:

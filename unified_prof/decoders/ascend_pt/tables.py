@@ -12,17 +12,16 @@ from unified_prof.decoders.ascend_pt.frames import Frames
 from unified_prof.decoders.ascend_pt.operators import NONE, STEP, Operators
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
 from unified_prof.decoders.ascend_pt.texts import NO_TEXT, Texts, string_ids
-from unified_prof.vocabulary import API_MARK, API_OPERATION, API_PYTHON, API_QUEUE
+from unified_prof.vocabulary import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE
 
 Ints = NDArray[np.int64]
 
-_TYPES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_MARK: "mstx"}
 _ROWS = 200_000
 
 
 def write_types(sink: Sink) -> None:
     """Write what torch_npu adds to ENUM_API_TYPE."""
-    sink.write("ENUM_API_TYPE", {"id": list(_TYPES), "name": list(_TYPES.values())})
+    sink.write("ENUM_API_TYPE", {"id": list(API_NAMES), "name": list(API_NAMES.values())})
 
 
 def write_operators(

@@ -12,7 +12,13 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known, null_where
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.spool import Rows
-from unified_prof.vocabulary import API_OPERATION, HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
+from unified_prof.vocabulary import (
+    API_NAMES,
+    API_OPERATION,
+    HOST_ONLY_CONNECTION,
+    NO_CATEGORY,
+    NOT_AVAILABLE,
+)
 
 RANGE_EVENT = 2
 """ENUM_MSTX_EVENT_TYPE `start/end`: the type whose statistics msprof-analyze computes."""
@@ -68,7 +74,8 @@ class HostTables:
         if self._used_chains:
             self._parts.chains.write(self._sink, np.unique(np.concatenate(self._used_chains)))
         if self._wrote_operations:
-            self._sink.write("ENUM_API_TYPE", {"id": [API_OPERATION], "name": ["op"]})
+            names = [API_NAMES[API_OPERATION]]
+            self._sink.write("ENUM_API_TYPE", {"id": [API_OPERATION], "name": names})
 
     def _write(self, pending: NDArray[Any], chosen: NDArray[np.bool_]) -> None:
         is_operation = pending["number"] != NONE
