@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,4 +26,6 @@ def one_thread() -> Iterator[None]:
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     """Return an empty project folder, which is the working directory."""
     monkeypatch.chdir(tmp_path)
+    # torch.distributed puts a hook of its own there, and leaves it.
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     return Workload(tmp_path)
