@@ -66,3 +66,15 @@ mark of the user. Only torch_npu adds them."""
 
 API_NAMES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_MARK: "mstx"}
 """What torch_npu calls them in ENUM_API_TYPE."""
+
+
+def group_hash(group: str) -> int:
+    """Return the number that msprof writes for a communication group: two 32-bit hashes in a row.
+
+    It stands in `analysis.db`, and in COMMUNICATION_OP.groupName where the name was not recorded.
+    """
+    high = low = 0
+    for char in group:
+        high = (high * 29 + ord(char)) % 2**32
+        low = (low * 131 + ord(char)) % 2**32
+    return high << 32 | low

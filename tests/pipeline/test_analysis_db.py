@@ -11,9 +11,9 @@ from tests.decoders.kineto.made import call, complete, kernel, write
 from tests.prof_generator import Recipe, generate
 from unified_prof import open_report
 from unified_prof.pipeline.analysis_db import write_analysis
-from unified_prof.pipeline.analysis_db.recorded import group_hash
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.store.writer import ReportWriter
+from unified_prof.vocabulary import group_hash
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 

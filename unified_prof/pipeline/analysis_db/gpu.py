@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.intervals import merge
-from unified_prof.pipeline.analysis_db.recorded import group_hash
 from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS, NS_PER_US
+from unified_prof.vocabulary import group_hash
 
 # A task belongs to the step in which it was launched: the device runs behind the host.
 _TASKS = """

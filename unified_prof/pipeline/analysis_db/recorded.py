@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unified_prof.vocabulary import group_hash
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -44,12 +46,3 @@ def read_recorded(prof: Path) -> Recorded:
     )
     offset = 0 if begin is None or begin_monotonic is None else begin * 1000 - begin_monotonic
     return Recorded({text: number for number, text in texts.items()}, offset)
-
-
-def group_hash(group: str) -> int:
-    """Return the number that stands for a group in `analysis.db`: two 32-bit hashes in a row."""
-    high = low = 0
-    for char in group:
-        high = (high * 29 + ord(char)) % 2**32
-        low = (low * 131 + ord(char)) % 2**32
-    return high << 32 | low
