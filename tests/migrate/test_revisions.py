@@ -59,8 +59,8 @@ def test_migrating_from_any_earlier_revision_gives_what_creating_gives(target: s
             assert declared(db) == expected, f"from {start}"
 
 
-@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])
-def test_skyline_reports_are_families_of_one_revision(family: str) -> None:
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
+def test_reports_of_other_families_are_families_of_one_revision(family: str) -> None:
     assert [revision for revision, _ in runner.history(family)] == ["1"]
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         runner.migrate(db, family, None, "1", EMPTY)

@@ -163,8 +163,8 @@ def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> Non
     assert [(p.kind, p.count) for p in problems] == [("duplicate", 1)]
 
 
-@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])
-def test_skyline_reports_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
+def test_reports_of_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
     from unified_prof.migrate.create import create
 
     path = tmp_path / "a.sqlite"

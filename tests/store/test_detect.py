@@ -169,13 +169,16 @@ def test_a_file_without_strings_is_incomplete(tmp_path: Path) -> None:
     assert not detect(make(tmp_path / "a.db", "1.2.0_20251226", drop=["STRING_IDS"])).complete
 
 
-@pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory"])
-def test_skyline_reports_are_recognised(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "maker"),
+    [("skyline-run-time", "Skyline"), ("skyline-memory", "Skyline"), ("cluster", "uprof")],
+)
+def test_reports_of_other_families_are_recognised(tmp_path: Path, family: str, maker: str) -> None:
     path = tmp_path / "a.sqlite"
     with closing(sqlite3.connect(path)) as db:
         db.executescript(catalogue.frozen_text(family, "1"))
     found = detect(path)
-    assert (found.family, found.revision, found.producer) == (family, "1", "Skyline")
+    assert (found.family, found.revision, found.producer) == (family, "1", maker)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 7")
     with pytest.raises(SchemaVersionError, match="user_version is 7, expected 1"):

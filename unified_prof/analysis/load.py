@@ -13,7 +13,8 @@ from unified_prof.analysis.read import folder
 from unified_prof.analysis.read.coverage import Coverage, Missing
 from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.skyline import MEMORY, RUN_TIME, SkylineAnalysis
-from unified_prof.errors import OutputError, StoreError
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.models.catalogue import CLUSTER
 from unified_prof.store.reader import Report, open_report
 
 
@@ -55,9 +56,9 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
     """Open a report file, or all reports in a folder, of which at least one can be read.
 
     In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
-    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over; a
-    report that cannot be read, and a rank that the folder's `run.json` expects and that left
-    none, are part of the coverage.
+    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over, as are
+    summaries of clusters; a report that cannot be read, and a rank that the folder's `run.json`
+    expects and that left none, are part of the coverage.
 
     Raises:
         StoreError: the file is no report or cannot be read; the folder holds no report.
@@ -67,6 +68,11 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
     with ExitStack() as stack:
         if not path.is_dir():
             report = stack.enter_context(open_report(path, any_revision=True))
+            if report.family == CLUSTER:
+                raise UsageError(
+                    f"{path} is the summary of a cluster's run, not the report of one process",
+                    hint=f"uprof cluster report {path}",
+                )
             yield Opened(path, [[report]], [])
             return
         reports: list[Report] = []
@@ -74,7 +80,9 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
         found = folder.databases(path)
         for file in found.files:
             try:
-                reports.append(stack.enter_context(open_report(file, any_revision=True)))
+                report = stack.enter_context(open_report(file, any_revision=True))
+                if report.family != CLUSTER:
+                    reports.append(report)
             except (StoreError, OutputError) as err:
                 refused.append((file, err))
         missing = folder.missing(path, found, [one.path for one in reports], refused)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Report files.")]
 Family = Annotated[
-    str, typer.Option("--family", help="msprof, skyline-run-time or skyline-memory.")
+    str, typer.Option("--family", help="msprof, skyline-run-time, skyline-memory or cluster.")
 ]
 Result = TypeVar("Result")
 

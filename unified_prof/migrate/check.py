@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.migrate import check_msprof
+from unified_prof.migrate import check_cluster, check_msprof
 from unified_prof.migrate.findings import Finding, note, problem
 from unified_prof.models import catalogue
 from unified_prof.store import fingerprint
@@ -76,6 +76,8 @@ def _contents(db: sqlite3.Connection, detection: Detection) -> Iterator[Finding]
         yield problem("schema", f"{name} is a view or a virtual table, expected a table")
     if detection.family == catalogue.MSPROF:
         yield from check_msprof.contents(db, detection, facts)
+    elif detection.family == catalogue.CLUSTER:
+        yield from check_cluster.contents(db, facts)
     else:
         yield from _skyline(db, detection, facts)
     if facts.has("UPROF_ANOMALIES", "name", "count", "detail"):

@@ -19,6 +19,7 @@ from unified_prof.errors import UsageError
 MSPROF = "msprof"
 SKYLINE_RUN_TIME = "skyline-run-time"
 SKYLINE_MEMORY = "skyline-memory"
+CLUSTER = "cluster"
 
 # Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
 #
@@ -50,6 +51,7 @@ REVISIONS: dict[str, tuple[str, ...]] = {
     ),
     SKYLINE_RUN_TIME: ("1",),
     SKYLINE_MEMORY: ("1",),
+    CLUSTER: ("1",),
 }
 FAMILIES = tuple(REVISIONS)
 

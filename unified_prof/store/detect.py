@@ -33,9 +33,12 @@ VERSION_ROWS = (
     "SCHEMA_VERSION_MICRO",
 )
 
-_SKYLINE = {
-    catalogue.SKYLINE_RUN_TIME: "run_time_entries",
-    catalogue.SKYLINE_MEMORY: "weight_entries",
+# Families that keep their revision in user_version: the column that makes a file theirs, and the
+# words for it.
+_NUMBERED = {
+    catalogue.SKYLINE_RUN_TIME: ("run_time_entries", "id", "a Skyline run time report", "Skyline"),
+    catalogue.SKYLINE_MEMORY: ("weight_entries", "id", "a Skyline memory report", "Skyline"),
+    catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a summary of a cluster's run", "uprof"),
 }
 # Any one of these makes a file msprof's; a table called TASK alone could be anybody's.
 _MSPROF_MARKS = {
@@ -158,9 +161,9 @@ def recognise(db: sqlite3.Connection, path: Path) -> Detection:
 
 
 def _recognise(path: Path, facts: Facts) -> Detection:
-    for family, table in _SKYLINE.items():
-        if facts.has(table, "id"):
-            return _skyline(path, facts, family)
+    for family, (table, column, *_) in _NUMBERED.items():
+        if facts.has(table, column):
+            return _numbered(path, facts, family)
     if any(facts.has(table, *columns) for table, columns in _MSPROF_MARKS.items()):
         return _msprof(path, facts)
     if facts.has("META_DATA", "name", "value") and _values(facts, "SCHEMA_VERSION"):
@@ -178,7 +181,7 @@ def _stranger(facts: Facts) -> str:
     return f"an SQLite database of something else (tables: {some})"
 
 
-def _skyline(path: Path, facts: Facts, family: str) -> Detection:
+def _numbered(path: Path, facts: Facts, family: str) -> Detection:
     spec = catalogue.load(family, "latest")
     missing = [
         f"{name}.{column}"
@@ -186,13 +189,14 @@ def _skyline(path: Path, facts: Facts, family: str) -> Detection:
         for column in table.column_names
         if column not in facts.tables.get(name, ())
     ]
+    table, _, words, maker = _NUMBERED[family]
     known = Detection(
         path,
         family,
         spec.revision,
-        f"a Skyline {family.removeprefix('skyline-').replace('-', ' ')} report",
-        (f"user_version is {facts.user_version}", f"has table {_SKYLINE[family]}"),
-        producer="uprof" if "UPROF_RUN" in facts.tables else "Skyline",
+        words,
+        (f"user_version is {facts.user_version}", f"has table {table}"),
+        producer="uprof" if "UPROF_RUN" in facts.tables else maker,
     )
     if missing:
         return replace(known, revision=None, description=f"it lacks {', '.join(missing)}")

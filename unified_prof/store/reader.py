@@ -40,7 +40,7 @@ class Report:
 
     Attributes:
         path: The file.
-        family: `msprof`, `skyline-run-time` or `skyline-memory`.
+        family: `msprof`, `skyline-run-time`, `skyline-memory` or `cluster`.
         revision: The schema's revision; None only where any revision was asked for.
         detection: How it was recognised, who made it, whether it is complete.
         tables: Names of the tables that are in the file, in the order they were created.

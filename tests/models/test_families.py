@@ -1,4 +1,4 @@
-"""The Skyline models say exactly what the frozen text says."""
+"""The models of Skyline and of clusters say exactly what the frozen text says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase
 
 from unified_prof.models import catalogue
+from unified_prof.models.cluster import ClusterBase
 from unified_prof.models.skyline_memory import SkylineMemoryBase
 from unified_prof.models.skyline_run_time import SkylineRunTimeBase
 
@@ -21,10 +22,10 @@ def shape(db: sqlite3.Connection) -> Shape:
     tables = [t for (t,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     return {
         table: (
-            db.execute(f"PRAGMA table_info({table})").fetchall(),
+            db.execute(f"PRAGMA table_info('{table}')").fetchall(),
             sorted(
                 (unique, origin, [c for _, _, c in db.execute(f"PRAGMA index_info({name})")])
-                for _, name, unique, origin, _ in db.execute(f"PRAGMA index_list({table})")
+                for _, name, unique, origin, _ in db.execute(f"PRAGMA index_list('{table}')")
             ),
         )
         for table in tables
@@ -47,7 +48,11 @@ def without_implied_not_null(found: Shape) -> Shape:
 
 @pytest.mark.parametrize(
     ("family", "base"),
-    [("skyline-run-time", SkylineRunTimeBase), ("skyline-memory", SkylineMemoryBase)],
+    [
+        ("skyline-run-time", SkylineRunTimeBase),
+        ("skyline-memory", SkylineMemoryBase),
+        ("cluster", ClusterBase),
+    ],
 )
 def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) -> None:
     frozen = sqlite3.connect(":memory:")
@@ -63,7 +68,7 @@ def test_models_equal_the_frozen_text(family: str, base: type[DeclarativeBase]) 
     frozen.close()
 
 
-@pytest.mark.parametrize("base", [SkylineRunTimeBase, SkylineMemoryBase])
+@pytest.mark.parametrize("base", [SkylineRunTimeBase, SkylineMemoryBase, ClusterBase])
 def test_every_column_is_documented(base: type[DeclarativeBase]) -> None:
     for table in base.metadata.tables.values():
         for column in table.columns:

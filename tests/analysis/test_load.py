@@ -1,0 +1,30 @@
+"""Opening files and folders as analyses: summaries of clusters are not reports of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import run_time_report
+from unified_prof.analysis.load import open_reports
+from unified_prof.errors import StoreError, UsageError
+from unified_prof.migrate.create import create
+
+
+def test_a_clusters_summary_alone_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    create(tmp_path / "cluster.sqlite", "cluster", "latest")
+    summary = tmp_path / "cluster.sqlite"
+    with pytest.raises(UsageError, match="of a cluster") as caught, open_reports(summary):
+        pass
+    assert "uprof cluster report" in str(caught.value.hint)
+    with pytest.raises(StoreError, match="no readable report"), open_reports(tmp_path):
+        pass
+
+
+def test_one_beside_reports_is_passed_over(tmp_path: Path) -> None:
+    create(tmp_path / "cluster.sqlite", "cluster", "latest")
+    run_time_report(tmp_path / "run_time.sqlite")
+    with open_reports(tmp_path) as opened:
+        assert [one.summary.family for one in opened.analyses] == ["skyline-run-time"]
+        assert opened.coverage.sentence is None
