@@ -1,0 +1,66 @@
+"""What a database's header says, and how much of a long record stands in its page."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from unified_prof.store.btree import format as layout
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096, 16384, 65536])
+def test_the_header_of_a_database_is_read(tmp_path: Path, page_bytes: int) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute(f"PRAGMA page_size = {page_bytes}")
+        db.execute("CREATE TABLE t (x)")
+        db.execute("INSERT INTO t VALUES (zeroblob(200000))")
+        db.execute("CREATE TABLE u (x)")
+        db.execute("DROP TABLE t")
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        free = db.execute("PRAGMA freelist_count").fetchone()[0]
+    header = layout.read_header(path.read_bytes()[: layout.HEADER_BYTES])
+    assert header is not None
+    assert (header.page_bytes, header.usable) == (page_bytes, page_bytes)
+    assert (header.pages, header.free_pages) == (pages, free)
+    assert bool(header.first_free) == bool(free)
+    assert header.change_counter == header.version_valid_for > 0
+    assert (header.wal, header.largest_root, header.encoding) == (False, 0, layout.UTF8)
+    assert (header.lock_page - 1) * page_bytes == 2**30
+
+
+def test_other_settings_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for setting in ("encoding = 'UTF-16le'", "auto_vacuum = FULL", "journal_mode = WAL"):
+            db.execute(f"PRAGMA {setting}")
+        db.execute("CREATE TABLE t (x)")
+    header = layout.read_header(path.read_bytes()[: layout.HEADER_BYTES])
+    assert header is not None
+    assert header.wal
+    assert header.largest_root > 0
+    assert header.encoding != layout.UTF8
+
+
+@pytest.mark.parametrize(
+    "damage", [slice(0, 1), slice(16, 18), slice(18, 19), slice(21, 22), slice(20, 21)]
+)
+def test_what_is_no_database_has_no_header(tmp_path: Path, damage: slice) -> None:
+    path = tmp_path / "x.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("PRAGMA page_size = 512")
+        db.execute("CREATE TABLE t (x)")
+    start = bytearray(path.read_bytes()[: layout.HEADER_BYTES])
+    start[damage] = b"\xff" * len(start[damage])
+    assert layout.read_header(bytes(start)) is None
+    assert layout.read_header(b"") is None
+
+
+def test_what_of_a_long_record_stands_in_the_page() -> None:
+    assert layout.local_payload(4096, 4061) == 4061
+    assert layout.local_payload(4096, 4062) == 489  # the least there is
+    assert layout.local_payload(4096, 489 + 4092) == 489
+    assert layout.local_payload(4096, 1000 + 4092) == 1000
