@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 import shutil
 import sqlite3
@@ -26,7 +27,7 @@ from tests.decoders.rocm.made import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
-from unified_prof.pipeline import discovery, sources
+from unified_prof.pipeline import discovery, naming, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import Found
 from unified_prof.pipeline.sources import SOURCES, Sign, Source
@@ -122,7 +123,7 @@ def test_every_source_is_found_at_any_depth_and_named_apart(source: Source, tmp_
     recordings = [MAKERS[source.kind](place) for place in places]
     found = [found for found in discovery.find([tmp_path]) if isinstance(found, Found)]
     assert [one.path for one in found] == recordings
-    names = discovery.names(found)
+    names = naming.names(found)
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
@@ -162,13 +163,95 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(tmp_path: Path) -> Non
     assert found_in(trace) == [trace]
 
 
+def test_recordings_lie_at_any_depth(tmp_path: Path) -> None:
+    deep = tmp_path / "/".join("x" * 30)
+    trace = kineto(deep)
+    recording = prof(deep / "y")
+    assert found_in(tmp_path) == [trace, recording]
+
+
+def notes_on(path: Path) -> tuple[list[Path], list[str]]:
+    """Return what fails below a folder, and what is said of it."""
+    notes: list[str] = []
+    found = list(discovery.find([path], note=notes.append))
+    return [one[0] for one in found if not isinstance(one, Found)], notes
+
+
 def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
-    deep = tmp_path
+    near, deep = tmp_path / "near", tmp_path
     for _ in range(discovery.DEEPEST + 2):
         deep = deep / "x"
     kineto(deep)
     (tmp_path / "loop").symlink_to(tmp_path)
     assert "none inside" in str(refused(tmp_path))
+    kineto(near)
+    failed, notes = notes_on(tmp_path)
+    assert failed == []
+    (note,) = notes
+    assert f"more than {discovery.DEEPEST} below {tmp_path} are not looked into" in note
+    assert str(deep.parent.parent) in note
+
+
+def test_links_to_folders_elsewhere_are_said_not_followed(tmp_path: Path) -> None:
+    kineto(tmp_path / "in")
+    elsewhere = tmp_path / "elsewhere"
+    kineto(elsewhere)
+    for name in ("a", "b", "c"):
+        (tmp_path / "in" / name).symlink_to(elsewhere)
+    (tmp_path / "in" / "back").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "broken").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "circle").symlink_to(tmp_path / "in" / "circle")
+    failed, notes = notes_on(tmp_path / "in")
+    assert failed == []
+    assert notes == [
+        f"links to folders elsewhere are not followed: {tmp_path / 'in' / 'a'} and 2 more"
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+def test_a_folder_that_may_not_be_listed_is_said(tmp_path: Path) -> None:
+    trace = kineto(tmp_path / "z")
+    (tmp_path / "a").mkdir(mode=0)
+    try:
+        assert found_in(tmp_path) == [trace]
+        assert notes_on(tmp_path)[0] == [tmp_path / "a"]
+    finally:
+        (tmp_path / "a").chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_listed_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    trace = kineto(tmp_path / "z")
+    real = os.scandir
+
+    def scandir(path: Path) -> object:
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (_, error), found = discovery.find([tmp_path])  # type: ignore[misc]
+    assert isinstance(found, Found)
+    assert found.path == trace
+    assert str(error) == f"cannot list {tmp_path / 'a'}: Permission denied"
+    assert error.exit_code == RawFormatError.exit_code
+    monkeypatch.undo()
+    assert found_in(tmp_path) == [trace]
+
+
+def test_a_huge_tree_is_given_up_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "MOST_ENTRIES", 20)
+    trace = kineto(tmp_path / "a")
+    for number in range(30):
+        (tmp_path / f"b{number:02}").write_text("")
+    assert found_in(tmp_path) == [trace]
+    (failed,) = [one for one in discovery.find([tmp_path]) if not isinstance(one, Found)]
+    assert f"{tmp_path} holds more than 20 files and folders" in str(failed[1])
+    assert "was not looked at" in str(failed[1])
 
 
 def test_only_what_is_surely_a_recording_is_taken_from_a_folder(tmp_path: Path) -> None:
@@ -202,9 +285,62 @@ def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
 def test_names_are_stable_and_tell_recordings_apart(tmp_path: Path) -> None:
     paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
     found = [Found(path, sources.by_kind("kineto")) for path in paths]
-    assert discovery.names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
-    assert discovery.names(found) == discovery.names(found)
-    assert discovery.names(found[:1]) == ["run"]
+    assert naming.names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
+    assert naming.names(found) == naming.names(found)
+    assert naming.names(found[:1]) == ["run"]
+
+
+def ranked(*paths: Path) -> list[str]:
+    found = [Found(path, source) for path in paths if (source := sources.source_of(path))]
+    return naming.names(found, ranked=True)
+
+
+def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
+    def trace(name: str, rank: int, ranks: int = 8) -> Path:
+        return write_trace(
+            tmp_path / f"{name}.pt.trace.json",
+            [operation("aten::mm", 1, 2)],
+            distributedInfo={"backend": "nccl", "rank": rank, "world_size": ranks},
+        )
+
+    assert ranked(trace("host_71.17", 3), trace("host_72.17", 12)) == [
+        "rank3_host_71.17",
+        "rank12_host_72.17",
+    ]
+    assert ranked(trace("rank3_x", 3), trace("x-RANK-03", 3), trace("x_rank1", 11)) == [
+        "rank3_x",
+        "x-RANK-03",
+        "rank11_x_rank1",
+    ]
+    assert ranked(trace("alone", 0, ranks=1), kineto(tmp_path / "no")) == ["alone", "run"]
+
+
+def test_names_say_the_rank_of_a_text_export(tmp_path: Path) -> None:
+    folder = ascend_text(tmp_path)
+    assert ranked(folder) == ["host_8_20260101000000000"]
+    (folder / "profiler_info_5.json").write_text("{}")
+    assert ranked(folder) == ["rank5_host_8_20260101000000000"]
+
+
+def test_names_of_several_kinds_in_one_folder_say_which_they_are(tmp_path: Path) -> None:
+    trace, export = kineto(tmp_path), nsys(tmp_path)
+    packed = tmp_path / "run.pt.trace.json.gz"
+    packed.write_bytes(gzip.compress(trace.read_bytes()))
+    found = [
+        Found(path, sources.by_kind(kind)) for path, kind in ((trace, "kineto"), (export, "nsys"))
+    ]
+    assert naming.names(found) == ["run_kineto", "run_nsys"]
+    found.append(Found(packed, sources.by_kind("kineto")))
+    assert len(set(naming.names(found))) == 3
+
+
+def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
+    paths = [
+        write_trace(tmp_path / f"{name}.json", [operation("aten::mm", 1, 2)])
+        for name in ("Run", "rUN", "run")
+    ]
+    names = naming.names([Found(path, sources.by_kind("kineto")) for path in paths])
+    assert len({name.casefold() for name in names}) == 3
 
 
 # ---- what is refused, and how
@@ -232,6 +368,21 @@ def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     profile.write_bytes(b"\x0a")
     assert "a profile of JAX or TensorFlow (XPlane)" in str(refused(profile))
     assert refused(profile).exit_code == RawFormatError.exit_code
+
+
+def test_packed_recordings_are_named_with_how_to_have_them(tmp_path: Path) -> None:
+    packed = tmp_path / "my run.sqlite.xz"
+    packed.write_bytes(lzma.compress(nsys(tmp_path / "in").read_bytes()))
+    error = refused(packed)
+    assert f"{packed} is a packed file, which uprof cannot convert" in str(error)
+    assert f"xz -dc '{packed}' | uprof import - -o 'my run.db'" in str(error.hint)
+    archive = tmp_path / "level1.tar.xz"
+    archive.write_bytes(lzma.compress(b"host"))
+    assert "is an archive" in str(refused(archive))
+    assert "unpack it" in str(refused(archive).hint)
+    trace = tmp_path / "run.json.gz"
+    trace.write_bytes(gzip.compress(kineto(tmp_path / "in").read_bytes()))
+    assert found_in(trace) == [trace]
 
 
 def test_other_databases_are_told_from_reports(tmp_path: Path) -> None:

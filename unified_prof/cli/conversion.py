@@ -5,7 +5,7 @@ One command of two names: what the arguments are is told by their contents, not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ from unified_prof.cli.options import AsJson, Force, Quiet, Schema
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
-    from unified_prof.pipeline.convert import Converted, Outcome
+    from unified_prof.pipeline.convert import Outcome
 
 _TAKES = "; ".join(source.what for source in SOURCES)
 _HELP = {
@@ -35,7 +35,8 @@ _EPILOG = (
     "Exit code: 0 all converted; 1 the process that converted one was killed; 2 wrong use; 6 a"
     " recording is unreadable (the others are converted); 9 a database exists or cannot be"
     " written. Of several recordings, those that"
-    " an earlier run has converted are passed over."
+    " an earlier run has converted are passed over; the others are converted whatever becomes of"
+    " one."
 )
 
 
@@ -57,7 +58,8 @@ def convert(
         list[Path],
         typer.Argument(
             metavar="RECORDING...",
-            help=f"Recordings, folders that hold some at any depth, or patterns. Taken: {_TAKES}.",
+            help="Recordings, folders that hold some at any depth, patterns, or - for standard"
+            f" input (packed or not). Taken: {_TAKES}.",
         ),
     ],
     output: Annotated[
@@ -67,7 +69,8 @@ def convert(
             "--output",
             metavar="OUT",
             help="The database if OUT ends in .db (for one recording), else a folder.",
-            show_default="PROF_*/msprof_TIME.db, where msprof puts it; TRACE.db in this folder",
+            show_default="PROF_*/msprof_TIME.db, where msprof puts it; TRACE.db, stdin.db in this"
+            " folder",
         ),
     ] = None,
     schema: Schema = "documented",
@@ -97,10 +100,13 @@ def convert(
             force=force,
             jobs=jobs,
             progress=progress,
+            note=lambda sentence: printing.say(f"uprof: note: {sentence}"),
         ):
             outcomes.append(outcome)
             _tell(outcome, quiet=quiet)
     outcomes.sort(key=lambda outcome: outcome.number)
+    if len(outcomes) > 1 and not quiet:
+        printing.say(_together(outcomes))
     if json_:
         printing.put_json([_record(outcome) for outcome in outcomes])
     if code := worst_exit_code(outcomes):
@@ -113,17 +119,32 @@ def _tell(outcome: Outcome, *, quiet: bool) -> None:
     elif quiet:
         return
     elif outcome.already is not None:
-        printing.say(f"{outcome.recording} -> {outcome.already}: converted already")
+        printing.say(f"{_named(outcome.recording)} -> {outcome.already}: converted already")
     elif outcome.converted is not None:
-        for line in _summary(outcome.converted):
+        for line in _summary(outcome):
             printing.say(line)
 
 
-def _summary(converted: Converted) -> Iterator[str]:
-    yield f"{converted.recording} -> {converted.database}"
+def _together(outcomes: Sequence[Outcome]) -> str:
+    """Say what became of several recordings, in a line."""
+    counts = {
+        "converted": sum(one.converted is not None for one in outcomes),
+        "were already": sum(one.already is not None for one in outcomes),
+        "refused": sum(one.error is not None for one in outcomes),
+    }
+    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
+    return f"{len(outcomes):,} recordings: {', '.join(parts)}"
+
+
+def _summary(outcome: Outcome) -> Iterator[str]:
+    converted, source = outcome.converted, outcome.source
+    assert converted is not None
+    assert source is not None
+    yield f"{_named(converted.recording)} -> {converted.database}"
     if converted.decoded.summary is not None:
-        yield f"  {converted.decoded.summary}"
+        yield f"  {source.title}: {converted.decoded.summary}"
     else:
+        yield f"  {source.title}"
         width = max((len(name) for name in converted.rows), default=0)
         for table, rows in sorted(converted.rows.items()):
             yield f"  {table:{width}}  {rows:>12,} rows"
@@ -133,6 +154,12 @@ def _summary(converted: Converted) -> Iterator[str]:
     slowest = sorted(converted.seconds.items(), key=lambda stage: -stage[1])
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
     yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
+
+
+def _named(recording: Path) -> str:
+    from unified_prof.pipeline.convert import STANDARD_INPUT
+
+    return "standard input" if recording == STANDARD_INPUT else str(recording)
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:

@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "import": (
         ("uprof import trace.json.gz", "to trace.db"),
         ("uprof import rank*/trace.json.gz -o reports/", "one report a trace"),
+        ("xz -dc run.sqlite.xz | uprof import - -o run.db", "from a pipe"),
     ),
     "report": (
         ("uprof report RUN", "what took longest"),

@@ -39,12 +39,12 @@ def _hint(path: Path, message: str) -> str | None:
 
     if path.is_dir() and (hint := unrecovered(path)) is not None:
         return hint
-    if (known := sources.recognised(path)) is not None:
-        return f"it is {known.what}; {known.hint(path)}"
     # A database that is damaged may be of any kind: only one that is surely a recording is named.
     of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of
     if (source := of(path)) is not None:
         return f"it is {source.what}; run `uprof {source.command} {path}` first"
+    if (known := sources.recognised(path)) is not None:
+        return f"it is {known.what}; {known.hint(path)}"
     if path.is_dir() and "no readable report" in message:
         inside = next((one for one in sorted(path.iterdir()) if sources.surely(one)), None)
         if inside is not None and (source := sources.surely(inside)) is not None:

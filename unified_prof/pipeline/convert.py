@@ -17,7 +17,14 @@ from typing import Any
 
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.models import catalogue
-from unified_prof.pipeline import ascend_layout, discovery, outputs, places, workers
+from unified_prof.pipeline import (
+    ascend_layout,
+    discovery,
+    outputs,
+    places,
+    standard_input,
+    workers,
+)
 from unified_prof.pipeline.discovery import Found
 from unified_prof.pipeline.places import ASCEND_PT, PLAIN, Place
 from unified_prof.pipeline.sources import Decoded, Ground, Source, source_of
@@ -28,6 +35,8 @@ from unified_prof.store.writer import ReportWriter
 from unified_prof.version import VERSION
 
 Progress = Callable[[str], None]
+STANDARD_INPUT = Path("-")
+"""What names standard input among recordings."""
 _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 
@@ -121,6 +130,7 @@ def convert_all(
     force: bool = False,
     jobs: int = 1,
     progress: Progress = lambda _: None,
+    note: Progress = lambda _: None,
 ) -> Iterator[Outcome]:
     """Make the databases of all recordings that `paths` name; yield each when it is ready.
 
@@ -128,13 +138,14 @@ def convert_all(
     run has made are passed over (`Outcome.already`), unless `force` is given.
 
     Args:
-        paths: Recordings, folders in which they lie at any depth, and patterns.
+        paths: Recordings, folders in which they lie at any depth, and patterns; STANDARD_INPUT.
         output: A file if it ends in `.db` (for one recording), else a folder.
         schema: Revision or alias of the msprof schema.
         layout: `plain`, or `ascend-pt` for the names and folders of torch_npu.
         force: Whether databases that are there may be replaced.
         jobs: How many recordings to convert at a time.
         progress: Told in a few words what is going on.
+        note: Told in a sentence what was not looked into.
 
     Raises:
         UsageError: no such revision; several reports, or a layout, cannot be had in one file.
@@ -142,8 +153,45 @@ def convert_all(
     settings = _Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
     if output is not None and places.is_file(output):
         places.refuse_sharing(output, len(paths), layout)
+    if STANDARD_INPUT not in paths:
+        yield from _convert_all(paths, output, layout, settings, jobs, progress, note)
+        return
+    with ExitStack() as files:
+        named = [path for path in paths if path != STANDARD_INPUT]
+        kept = None
+        try:
+            kept = files.enter_context(standard_input.as_file(progress))
+        except UprofError as err:
+            yield Outcome(-1, STANDARD_INPUT, error=err)
+        else:
+            named.insert(paths.index(STANDARD_INPUT), kept)
+        for outcome in _convert_all(named, output, layout, settings, jobs, progress, note):
+            yield _of_standard_input(outcome) if outcome.recording == kept else outcome
+
+
+def _of_standard_input(outcome: Outcome) -> Outcome:
+    """Return the outcome in the words of one who knows nothing of a temporary file."""
+    error, converted = outcome.error, outcome.converted
+    if error is not None:
+        path, words = str(outcome.recording), "standard input"
+        hint = None if error.hint is None else error.hint.replace(path, words)
+        error = type(error)(str(error).replace(path, words), hint=hint)
+    if converted is not None:
+        converted = replace(converted, recording=STANDARD_INPUT)
+    return replace(outcome, recording=STANDARD_INPUT, error=error, converted=converted)
+
+
+def _convert_all(
+    paths: Sequence[Path],
+    output: Path | None,
+    layout: str,
+    settings: _Settings,
+    jobs: int,
+    progress: Progress,
+    note: Progress,
+) -> Iterator[Outcome]:
     recordings: dict[int, Found] = {}
-    for number, found in enumerate(discovery.find(paths, progress)):
+    for number, found in enumerate(discovery.find(paths, progress, note)):
         if isinstance(found, Found):
             recordings[number] = found
         else:
@@ -156,7 +204,7 @@ def convert_all(
             yield replace(outcome, error=place)
         elif (
             len(recordings) > 1
-            and not force
+            and not settings.force
             and (already := places.made_already(found, place, settings.revision))
         ):
             yield replace(outcome, already=already)
@@ -166,7 +214,7 @@ def convert_all(
         ready: list[_Task] = []
         for task in tasks:
             try:
-                if not force:
+                if not settings.force:
                     places.refuse_existing(task.place)
                 if task.place.folder is not None:
                     folders.enter_context(outputs.output_directory(task.place.folder))

@@ -7,14 +7,18 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from unified_prof.errors import RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.sources import Source
 
-DEEPEST = 8
-"""Folders below the given one that are looked into."""
+DEEPEST = 64
+"""Folders below the given one that are looked into: few systems open paths much longer."""
+MOST_ENTRIES = 250_000
+"""Files and folders that are looked at below one that is named: some ten seconds."""
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -28,68 +32,35 @@ class Found:
 
 
 def find(
-    paths: Sequence[Path], progress: Callable[[str], None] = lambda _: None
+    paths: Sequence[Path],
+    progress: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Found | tuple[Path, UprofError]]:
     """Yield every recording that `paths` name, once each, or why a path names none.
 
-    A folder that is no recording is searched, links aside, down to `DEEPEST` levels; a text with
-    `*`, `?` or `[` that names no file is a pattern, in which `**` means any depth.
+    A folder that is no recording is searched at any depth, links to folders aside; one that cannot
+    be listed does not keep the others from being found. A text with `*`, `?` or `[` that names no
+    file is a pattern, in which `**` means any depth.
+
+    Args:
+        paths: What the user names.
+        progress: Told in a few words what is going on.
+        note: Told in a sentence what was passed over and may hold recordings.
     """
     seen: set[str] = set()
     for given in paths:
         try:
             for path in _expanded(given):
-                for found in _recordings(path, progress):
+                for found in _recordings(path, progress, note):
+                    if not isinstance(found, Found):
+                        yield found
+                        continue
                     real = os.path.realpath(found.path)
                     if real not in seen:
                         seen.add(real)
                         yield found
         except UprofError as err:
             yield given, err
-
-
-def names(recordings: Sequence[Found]) -> list[str]:
-    """Name the report of each after it; those of the same name also after a folder they are in.
-
-    It is the nearest folder that tells all of them apart (`rank0_trace`, `rank1_trace`), else all
-    that it takes. The same recordings in the same order get the same names.
-    """
-    result = [found.source.stem(found.path) for found in recordings]
-    same: dict[str, list[int]] = {}
-    for index, stem in enumerate(result):
-        same.setdefault(stem, []).append(index)
-    for stem, members in same.items():
-        if len(members) > 1:
-            folders = [recordings[index].path.resolve().parts[-2:0:-1] for index in members]
-            for index, prefix in zip(members, _prefixes(folders), strict=True):
-                result[index] = f"{prefix}{stem}"
-    return _numbered(result)
-
-
-def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:
-    """Return what tells recordings apart, of the names of the folders around each, nearest first.
-
-    It is the name at one level where that suffices, and at all levels up to one where not.
-    """
-    levels = min(map(len, folders))
-    for level in range(levels):
-        if len({names[level] for names in folders}) == len(folders):
-            return [f"{names[level]}_" for names in folders]
-    for level in range(1, levels):
-        joined = ["_".join(reversed(names[: level + 1])) for names in folders]
-        if len(set(joined)) == len(joined):
-            return [f"{name}_" for name in joined]
-    return [f"{names[0]}_" if names else "" for names in folders]
-
-
-def _numbered(given: Sequence[str]) -> list[str]:
-    taken: dict[str, None] = {}
-    for name in given:
-        number, unique = 2, name
-        while unique in taken:
-            unique, number = f"{name}_{number}", number + 1
-        taken[unique] = None
-    return list(taken)
 
 
 def refusal(path: Path) -> UprofError:
@@ -102,7 +73,7 @@ def refusal(path: Path) -> UprofError:
         return RawFormatError(f"{path}: {text}", hint=_hint_of_missing(path))
     if stat.S_ISDIR(mode):
         return RawFormatError(
-            f"{path} is no recording and has none inside, down to {DEEPEST} folders below",
+            f"{path} is no recording and has none inside",
             hint=f"expected {takes}; links to folders are not followed",
         )
     if not stat.S_ISREG(mode):
@@ -156,8 +127,10 @@ def _expanded(given: Path) -> Iterable[Path]:
     return [Path(name) for name in sorted(names)] or [given]
 
 
-def _recordings(path: Path, progress: Callable[[str], None]) -> Iterator[Found]:
-    """Yield `path` if it is a recording, else those below it; at least one.
+def _recordings(
+    path: Path, progress: Callable[[str], None], note: Callable[[str], None]
+) -> Iterator[Found | tuple[Path, UprofError]]:
+    """Yield `path` if it is a recording, else those below it and why some were not looked for.
 
     Raises:
         UprofError: there is none.
@@ -171,30 +144,102 @@ def _recordings(path: Path, progress: Callable[[str], None]) -> Iterator[Found]:
     if (source := sources.surely(path)) is not None:
         yield Found(path, source)
         return
+    search = _Search(path, progress)
     count = 0
-    for found in _below(path, DEEPEST, progress):
+    for found in search.below():
         count += 1
         yield found
+    for sentence in search.passed_over():
+        note(sentence)
     if not count:
         if (source := sources.source_of(path)) is None:
             raise refusal(path)
         yield Found(path, source)
 
 
-def _below(folder: Path, depth: int, progress: Callable[[str], None]) -> Iterator[Found]:
-    """Yield the recordings below `folder`, by name; nothing is looked for inside of one."""
-    progress(f"looking into {folder}")
-    try:
-        with os.scandir(folder) as entries:
-            children = sorted(entries, key=lambda entry: entry.name)
-    except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
-    for child in children:
-        path = Path(child.path)
-        is_folder = child.is_dir(follow_symlinks=False)
-        if child.name.startswith(".") or not (is_folder or child.is_file()):
-            continue
-        if (source := sources.surely(path)) is not None:
-            yield Found(path, source)
-        elif is_folder and depth:
-            yield from _below(path, depth - 1, progress)
+class _Search:
+    """Looks for recordings below a folder; nothing is looked for inside of one."""
+
+    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._links: list[Path] = []
+        self._too_deep: list[Path] = []
+
+    def below(self) -> Iterator[Found | tuple[Path, UprofError]]:
+        """Yield what there is, by name, and why some folders were not looked into.
+
+        Raises:
+            RawFormatError: the folder itself cannot be listed.
+        """
+        levels = [iter(self._children(self._folder))]
+        looked_at = 0
+        while levels:
+            child = next(levels[-1], None)
+            if child is None:
+                levels.pop()
+                continue
+            if looked_at == MOST_ENTRIES:
+                yield self._folder, self._too_many(child)
+                return
+            looked_at += 1
+            path = Path(child.path)
+            if (source := sources.surely(path)) is not None:
+                yield Found(path, source)
+            elif child.is_dir(follow_symlinks=False):
+                if len(levels) > DEEPEST:
+                    self._too_deep.append(path)
+                    continue
+                try:
+                    levels.append(iter(self._children(path)))
+                except RawFormatError as err:
+                    yield path, err
+
+    def passed_over(self) -> Iterator[str]:
+        """Say what was not looked into, though nothing is wrong with it."""
+        for what, paths in (
+            ("links to folders elsewhere are not followed", self._links),
+            (
+                f"folders more than {DEEPEST} below {self._folder} are not looked into",
+                self._too_deep,
+            ),
+        ):
+            if paths:
+                yield f"{what}: {min(paths)}" + (
+                    f" and {len(paths) - 1:,} more" if paths[1:] else ""
+                )
+
+    def _children(self, folder: Path) -> list[os.DirEntry[str]]:
+        """Return what a folder holds that can be a recording or hold one, by name."""
+        self._progress(f"looking into {folder}")
+        try:
+            with os.scandir(folder) as entries:
+                found = list(islice(entries, 4 * MOST_ENTRIES))  # some are of no use
+        except OSError as err:
+            raise RawFormatError(f"cannot list {folder}: {err.strerror or err}") from err
+        return sorted(filter(self._is_of_use, found), key=lambda entry: entry.name)
+
+    def _is_of_use(self, entry: os.DirEntry[str]) -> bool:
+        if entry.name.startswith("."):
+            return False
+        try:
+            if entry.is_dir(follow_symlinks=False):
+                return True
+            if entry.is_symlink() and entry.is_dir():
+                if not Path(os.path.realpath(entry.path)).is_relative_to(self._real):
+                    self._links.append(Path(entry.path))
+                return False
+            return entry.is_file()
+        except OSError:  # a link in a circle, or into what we may not see
+            return False
+
+    @cached_property
+    def _real(self) -> str:
+        return os.path.realpath(self._folder)
+
+    def _too_many(self, child: os.DirEntry[str]) -> RawFormatError:
+        return RawFormatError(
+            f"{self._folder} holds more than {MOST_ENTRIES:,} files and folders: {child.path} and"
+            " what comes after it was not looked at",
+            hint="name the folders in which the recordings lie",
+        )

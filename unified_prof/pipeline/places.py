@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.pipeline import ascend_layout, discovery
+from unified_prof.pipeline import ascend_layout, naming
 from unified_prof.pipeline.discovery import Found
 from unified_prof.plain import storable
 
@@ -52,7 +52,8 @@ def choose(
                 f"{found.path} is {found.source.what}, which has no layout {layout}",
                 hint=f"leave --layout out, or convert it without the others: {PLAIN}",
             )
-    names = discovery.names(recordings)
+    ranked = layout == PLAIN and (output is not None or len(recordings) > 1)
+    names = naming.names(recordings, ranked=ranked)
     return [
         _place(found, output, name, layout) for found, name in zip(recordings, names, strict=True)
     ]

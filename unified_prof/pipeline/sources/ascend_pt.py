@@ -30,6 +30,7 @@ class AscendPt(Source):
     command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
     inside = True
+    names_rank = True
 
     def sniff(self, path: Path) -> Sign:
         """Tell by FRAMEWORK/ with its files, or profiler_info*.json beside PROF_*."""
@@ -84,13 +85,17 @@ class AscendPt(Source):
         """Return its name without what all of them end in."""
         return path.resolve().name.removesuffix(ascend_layout.FOLDER_SUFFIX)
 
-    def target(self, path: Path, folder: Path | None, name: str) -> Path:
-        """Return the database of its rank where torch_npu puts it, in a folder of its kind."""
+    def rank(self, path: Path) -> int | None:
+        """Return the rank that `profiler_info*.json` says."""
         from unified_prof.decoders.ascend_pt.folder import AscendFolder
 
+        return AscendFolder(path).rank
+
+    def target(self, path: Path, folder: Path | None, name: str) -> Path:
+        """Return the database of its rank where torch_npu puts it, in a folder of its kind."""
         outer = path if folder is None else folder / f"{name}{ascend_layout.FOLDER_SUFFIX}"
-        rank = AscendFolder(path).rank
-        return outer / ascend_layout.OUTPUT_FOLDER / ascend_layout.database_name(rank)
+        database = ascend_layout.database_name(self.rank(path))
+        return outer / ascend_layout.OUTPUT_FOLDER / database
 
     def reports_at(self, target: Path) -> list[Path]:
         """Return the databases that viewers would take for this one, and what was made of them."""

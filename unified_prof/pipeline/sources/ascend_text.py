@@ -19,7 +19,7 @@ _HEAD_BYTES = 32 << 10
 # torch_npu writes a list, and times as texts: no other profiler does both.
 _SIGN = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[.*"ts":\s*"\d{1,20}\.\d{1,9}"', re.DOTALL)
 _BESIDE = re.compile(r"(?:kernel_details|operator_details|api_statistic|step_trace_time)\.csv")
-_INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
+_INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
 
 
 class AscendText(Source):
@@ -84,6 +84,15 @@ class AscendText(Source):
         """Return when a file of the export was last written to, ns since 1970."""
         export = _export(path)
         return max(child.lstat().st_mtime_ns for child in export.folder.iterdir())
+
+    def rank(self, path: Path) -> int | None:
+        """Return the rank that the name of `profiler_info_<rank>.json` says."""
+        try:
+            names = [child.name for child in _export(path).around.iterdir()]
+        except OSError:
+            return None
+        ranks = {int(found[1]) for name in names if (found := _INFO.fullmatch(name)) and found[1]}
+        return ranks.pop() if len(ranks) == 1 else None
 
     def stem(self, path: Path) -> str:
         """Return the name of the folder that torch_npu made, or of a lone trace."""

@@ -74,6 +74,14 @@ class Source(ABC):
     inside: ClassVar[bool] = False
     """Whether the report's place is inside the recording, a folder then."""
 
+    names_rank: ClassVar[bool] = False
+    """Whether the names of its reports say the rank in any case."""
+
+    @property
+    def title(self) -> str:
+        """What it is in a list, without article and endings: `torch.profiler trace`."""
+        return self.what.partition(" ")[2].partition(" (")[0]
+
     @abstractmethod
     def sniff(self, path: Path) -> Sign:
         """Look at a file or folder; never raises and reads a few KB at most."""
@@ -107,6 +115,10 @@ class Source(ABC):
     def stem(self, path: Path) -> str:
         """Return what its report is named after."""
         return path.resolve().name
+
+    def rank(self, path: Path) -> int | None:
+        """Return which of several processes was recorded, where a look at the beginning says it."""
+        return None
 
     def target(self, path: Path, folder: Path | None, name: str) -> Path:
         """Return where its report goes.

@@ -20,6 +20,9 @@ _TRACE_NAME = re.compile(r".*trace.*\.json(\.gz)?", re.IGNORECASE | re.DOTALL)
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 32 << 10
 _BOM = b"\xef\xbb\xbf"
+_DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{([^{}\[]*)')
+_RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
+_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
 # Keys and categories of torch.profiler's own, which Chrome traces of other programs lack.
 _SIGNS = re.compile(
     rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|record_shapes)"\s*:'
@@ -71,6 +74,17 @@ class Kineto(Source):
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
         return {"trace": path.name, "trace_bytes": str(path.stat().st_size)}
+
+    def rank(self, path: Path) -> int | None:
+        """Return the rank that stands before the events; None of a process that was alone."""
+        try:
+            distributed = _DISTRIBUTED.search(_head(path) or b"")
+        except OSError:
+            return None
+        if distributed is None or _ALONE.search(distributed[1]):
+            return None
+        rank = _RANK.search(distributed[1])
+        return None if rank is None else int(rank[1])
 
     def stem(self, path: Path) -> str:
         """Return its name without the suffixes that every trace has."""

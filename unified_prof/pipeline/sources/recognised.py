@@ -30,15 +30,29 @@ def _export_first(path: Path) -> str:
     return f"export it first: nsys export --type sqlite -o {made} {given}; uprof import {made}"
 
 
+def _pipe(path: Path) -> str:
+    tool = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2"}[path.suffix.lower()]
+    report = shlex.quote(f"{path.name.partition('.')[0] or 'run'}.db")
+    unpacked = f"{tool} -dc {shlex.quote(str(path))}"
+    return f"if there is a recording in it: {unpacked} | uprof import - -o {report}"
+
+
+def _unpack(_: Path) -> str:
+    return "unpack it; folders of recordings can be named as a whole"
+
+
 def _of_jax(_: Path) -> str:
     return (
         "no version of uprof reads profiles of JAX; TensorBoard's profile plugin (xprof) shows them"
     )
 
 
+_ENDS = ("gz", "xz", "bz2", "zst")
 KNOWN: tuple[Recognised, ...] = (
     Recognised("a recording of Nsight Systems", (".nsys-rep", ".qdrep"), _export_first),
     Recognised("a profile of JAX or TensorFlow (XPlane)", (".xplane.pb",), _of_jax),
+    Recognised("an archive", (".zip", ".tar", ".tgz", *(f".tar.{end}" for end in _ENDS)), _unpack),
+    Recognised("a packed file", tuple(f".{end}" for end in _ENDS[:3]), _pipe),
 )
 
 

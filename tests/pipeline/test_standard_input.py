@@ -1,0 +1,181 @@
+"""Recordings that come through a pipe."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import os
+import sqlite3
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.cli.test_import import uprof
+from tests.pipeline.test_sources import MAKERS
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.pipeline import standard_input
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "plain": bytes,
+    "gz": gzip.compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+}
+FILES = ("kineto", "nsys", "memory_snapshot", "rocm")
+"""Kinds that are one file."""
+
+
+@pytest.fixture(autouse=True)
+def _tmpdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.chdir(tmp_path)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    give(monkeypatch, content)
+    with standard_input.as_file() as path:
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        return path.read_bytes()
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+@pytest.mark.parametrize("kind", FILES)
+def test_the_kind_is_told_by_the_content(
+    kind: str,
+    packer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recording = MAKERS[kind](tmp_path / "in")
+    give(monkeypatch, PACKERS[packer](recording.read_bytes()))
+    assert uprof("import", "-", "--json") == 0
+    told = capsys.readouterr()
+    (record,) = json.loads(told.out)
+    assert record["kind"] == kind
+    assert "standard input -> stdin.db" in told.err
+    with closing(sqlite3.connect("stdin.db")) as db:
+        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    assert "stdin" in facts.values()
+    assert not [name for name in map(str, facts.values()) if "/tmp/" in name]
+    assert list((tmp_path / "tmp").iterdir()) == [], "it is taken away again"
+
+
+def test_it_goes_in_beside_files_and_is_named_like_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = MAKERS["kineto"](tmp_path / "in")
+    give(monkeypatch, gzip.compress(trace.read_bytes()))
+    assert uprof("import", trace, "-", "-", "-o", "out", "--jobs", 2) == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == ["run.db", "stdin.db"]
+    assert "2 recordings: 2 converted" in capsys.readouterr().err
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "standard input is empty"),
+        (b"hello", "standard input is nothing that uprof can convert"),
+        (b"\x1f\x8b\x08\0nothing of the kind", "standard input is packed, and damaged"),
+        (gzip.compress(b""), "standard input is empty"),
+        (b"SQLite format 3\0" + bytes(90), "standard input"),
+    ],
+)
+def test_what_cannot_be_taken_does_not_stop_the_others(
+    content: bytes,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trace = MAKERS["kineto"](tmp_path / "in")
+    give(monkeypatch, content)
+    assert uprof("import", "-", trace, "-o", "out") in (6, 7)
+    err = capsys.readouterr().err
+    assert f"uprof: error: {told}" in err
+    assert str(tmp_path / "tmp") not in err, "nobody knows of a temporary file"
+    assert [path.name for path in Path("out").iterdir()] == ["run.db"]
+
+
+def refusal(work: Callable[[], object], kind: type[UprofError]) -> str:
+    with pytest.raises(kind) as raised:
+        work()
+    return str(raised.value)
+
+
+def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(standard_input, "MOST_BYTES", 3 << 20)
+    bomb = gzip.compress(bytes(4 << 20))
+    assert len(bomb) < 10_000
+    for content in (bytes(4 << 20), bomb, lzma.compress(bytes(4 << 20))):
+        told = refusal(lambda content=content: kept(content, monkeypatch), RawFormatError)  # type: ignore[misc]
+        assert told == "standard input is longer than 3,145,728 bytes"
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert kept(gzip.compress(bytes(3 << 20)), monkeypatch) == bytes(3 << 20)
+
+
+def test_of_what_is_cut_off_all_that_is_there_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"".join(b"%d," % number for number in range(100_000))
+    for name in ("gz", "xz"):
+        packed = PACKERS[name](content)
+        found = kept(packed[: len(packed) // 2], monkeypatch)
+        assert content.startswith(found)
+        assert len(found) > len(content) // 4
+
+
+def test_several_packed_parts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kept(gzip.compress(b"one ") + gzip.compress(b"two"), monkeypatch) == b"one two"
+
+
+def test_a_closed_one_and_a_terminal_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep() -> None:
+        with standard_input.as_file():
+            pass
+
+    for closed in (None, io.TextIOWrapper(io.BytesIO())):
+        monkeypatch.setattr(sys, "stdin", closed)
+        if closed is not None:
+            closed.close()
+        assert "is closed" in refusal(keep, UsageError)
+    terminal = SimpleNamespace(buffer=SimpleNamespace(closed=False, isatty=lambda: True))
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert "is a terminal" in refusal(keep, UsageError)
+
+
+def test_no_room_for_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, b"x")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    told = refusal(lambda: kept(b"x", monkeypatch), OutputError)
+    assert "cannot keep standard input in a temporary file" in told
+
+
+@pytest.mark.slow
+def test_a_real_pipe(tmp_path: Path) -> None:
+    import subprocess
+
+    trace = MAKERS["kineto"](tmp_path / "in")
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "import", "-", "-o", "r.db"],
+        input=gzip.compress(trace.read_bytes()),
+        capture_output=True,
+        env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
+        timeout=60,
+        check=True,
+    )
+    assert b"torch.profiler trace: 1 events" in done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
