@@ -15,7 +15,13 @@ from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
 from unified_prof.decoders.gpu.rows import GRAPH
 from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
 from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
-from unified_prof.vocabulary import API_OPERATION, HOST_ONLY_CONNECTION, NO_NUMBER, NO_RANK
+from unified_prof.vocabulary import (
+    API_OPERATION,
+    KERNEL_CORE,
+    NO_MARK_CONNECTION,
+    NO_NUMBER,
+    NO_RANK,
+)
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
 
@@ -66,7 +72,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "globalTaskId": "of TASK",
             "blockNum": "product of `grid`",
             "mixBlockNum": "0",
-            "taskType": TASK_TYPES[0],
+            "taskType": f"{KERNEL_CORE}, where viewers of msprof databases look",
             "opType": "operation that launched it: the innermost around the launching call on its"
             " thread, else the one its `External id` names",
             "inputFormats": "of that operation, from `Input Strides`: NCHW, NHWC, NCDHW, NDHWC, ND",
@@ -99,7 +105,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
         (Kind.KERNEL,),
         _TIMES
         | {
-            "opName": "`<Collective name>__<Process Group Name>_<Seq, else running number>_1`",
+            "opName": "`<Collective name>__<Process Group Name>_<Seq, else running number>_1`;"
+            " `recv` is `receive` in it",
             "connectionId": "of TASK",
             "groupName": "`Process Group Name`",
             "opId": "dense from 0, by start",
@@ -205,7 +212,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "globalTid": "pid << 32 | tid",
             "endGlobalTid": "the same",
             "domainId": "default",
-            "connectionId": f"{HOST_ONLY_CONNECTION}: on the host only",
+            "connectionId": f"{NO_MARK_CONNECTION}: on the host only",
         },
         "All user annotations and NVTX ranges, profiler steps among them.",
     ),

@@ -39,7 +39,12 @@ OLD_NO_CONNECTION = NO_NUMBER
 """The same before 2025-02-18; and, before 2024-10-31, of marks that are on the host only."""
 
 HOST_ONLY_CONNECTION = 4_000_000_000
-"""MSTX_EVENTS.connectionId: the mark has no half on the device."""
+"""MSTX_EVENTS.connectionId: the mark has no half on the device. The exporter's of today, which
+readers take for a connection that all such marks share: they leave out `NO_MARK_CONNECTION` alone.
+"""
+
+NO_MARK_CONNECTION = NO_NUMBER
+"""The same of other profilers' marks. Ours, as readers of the format understand it."""
 
 FIRST_MARK_CONNECTION = 4_000_000_001
 """MSTX_EVENTS.connectionId and TASK.connectionId: mark 0, the others follow by their number."""
@@ -59,6 +64,10 @@ COPY_OTHER = 65535
 NO_STREAM = 0xFFFF
 """TASK.streamId on chips whose device records carry no stream: nobody launched the task. Streams
 have 16 bits, and none this number. The exporter's, in a 16-bit field of its own."""
+
+KERNEL_CORE = "AI_CORE"
+"""COMPUTE_TASK_INFO.taskType of other devices' kernels: where viewers look for what computed. Ours;
+what the task itself was is in TASK.taskType."""
 
 API_OPERATION, API_QUEUE, API_PYTHON, API_MARK = 50001, 50002, 50003, 50004
 """ENUM_API_TYPE of PYTORCH_API: an operator, its way through torch_npu's queue, a Python call, a

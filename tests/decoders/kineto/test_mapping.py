@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.decoders.kineto.made import (
     PID,
     TID,
@@ -14,6 +16,7 @@ from tests.decoders.kineto.made import (
     kernel,
     operation,
 )
+from unified_prof.vocabulary import NO_MARK_CONNECTION
 
 MAIN_THREAD = PID << 32 | TID
 
@@ -61,6 +64,8 @@ def test_a_kernel_is_joined_to_its_launch_and_operation(tmp_path: Path) -> None:
         )
     ]
     assert sink.rows("COMPUTE_TASK_INFO", "globalTaskId", "blockNum") == [(0, 6)]
+    # Viewers ask for the kernels of a kind of core; the task is what it was on the device.
+    assert sink.rows("COMPUTE_TASK_INFO", "taskType", texts=["taskType"]) == [("AI_CORE",)]
     api = sink.tables["PYTORCH_API"][0]
     assert (sink.text(api["name"]), api["startNs"], api["type"]) == ("aten::mm", 10_000, 50001)
     assert sink.text(api["inputShapes"]) == "8,3,4,4;\r\n2,3;\r\n"
@@ -194,6 +199,19 @@ def test_a_collective_kernel_with_its_parameters(tmp_path: Path) -> None:
     ) == [("data parallel", "[0, 1, 2, 3, 4, 5, 6, 7]", 1000)]
 
 
+@pytest.mark.parametrize(
+    ("collective", "begins"),
+    [("recv", "receive__dp_0_0"), ("Recv", "receive__"), ("send", "send__"), ("SendRecv", "SendR")],
+)
+def test_what_is_received_is_called_as_readers_look_for_it(
+    collective: str, begins: str, tmp_path: Path
+) -> None:
+    args = PARAMETERS | {"Collective name": collective}
+    sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=NCCL, args=args))
+    ((name, kind),) = sink.rows("COMMUNICATION_OP", "opName", "opType", texts=["opName", "opType"])
+    assert (name.startswith(begins), kind) == (True, collective)
+
+
 def test_older_kernels_get_their_parameters_from_the_operation(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
@@ -247,11 +265,10 @@ def test_annotations_and_steps(tmp_path: Path) -> None:
         call(90, 1, 1),
     )
     assert sink.rows("STEP_TIME", "id", "startNs", "endNs") == [(41, 10_000, 60_000)]
-    assert sink.rows(
-        "MSTX_EVENTS", "message", "startNs", "endNs", "globalTid", texts=["message"]
-    ) == [
-        ("ProfilerStep#41", 10_000, 60_000, MAIN_THREAD),
-        ("## forward ##", 20_000, 25_000, MAIN_THREAD),
+    columns = ("message", "startNs", "endNs", "globalTid", "connectionId")
+    assert sink.rows("MSTX_EVENTS", *columns, texts=["message"]) == [
+        ("ProfilerStep#41", 10_000, 60_000, MAIN_THREAD, NO_MARK_CONNECTION),
+        ("## forward ##", 20_000, 25_000, MAIN_THREAD, NO_MARK_CONNECTION),
     ]
     assert sink.rows("UPROF_GPU_ANNOTATIONS", "name", "deviceId", "streamId", texts=["name"]) == [
         ("## forward ##", 0, 7)

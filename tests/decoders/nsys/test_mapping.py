@@ -96,7 +96,7 @@ def test_a_graph_that_was_traced_as_a_whole_is_a_task_and_is_told(tmp_path: Path
     sink = decoded(tmp_path, small(**{KERNELS: [], "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [replay]}))
     assert sink.rows("TASK", "taskType", texts=["taskType"]) == [("CUDA_GRAPH",)]
     assert sink.rows("COMPUTE_TASK_INFO", "name", "taskType", texts=["name", "taskType"]) == [
-        ("CUDA graph 3", "CUDA_GRAPH")
+        ("CUDA graph 3", "AI_CORE")
     ]
     assert sink.anomalies == {"graph_without_kernels": 1}
     assert "--cuda-graph-trace=node" in sink.details["graph_without_kernels"]
@@ -263,6 +263,7 @@ def test_ranges_keep_their_domain_kind_and_thread(tmp_path: Path) -> None:
         ("async", "default", 2, 60, 90, 44, other),
         ("mark", "default", 0, 70, 70, none, thread),
     ]
+    assert set(sink.rows("MSTX_EVENTS", "connectionId")) == {(none,)}  # what clients skip
     assert sink.rows("STEP_TIME", "id") == [(12,)]
     assert (thread, "main loop") in sink.rows("UPROF_THREADS", "globalTid", "threadName")
     assert sink.anomalies == {"range_not_ended": 1}

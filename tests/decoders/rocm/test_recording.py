@@ -54,7 +54,8 @@ def check(sink: KeepingSink) -> None:
     )
     assert sink.rows("MEMCPY_INFO", "memcpyOperation", "size") == [(1, 4096)]
     assert sink.rows("UPROF_GPU_TASKS", "registersPerThread", "sharedMemoryBytes")[0] == (48, 1024)
-    assert sink.rows("MSTX_EVENTS", "message", "eventType", texts=["message"]) == [("step", 2)]
+    columns = ("message", "eventType", "connectionId")
+    assert sink.rows("MSTX_EVENTS", *columns, texts=["message"]) == [("step", 2, 4294967295)]
     assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
     assert sink.rows("MEMORY_RECORD", "component", "totalAllocated", texts=["component"]) == [
         ("ROCm", 64),

@@ -19,6 +19,7 @@ _KERNEL_COLLECTIVE = re.compile(
 _ALGORITHM = re.compile(
     r"(?<![A-Za-z])(RING|TREE|COLLNET_?\w*?|NVLS_?\w*?|PAT)_(LL128|LL|SIMPLE)(?![A-Za-z0-9])"
 )
+_RECEIVE = re.compile(r"^recv(?![a-z])", re.IGNORECASE)
 
 # torch's scalar type names, then its C++ type names -> (name in ENUM_HCCL_DATA_TYPE, bytes).
 # NCCL moves booleans as bytes.
@@ -70,6 +71,11 @@ def collective_of_kernel(kernel: str) -> str:
     """Return the collective that a kernel's name says, such as `AllReduce`."""
     match = _KERNEL_COLLECTIVE.search(kernel)
     return match[1] if match else NOT_AVAILABLE
+
+
+def called(collective: str) -> str:
+    """Return how names of calls begin: as HCCL has it where readers go by that word."""
+    return _RECEIVE.sub("receive", collective)
 
 
 def data_type(name: str) -> tuple[str, int]:

@@ -15,8 +15,8 @@ from unified_prof.decoders.spool import Rows
 from unified_prof.vocabulary import (
     API_NAMES,
     API_OPERATION,
-    HOST_ONLY_CONNECTION,
     NO_CATEGORY,
+    NO_MARK_CONNECTION,
     NOT_AVAILABLE,
 )
 
@@ -156,7 +156,7 @@ class HostTables:
                 "globalTid": global_tids,
                 "endGlobalTid": global_tids,
                 "domainId": self._domain,
-                "connectionId": HOST_ONLY_CONNECTION,
+                "connectionId": NO_MARK_CONNECTION,
             },
         )
 

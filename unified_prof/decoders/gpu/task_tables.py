@@ -12,6 +12,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import (
     Collective,
     algorithm,
+    called,
     collective_of_kernel,
     data_type,
 )
@@ -21,6 +22,7 @@ from unified_prof.decoders.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
 from unified_prof.vocabulary import (
     COPY_OTHER,
+    KERNEL_CORE,
     NO_CONTEXT,
     NO_MODEL,
     NO_RANK,
@@ -137,7 +139,7 @@ class TaskTables:
             "globalTaskId": ids,
             "blockNum": self._block_counts(rows),
             "mixBlockNum": 0,
-            "taskType": self._types_of(rows["kind"]),
+            "taskType": self._sink.strings.intern(KERNEL_CORE),
             "opType": np.where(operations != MISSING, operations, self._no_text),
             "inputFormats": self._of_signature(signatures.kernel_formats, rows),
             "inputDataTypes": self._of_signature(signatures.kernel_types, rows),
@@ -298,13 +300,17 @@ class TaskTables:
         return Collective(name=collective_of_kernel(self._names[int(row["name"])]))
 
     def _op_name(self, device: int, collective: Collective) -> int:
-        """Name one call so that the ranks of a group give the same call the same name."""
+        """Name one call so that the ranks of a group give the same call the same name.
+
+        What one rank receives and another one sends are two calls: readers leave both out where
+        they compare ranks, by the words `send` and `receive`.
+        """
         key = (device, collective.group)
         number = collective.sequence
         if number == MISSING:
             number = self._calls_of_group[key]
         self._calls_of_group[key] += 1
-        name = f"{collective.name}__{collective.group}_{number}_1"
+        name = f"{called(collective.name)}__{collective.group}_{number}_1"
         return self._sink.strings.intern(name)
 
     def _data_type(self, name: str) -> int:

@@ -14,7 +14,7 @@ from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, 
 from unified_prof.decoders.gpu.numbers import MISSING, ints
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.others import Others
-from unified_prof.vocabulary import HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
+from unified_prof.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 
 RANGES = "NVTX_EVENTS"
 
@@ -180,7 +180,7 @@ class Ranges:
                 "globalTid": global_tids[threads][valid],
                 "endGlobalTid": global_tids[ends][valid],
                 "domainId": domains[valid],
-                "connectionId": HOST_ONLY_CONNECTION,
+                "connectionId": NO_MARK_CONNECTION,
             },
         )
         is_step = np.isin(message, list(names.steps)) & valid & (kind == RANGE_EVENT)

@@ -12,7 +12,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
 from unified_prof.decoders.rocm.session import INTERVAL, NO_TIME, Session
-from unified_prof.vocabulary import HOST_ONLY_CONNECTION, NO_CATEGORY, NOT_AVAILABLE
+from unified_prof.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 
 _RANGE_EVENT, _MARK_EVENT = 2, 0
 _CALLS = re.compile(r"HIP|HSA|RCCL|ROCDECODE|ROCJPEG")
@@ -129,7 +129,7 @@ class Regions:
                 "globalTid": global_tids[valid],
                 "endGlobalTid": global_tids[valid],
                 "domainId": names["default"],
-                "connectionId": HOST_ONLY_CONNECTION,
+                "connectionId": NO_MARK_CONNECTION,
             },
         )
         step = np.isin(message, list(names.steps)) & valid
