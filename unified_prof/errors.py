@@ -9,6 +9,7 @@ UprofError                  1   the answer is no, or an error of no finer kind
 +- StoreError               7   a report cannot be read or written as a database
 |  +- SchemaVersionError    8   readable, but at a version that is not accepted
 +- OutputError              9   the output cannot be written (exists, read-only, disk full)
++- EngineError             10   who was to do the work cannot be had, or was lost before the end
 
 A gate that cannot tell      3   not an error: too few samples, or they scatter too much
 Any other exception           70   a bug: one line on stderr, its traceback in a file
@@ -82,3 +83,9 @@ class OutputError(UprofError):
     """An output cannot be written: it exists, its place is read-only, the disk is full."""
 
     exit_code = 9
+
+
+class EngineError(UprofError):
+    """A scheduler, its workers or the package for them cannot be had, or were lost midway."""
+
+    exit_code = 10

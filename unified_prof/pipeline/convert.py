@@ -20,10 +20,10 @@ from unified_prof.models import catalogue
 from unified_prof.pipeline import (
     ascend_layout,
     discovery,
+    executors,
     outputs,
     places,
     standard_input,
-    workers,
 )
 from unified_prof.pipeline.discovery import Found
 from unified_prof.pipeline.places import ASCEND_PT, PLAIN, Place
@@ -252,18 +252,19 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
             yield _outcome(task, partial(_tell_of, progress, f"{at}{task.found.path.name}"))
         return
     progress(f"converting {len(tasks)} recordings")
-    for finished, (number, result) in enumerate(
-        workers.each(_outcome, tasks, jobs, _once_more), start=1
-    ):
-        progress(f"{finished} of {len(tasks)} done")
-        if isinstance(result, workers.Died):
-            error = UprofError(
-                f"{tasks[number].found.path}: the process that converted it {result}, twice",
-                hint="if memory ran out, convert it without --jobs on a machine that has more",
-            )
-            yield replace(tasks[number].outcome, error=error)
-        else:
-            yield result
+    with executors.open_executor(jobs=min(jobs, len(tasks))) as crew:
+        for finished, (task, result) in enumerate(
+            executors.each(crew, _outcome, tasks, again=_once_more), start=1
+        ):
+            progress(f"{finished} of {len(tasks)} done")
+            if isinstance(result, executors.Failure):
+                error = UprofError(
+                    f"{task.found.path}: the process that converted it {result}, twice",
+                    hint="if memory ran out, convert it without --jobs on a machine that has more",
+                )
+                yield replace(task.outcome, error=error)
+            else:
+                yield result
 
 
 def _once_more(task: _Task) -> _Task:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
+from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline import convert as pipeline
-from unified_prof.pipeline import workers
 from unified_prof.pipeline.convert import _outcome as conversion_of
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.workers import Died
+from unified_prof.pipeline.executors import (
+    Crew,
+    Failure,
+    WorkerDied,
+    each,
+    open_executor,
+    processes,
+)
+from unified_prof.pipeline.executors.base import Here
 from unified_prof.store import ownership
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -47,6 +60,19 @@ def dies_once(marker: Path) -> str:
     return marker.name
 
 
+def pid(_: int) -> int:
+    return os.getpid()
+
+
+def sleeps(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def gives_a_lambda() -> Any:
+    return lambda: 1
+
+
 def dies_at_7(number: int) -> int:
     if number == 7:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -59,16 +85,153 @@ def raises_at_1(number: int) -> int:
     return number
 
 
-def test_results_come_with_the_numbers_of_their_tasks() -> None:
-    assert sorted(workers.each(double, [5, 6, 7], 2)) == [(0, 10), (1, 12), (2, 14)]
-    assert list(workers.each(double, [], 2)) == []
+def done(crew: Crew, function: Callable[[Any], Any], items: Iterable[Any]) -> dict[Any, Any]:
+    return dict(each(crew, function, items))
 
 
-def test_a_lost_task_is_tried_again(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    with open_executor(jobs=2) as opened:
+        yield opened
+
+
+def test_results_come_with_their_items(crew: Crew) -> None:
+    assert done(crew, double, [5, 6, 7]) == {5: 10, 6: 12, 7: 14}
+    assert done(crew, double, []) == {}
+
+
+def test_it_is_an_executor_as_others_are(crew: Crew) -> None:
+    assert isinstance(crew, Executor)
+    assert list(crew.map(double, range(5))) == [0, 2, 4, 6, 8]
+    with pytest.raises(KeyError, match="a fault of ours") as raised:
+        crew.submit(raises_at_1, 1).result()
+    assert "raises_at_1" in str(raised.value.__cause__), "where in the other process"
+
+
+def test_what_cannot_be_pickled_is_told_at_once_and_what_cannot_come_back_by_its_future(
+    crew: Crew,
+) -> None:
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        crew.submit(lambda: 1)
+    with pytest.raises((AttributeError, TypeError, RuntimeError)):
+        crew.submit(gives_a_lambda).result()
+    assert crew.submit(double, 1).result() == 2
+
+
+def test_a_lost_task_is_tried_again(tmp_path: Path, crew: Crew) -> None:
     tasks = [tmp_path / str(number) for number in range(4)]
     for task in tasks[1:]:
         task.write_text("")
-    assert sorted(workers.each(dies_once, tasks, 2)) == [(n, str(n)) for n in range(4)]
+    assert done(crew, dies_once, tasks) == {task: task.name for task in tasks}
+
+
+def test_items_are_taken_as_they_can_be_done(crew: Crew) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    results = each(crew, double, items())
+    first = [next(results) for _ in range(10)]
+    assert len(taken) <= 10 + crew.in_flight()
+    assert all(result == 2 * item for item, result in first)
+    results.close()
+
+
+def test_in_this_process_nothing_is_started() -> None:
+    with open_executor(jobs=1) as here:
+        assert done(here, pid, [1]) == {1: os.getpid()}
+
+
+@linux
+def test_what_is_interrupted_leaves_no_process() -> None:
+    def interrupted() -> None:
+        with open_executor(jobs=2) as crew:
+            for _ in each(crew, sleeps, [0.0, 60.0, 60.0]):
+                started.extend(set(children(os.getpid())) - others)
+                raise KeyboardInterrupt
+
+    started: list[int] = []
+    others = set(children(os.getpid()))
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert started
+    assert not any(b"spawn_main" in command_of(pid) for pid in started)
+    assert time.monotonic() - begun < 20
+
+
+@linux
+def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Any:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(processes, "_started", refuse)
+    with (
+        open_executor(jobs=2) as crew,
+        pytest.raises(EngineError, match="no process can be started: Resource temporarily"),
+    ):
+        list(each(crew, double, range(10)))
+
+
+def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    for wish, words in {
+        "local:0": "is no scheduler",
+        "localhost:8786": "is no scheduler",
+        "tcp://host": "is no scheduler",
+        str(tmp_path / "none.json"): "no such file",
+    }.items():
+        with pytest.raises(UsageError, match=words), open_executor(wish):
+            pass
+
+
+@given(
+    lost=st.sets(st.integers(0, 40)),
+    deadly=st.sets(st.integers(0, 40), max_size=4),
+    raising=st.sets(st.integers(0, 40), max_size=3),
+    count=st.integers(0, 40),
+    task_s=st.sampled_from([0.0, 1e-5, 10.0]),
+)
+def test_every_item_has_one_result_whatever_dies(
+    lost: set[int], deadly: set[int], raising: set[int], count: int, task_s: float
+) -> None:
+    """Against a crew that loses tasks by plan, whole batches of them as well."""
+    crew = Losing(lost, deadly, task_s)
+    results: list[tuple[int, Any]] = []
+    faulty = raising - deadly
+
+    def function(number: int) -> int:
+        if number in raising:
+            raise KeyError("a fault of ours")
+        return 2 * number
+
+    try:
+        results.extend(each(crew, function, range(count)))
+    except RuntimeError:
+        pass
+    else:
+        assert not faulty & set(range(count))
+    assert len(dict(results)) == len(results)
+    got = dict(each(Losing(lost, deadly, task_s), double, range(count)))
+    assert got == {n: Failure("was ended by plan") if n in deadly else 2 * n for n in range(count)}
+
+
+class Losing(Here):
+    """Loses each item of `lost` once, those of `deadly` always; what is in its task with it."""
+
+    def __init__(self, lost: set[int], deadly: set[int], task_s: float) -> None:
+        self.lost, self.deadly, self.task_s = set(lost), deadly, task_s
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        _, batch = args
+        if not (self.lost | self.deadly).isdisjoint(batch):
+            self.lost -= set(batch)
+            future: Future[Any] = Future()
+            future.set_exception(WorkerDied("was ended by plan"))
+            return future
+        return super().submit(fn, *args, **kwargs)
 
 
 def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
@@ -86,23 +249,22 @@ def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
 
 @pytest.mark.slow
 def test_a_task_that_ends_its_process_twice_is_named_and_costs_no_other() -> None:
-    results = dict(workers.each(dies_at_7, list(range(12)), 3))
-    died = results.pop(7)
-    assert isinstance(died, Died)
-    assert str(died) == "was ended by SIGKILL"
+    with open_executor(jobs=3) as crew:
+        results = done(crew, dies_at_7, range(12))
+    assert results.pop(7) == Failure("was ended by SIGKILL")
     assert results == {number: number for number in range(12) if number != 7}
 
 
-def test_a_fault_in_the_function_is_raised_when_all_others_are_done() -> None:
-    results = workers.each(raises_at_1, list(range(6)), 2)
+def test_a_fault_in_the_function_is_raised_when_all_others_are_done(crew: Crew) -> None:
+    results = each(crew, raises_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
     with pytest.raises(RuntimeError, match="a fault of ours"):
         next(results)
 
 
 def test_how_a_process_ended_is_told_in_words() -> None:
-    assert str(Died(3)) == "ended with exit code 3"
-    assert str(Died(-signal.SIGTERM)) == "was ended by SIGTERM"
+    assert processes._how_ended(3) == "ended with exit code 3"
+    assert processes._how_ended(-signal.SIGTERM) == "was ended by SIGTERM"
 
 
 # ---- the command, with processes ended from outside
@@ -119,7 +281,7 @@ def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
     return [int(child) for child in text.split() if b"spawn_main" in command_of(int(child))]
 
 

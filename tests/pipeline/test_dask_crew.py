@@ -1,0 +1,334 @@
+"""Dask as the one who does the work: workers that die, schedulers that are lost, other versions."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unified_prof.errors import EngineError
+from unified_prof.pipeline.executors import Failure, dask_crew, each, open_executor
+from unified_prof.version import VERSION
+
+distributed = pytest.importorskip("distributed")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+
+DASK = [sys.executable, "-m", "dask"]
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def dies_at_7(number: int) -> int:
+    if number == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.02)
+    return number
+
+
+def marks_and_sleeps(task: tuple[Path, int]) -> int:
+    """Say which process does it, then take long enough to be killed."""
+    folder, number = task
+    (folder / f"{number}-{os.getpid()}").touch()
+    time.sleep(0.3)
+    return number
+
+
+def raises_at_1(number: int) -> int:
+    if number == 1:
+        raise KeyError("a fault of ours")
+    return number
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[Any]:
+    """A scheduler and two workers in threads of this process: Dask as it is, and quickly there."""
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+    )
+    with cluster, distributed.Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+def test_results_come_from_workers_many_of_short_ones_in_a_task(threads: Any) -> None:
+    with dask_crew.DaskCrew(threads, "these threads") as crew:
+        assert dict(each(crew, double, range(200))) == {n: 2 * n for n in range(200)}
+        assert list(crew.map(double, [1, 2])) == [2, 4]
+
+
+def test_a_fault_in_the_function_is_raised_when_all_others_are_done(threads: Any) -> None:
+    results = each(dask_crew.DaskCrew(threads, "these threads"), raises_at_1, range(6))
+    assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        next(results)
+
+
+def test_few_are_in_flight(threads: Any) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100_000):
+            taken.append(number)
+            yield number
+
+    crew = dask_crew.DaskCrew(threads, "these threads")
+    results = each(crew, double, items())
+    next(results)
+    results.close()
+    assert len(taken) <= 8
+
+
+def test_no_worker_is_said_before_long(threads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with distributed.LocalCluster(
+        n_workers=0, processes=False, dashboard_address="127.0.0.1:0"
+    ) as none:
+        told: list[str] = []
+        opened = dask_crew.of_scheduler(none.scheduler_address, told.append, patience_s=1.5)
+        with pytest.raises(EngineError, match=r"has no worker|had no worker"), opened:
+            pass
+    assert "has no worker yet; waiting up to" in told[0]
+
+
+def test_nobody_answers() -> None:
+    opened = dask_crew.of_scheduler("tcp://127.0.0.1:1", print, connect_s=1)
+    with pytest.raises(EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not answer"):
+        opened.__enter__()
+
+
+class OfVersions:
+    """A client whose workers have what they have."""
+
+    def __init__(self, **workers: dict[str, str | None]) -> None:
+        self.workers = workers
+
+    def get_versions(self, packages: list[str]) -> dict[str, Any]:
+        assert packages == ["unified_prof"]
+
+        def facts(changes: dict[str, str | None]) -> dict[str, Any]:
+            python = ".".join(map(str, sys.version_info[:5]))
+            packages = {
+                "python": python,
+                "unified_prof": VERSION,
+                "dask": "2026.8.0",
+                "distributed": "2026.8.0",
+                "msgpack": "1.2.4",
+                "cloudpickle": "3.1.2",
+            }
+            return {"host": {"python": python}, "packages": {**packages, **changes}}
+
+        return {
+            "client": facts({}),
+            "scheduler": facts({"unified_prof": None}),
+            "workers": {name: facts(changes) for name, changes in self.workers.items()},
+        }
+
+
+def test_versions_that_differ_are_said_in_words() -> None:
+    same: dict[str, str | None] = {}
+    assert dask_crew.refuse_others(OfVersions(a=same, b=same), "the scheduler") == []
+    other: dict[str, str | None] = {"msgpack": "1.0.0"}
+    assert dask_crew.refuse_others(OfVersions(a=same, b=other, c=other), "the scheduler") == [
+        "worker b and 1 more: msgpack 1.0.0 instead of 1.2.4 here"
+    ]
+    refused: dict[str, dict[str, str | None]] = {
+        "worker a has uprof 0.0.1, expected": {"unified_prof": "0.0.1"},
+        "worker a has no uprof": {"unified_prof": None},
+        "worker a runs Python 2.7.18, expected 3": {"python": "2.7.18.final.0"},
+    }
+    for words, changes in refused.items():
+        with pytest.raises(EngineError, match=words):
+            dask_crew.refuse_others(OfVersions(a=changes), "the scheduler")
+
+
+def test_a_worker_of_another_build_that_comes_late_is_refused_by_its_task() -> None:
+    assert dask_crew._called(VERSION, double, (4,), {}) == 8
+    with pytest.raises(EngineError, match=f"a worker has uprof {VERSION}, expected 0.0.1"):
+        dask_crew._called("0.0.1", double, (4,), {})
+
+
+def test_without_dask_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(EngineError, match="distributed is not installed") as raised:
+        dask_crew.on_this_machine(2).__enter__()
+    assert raised.value.hint == "pip install 'unified-prof[cluster]'"
+    assert raised.value.exit_code == 10
+
+
+# ---- processes: Dask on this machine, and by command line
+
+
+@pytest.mark.slow
+def test_dask_on_this_machine_names_what_ends_its_processes_and_loses_nothing_else(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with open_executor("local:2") as crew:
+        results = dict(each(crew, dies_at_7, range(30)))
+    died = results.pop(7)
+    assert isinstance(died, Failure)
+    assert str(died).startswith("ended without an answer (tcp://127.0.0.1:")
+    assert results == {number: number for number in range(30) if number != 7}
+    assert capfd.readouterr() == ("", ""), "Dask logs a lot unless it is told not to"
+    assert not list(Path(importlib.import_module("tempfile").gettempdir()).glob("uprof-dask-*"))
+
+
+@contextmanager
+def by_command_line(folder: Path, workers: int = 2, *options: str) -> Iterator[tuple[Path, Any]]:
+    """Yield the file of a scheduler that `dask scheduler` runs, and its processes."""
+    file = folder / "scheduler.json"
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: str) -> None:
+        log = (folder / f"{len(started)}.log").open("wb")
+        with log:
+            started.append(
+                subprocess.Popen(
+                    [*DASK, *words], stdout=log, stderr=log, cwd=folder, start_new_session=True
+                )
+            )
+
+    try:
+        start(
+            "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
+            "--scheduler-file", str(file),
+        )  # fmt: skip
+        assert until(file.is_file)
+        for _ in range(workers):
+            start(
+                "worker", "--scheduler-file", str(file), "--nthreads", "1", "--no-dashboard",
+                "--host", "127.0.0.1", "--local-directory", str(folder / "scratch"), *options,
+            )  # fmt: skip
+        yield file, started
+    finally:
+        for process in reversed(started):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return met
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--no-nanny",)], ids=["nanny", "no nanny"])
+def test_a_worker_killed_midway_costs_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def kill_one() -> None:
+        assert until(lambda: len(list(marks.iterdir())) >= 3)
+        first = min(marks.iterdir(), key=lambda mark: mark.stat().st_mtime)
+        os.kill(int(first.name.partition("-")[2]), signal.SIGKILL)
+        killed.append(first.name)
+
+    killed: list[str] = []
+    tasks = [(marks, number) for number in range(20)]
+    with by_command_line(tmp_path, 2, *options) as (file, _), open_executor(str(file)) as crew:
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        results = dict(each(crew, marks_and_sleeps, tasks))
+        killer.join()
+    assert killed
+    assert results == {task: task[1] for task in tasks}
+
+
+@linux
+@pytest.mark.slow
+def test_an_item_that_kills_every_worker_is_named_and_all_others_are_held(tmp_path: Path) -> None:
+    with by_command_line(tmp_path) as (file, _), open_executor(str(file)) as crew:
+        results = dict(each(crew, dies_at_7, range(40)))
+    assert isinstance(results.pop(7), Failure)
+    assert results == {number: number for number in range(40) if number != 7}
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_scheduler_that_is_lost_ends_the_command_in_words(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    tasks = [(marks, task) for task in range(200)]
+    got: list[int] = []
+
+    def work(file: Path, scheduler: int) -> None:
+        with dask_crew.of_scheduler(str(file), print, patience_s=5) as crew:
+            for _, result in each(crew, marks_and_sleeps, tasks):
+                assert isinstance(result, int)
+                got.append(result)
+                if len(got) == 3:
+                    os.kill(scheduler, number)
+
+    begun = time.monotonic()
+    with (
+        by_command_line(tmp_path) as (file, processes),
+        pytest.raises(EngineError, match=r"was lost|does not answer") as raised,
+    ):
+        work(file, processes[0].pid)
+    assert time.monotonic() - begun < 90
+    assert raised.value.exit_code == 10
+    assert "run the command again" in str(raised.value.hint)
+    assert len(got) >= 3
+
+
+INTERRUPTED = """
+import sys, time
+from unified_prof.pipeline.executors import each, open_executor
+
+if __name__ == "__main__":
+    try:
+        with open_executor("local:2") as crew:
+            print("open", flush=True)
+            for _ in each(crew, time.sleep, [60] * 4):
+                pass
+    except KeyboardInterrupt:
+        sys.exit(130)
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_ctrl_c_ends_dask_on_this_machine_with_all_its_processes(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(INTERRUPTED)
+    with subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"open\n"
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to all of them
+        _, told = process.communicate(timeout=60)
+    assert (process.returncode, told) == (130, b"")
+    assert until(lambda: not of_session(process.pid), 10)
+
+
+def of_session(session: int) -> list[int]:
+    def is_of(pid: int) -> bool:
+        try:
+            return os.getsid(pid) == session
+        except OSError:
+            return False
+
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_of(int(path.name))]

@@ -1,0 +1,323 @@
+"""Dask's distributed scheduler as an executor: one that runs already, or one on this machine.
+
+What a worker of Dask does is done by reference: it has uprof installed, of the same version, and
+sees the same files. When a worker is lost, Dask gives its tasks to others; a task with which as
+many were lost as the scheduler allows comes back as `WorkerDied`. Every question to the scheduler
+has a time limit, as a scheduler may be stopped and say nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from unified_prof.errors import EngineError
+from unified_prof.pipeline.executors.base import Crew, WorkerDied
+from unified_prof.version import VERSION
+
+T = TypeVar("T")
+
+CONNECT_S = 20.0
+"""How long a scheduler may take to answer."""
+PATIENCE_S = 60.0
+"""How long there may be no worker at all, at the start or later."""
+
+_LOGGERS = ("distributed", "distributed.client", "distributed.nanny", "distributed.worker")
+_NANNY = "distributed.nanny.pre-spawn-environ"
+_INSTALL = "pip install 'unified-prof[cluster]'"
+_AGAIN = "what was finished is kept: run the command again to go on"
+
+
+@contextmanager
+def on_this_machine(
+    count: int, *, verbose: bool = False, patience_s: float = PATIENCE_S
+) -> Iterator[Crew]:
+    """Yield `count` processes of Dask on this machine, which end with the block."""
+    distributed = _import(verbose=verbose)
+    import dask
+
+    level = "info" if verbose else "critical"
+    settings = {
+        "distributed.scheduler.allowed-failures": 0,  # `each` tries again, and alone
+        "distributed.comm.timeouts.connect": "10s",  # results of a worker that died are waited for
+        "distributed.admin.system-monitor.gil.enabled": False,
+        f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
+    }
+    with ExitStack() as ends:
+        folder = tempfile.mkdtemp(prefix="uprof-dask-")
+        ends.callback(shutil.rmtree, folder, ignore_errors=True)
+        ends.enter_context(dask.config.set(settings))
+        try:
+            cluster = distributed.LocalCluster(
+                n_workers=count,
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                local_directory=folder,
+                silence_logs=False,
+            )
+        except (OSError, RuntimeError, TimeoutError) as err:
+            raise EngineError(f"Dask does not start on this machine: {err}") from err
+        ends.callback(_quietly, partial(cluster.close, timeout=10))
+        name = "Dask on this machine"
+        client = ends.enter_context(_connected(distributed, cluster, name))
+        yield ends.enter_context(DaskCrew(client, name, patience_s))
+
+
+@contextmanager
+def of_scheduler(
+    wish: str,
+    tell: Callable[[str], None],
+    *,
+    verbose: bool = False,
+    patience_s: float = PATIENCE_S,
+    connect_s: float = CONNECT_S,
+) -> Iterator[Crew]:
+    """Yield the workers of a scheduler that runs, at an address or as a file says."""
+    distributed = _import(verbose=verbose)
+    name = f"the scheduler at {wish}"
+    where = {"scheduler_file": wish} if wish.endswith(".json") else {"address": wish}
+    with _connected(distributed, None, name, connect_s, **where) as client:
+        crew = DaskCrew(client, name, patience_s)
+        crew.wait_for_workers(tell)
+        for remark in refuse_others(client, name):
+            tell(remark)
+        with crew:
+            yield crew
+
+
+class DaskCrew(Crew):
+    """The workers of a scheduler."""
+
+    task_s = 0.25  # a task costs its scheduler and its client some 5 ms
+
+    def __init__(self, client: Any, name: str, patience_s: float = PATIENCE_S) -> None:
+        self._client, self._name, self._patience_s = client, name, patience_s
+        self._executor = client.get_executor(pure=False)
+        self._threads = sum(self._asked(client.nthreads).values())
+        self._alone_since: float | None = None
+
+    def in_flight(self) -> int:
+        """Return three times the number of the workers' threads: none waits, and it is little."""
+        return max(8, 3 * self._threads)
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Have a worker call `fn`; a worker that is lost becomes `WorkerDied`."""
+        future: Future[Any] = Future()
+        try:
+            asked = self._executor.submit(_called, VERSION, fn, args, kwargs)
+        except Exception as err:
+            raise self._lost(err) from err
+        asked.add_done_callback(partial(_hand_on, future))
+        future.add_done_callback(partial(_cancel, asked))
+        return future
+
+    def check(self) -> None:
+        """Raise EngineError if the scheduler is gone, or has had no worker for too long."""
+        if self._client.status != "running":
+            raise self._lost()
+        threads = sum(self._asked(self._client.nthreads).values())
+        if threads:
+            self._threads, self._alone_since = threads, None
+            return
+        now = time.monotonic()
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > self._patience_s:
+            raise EngineError(
+                f"{self._name} has had no worker for {self._patience_s:.0f} s",
+                hint=f"start workers with a nanny, as `dask worker` does unasked; {_AGAIN}",
+            )
+
+    def wait_for_workers(self, tell: Callable[[str], None]) -> None:
+        """Return once there is a worker."""
+        for tries in range(int(self._patience_s * 2) + 1):
+            self.check()
+            if self._threads:
+                return
+            if tries == 2:
+                tell(f"{self._name} has no worker yet; waiting up to {self._patience_s:.0f} s")
+            time.sleep(0.5)
+        self.check()
+        raise EngineError(
+            f"{self._name} has no worker",
+            hint="start workers: `dask worker tcp://HOST:PORT` on each machine",
+        )
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Give up what is not finished; a worker ends what it has begun."""
+        if self._client.status == "running":
+            _quietly(partial(self._executor.shutdown, wait=wait and not cancel_futures))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.shutdown(cancel_futures=kind is not None)
+
+    def _asked(self, question: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+        try:
+            return _within(self._patience_s, question)
+        except Exception as err:
+            raise self._lost(err) from err
+
+    def _lost(self, err: Exception | None = None) -> EngineError:
+        why = "does not answer" if isinstance(err, TimeoutError) else "was lost"
+        return EngineError(f"{self._name} {why}", hint=_AGAIN)
+
+
+def refuse_others(client: Any, name: str) -> list[str]:
+    """Compare versions with those of all workers; return what differs without harm, in words.
+
+    Raises:
+        EngineError: workers without uprof, with another version of it, or of Python.
+    """
+    try:
+        found = _within(CONNECT_S, lambda: client.get_versions(packages=["unified_prof"]))
+    except Exception as err:
+        raise EngineError(f"{name} does not tell which versions its workers have: {err}") from err
+    ours = _versions(found["client"])
+    remarks: dict[str, list[str]] = {}
+    sides = {"the scheduler": found["scheduler"]}
+    sides.update({f"worker {address}": facts for address, facts in found["workers"].items()})
+    for side, facts in sides.items():
+        theirs = _versions(facts)
+        if side != "the scheduler":
+            _refuse_other(side, theirs)
+        for package in ("distributed", "dask", "msgpack", "cloudpickle"):
+            if theirs.get(package) != ours.get(package):
+                remark = f"{package} {theirs.get(package)} instead of {ours.get(package)} here"
+                remarks.setdefault(remark, []).append(side)
+    return [
+        f"{sides[0] + (f' and {len(sides) - 1} more' if len(sides) > 1 else '')}: {remark}"
+        for remark, sides in remarks.items()
+    ]
+
+
+def _refuse_other(side: str, theirs: Mapping[str, str]) -> None:
+    if (version := theirs.get("unified_prof")) != VERSION:
+        has = f"has uprof {version}" if version else "has no uprof"
+        raise EngineError(
+            f"{side} {has}, expected {VERSION} as here",
+            hint="install the same version in the environment of the workers, and start them anew",
+        )
+    here = platform.python_version()
+    there = theirs.get("python", here)
+    if there.split(".")[:2] != here.split(".")[:2]:
+        raise EngineError(
+            f"{side} runs Python {there}, expected {here} as here",
+            hint="start workers with the same Python",
+        )
+
+
+def _versions(facts: Mapping[str, Any]) -> dict[str, str]:
+    host, packages = dict(facts.get("host", ())), dict(facts.get("packages", ()))
+    python = str(packages.get("python") or host.get("python", ""))
+    versions = {name: str(version) for name, version in packages.items() if version}
+    versions["python"] = ".".join(python.split(".")[:3])
+    return versions
+
+
+@contextmanager
+def _connected(
+    distributed: Any, cluster: Any, name: str, connect_s: float = CONNECT_S, **where: str
+) -> Iterator[Any]:
+    arguments = {"address": cluster} if cluster is not None else where
+    connect = partial(
+        distributed.Client, **arguments, timeout=connect_s, set_as_default=False, name="uprof"
+    )
+    try:
+        client = _within(connect_s + 5, connect)
+    except (OSError, ValueError, TimeoutError) as err:
+        what = "does not answer" if isinstance(err, OSError | TimeoutError) else f"is none: {err}"
+        raise EngineError(
+            f"{name} {what}", hint="is it running, and is its port open from this machine?"
+        ) from err
+    try:
+        yield client
+    finally:
+        _quietly(partial(client.close, timeout=5))
+
+
+def _import(*, verbose: bool) -> Any:
+    try:
+        import dask
+        import distributed
+    except ImportError as err:
+        raise EngineError(
+            f"other machines are worked on by Dask, and {err.name} is not installed", hint=_INSTALL
+        ) from err
+    if not verbose:
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        for name in ("tornado", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    del dask
+    return distributed
+
+
+def _called(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call `fn` on a worker, which may have come later than the others and be of another build."""
+    if version != VERSION:
+        raise EngineError(f"a worker has uprof {VERSION}, expected {version} as here")
+    return fn(*args, **kwargs)
+
+
+def _hand_on(future: Future[Any], asked: Future[Any]) -> None:
+    """Give `future` what `asked` came to."""
+    if asked.cancelled():
+        future.cancel()
+        future.set_running_or_notify_cancel()
+        return
+    if not future.set_running_or_notify_cancel():
+        return
+    err = asked.exception()
+    if err is None:
+        future.set_result(asked.result())
+    elif type(err).__name__ == "KilledWorker":
+        last = getattr(getattr(err, "last_worker", None), "address", None)
+        future.set_exception(WorkerDied("ended without an answer" + (f" ({last})" if last else "")))
+    else:
+        future.set_exception(err)
+
+
+def _cancel(asked: Future[Any], future: Future[Any]) -> None:
+    if future.cancelled():
+        asked.cancel()
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what `call` returns.
+
+    Raises:
+        TimeoutError: it does not return in time; it is left alone.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except BaseException as err:
+            errors.append(err)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    return results[0]
+
+
+def _quietly(end: Callable[[], object]) -> None:
+    """Do what is to be done at the end, whether or not the other side is still there."""
+    with suppress(Exception):
+        _within(15, end)
