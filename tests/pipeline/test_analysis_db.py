@@ -48,6 +48,127 @@ def test_steps_own_what_they_launched_and_overlap_is_split(tmp_path: Path) -> No
     assert collectives == [("AllReduce__N/A_0_1", 0.03, "step1", "collective", None)]
 
 
+# A pipeline of two ranks, seen by the second one (global rank 6): it receives, computes, sends.
+PIPELINE = {
+    "Process Group Name": "pp_1",
+    "Process Group Ranks": "[2, 6]",
+    "In msg nelems": 500_000,
+    "Out msg nelems": 500_000,
+    "dtype": "Float",
+    "Group size": 2,
+}
+GROUP = str(group_hash("pp_1"))
+
+
+def passed(ts: float, dur: float, correlation: int, name: str, **more: object) -> dict[str, object]:
+    args = {**PIPELINE, "Collective name": name, "stream": 9, **more}
+    return kernel(ts, dur, correlation, name="ncclDevKernel_SendRecv(x)", args=args)
+
+
+def pipeline(path: Path, *more: dict[str, object], rank: int | None = 6) -> Path:
+    events = [
+        complete("user_annotation", "ProfilerStep#7", 0, 100),
+        *(call(10 * i, 1, i) for i in range(1, 4)),
+        passed(30, 40, 1, "recv", **{"Src Rank": 2, "Seq": 0}),
+        kernel(60, 30, 2),
+        passed(100, 10, 3, "send", **{"Dst Rank": 2, "Seq": 1}),
+    ]
+    about = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 8}}
+    return write(path, [*events, *more], **about)
+
+
+def analysis_of(trace: Path, tables: dict[str, str]) -> dict[str, list[tuple[object, ...]]]:
+    made = convert(trace, trace.with_suffix(".db"))
+    with open_report(made.database) as report:
+        path = write_analysis(report, trace.parent, overwrite=True)
+    with closing(sqlite3.connect(path)) as db:
+        return {
+            t: db.execute(f"SELECT {columns} FROM {t}").fetchall() for t, columns in tables.items()
+        }
+
+
+STEP_COLUMNS = (
+    "step, computing, communication, overlapped, communication_not_overlapped, free, stage,"
+    " bubble, communication_not_overlapped_and_exclude_receive, preparing"
+)
+
+
+def test_what_a_gpu_received_is_the_bubble_of_its_stage(tmp_path: Path) -> None:
+    found = analysis_of(pipeline(tmp_path / "t.json"), {"StepTraceTime": STEP_COLUMNS})
+    # From 30 to 110: 80 us, of which 40 were received for; 10 of those while it computed.
+    assert found["StepTraceTime"] == [("7", 30, 50, 10, 40, 10, 40, 40, 0, 30)]
+
+
+def test_without_steps_the_recording_is_one_of_no_name(tmp_path: Path) -> None:
+    events = [
+        complete("cpu_op", "aten::mm", 5, 10),
+        call(8, 1, 1),
+        kernel(20, 10, 1),
+    ]
+    found = analysis_of(write(tmp_path / "t.json", events), {"StepTraceTime": STEP_COLUMNS})
+    assert found["StepTraceTime"] == [(None, 10, 0, 0, 0, 0, 10, 0, 0, 15)]
+
+
+def test_bandwidths_of_a_gpu_are_those_of_the_whole_kernel(tmp_path: Path) -> None:
+    found = analysis_of(
+        pipeline(tmp_path / "t.json"),
+        {
+            "CommAnalyzerTime": "hccl_op_name, group_name, elapse_time, transit_time, step, type",
+            "CommAnalyzerBandwidth": "*",
+        },
+    )
+    assert found["CommAnalyzerTime"] == [
+        ("receive__pp_1_0_1", GROUP, 0.04, None, "step7", "p2p"),
+        ("send__pp_1_1_1", GROUP, 0.01, None, "step7", "p2p"),
+    ]
+    received = ("SDMA", 2, 0.04, 50, 0, 2, 1, 0.04, "step7", "p2p")
+    assert found["CommAnalyzerBandwidth"][0] == ("receive__pp_1_0_1", GROUP, *received)
+    assert found["CommAnalyzerBandwidth"][1][2:6] == ("SDMA", 2, 0.01, 200)
+
+
+def test_the_matrix_of_a_gpu_goes_from_sender_to_receiver(tmp_path: Path) -> None:
+    more = [call(50, 1, 4), passed(120, 10, 4, "allreduce", Seq=2)]
+    found = analysis_of(
+        pipeline(tmp_path / "t.json", *more),
+        {"CommAnalyzerMatrix": "hccl_op_name, src_rank, dst_rank, transport_type, bandwidth"},
+    )
+    rows = [row for row in found["CommAnalyzerMatrix"] if str(row[0]).endswith("total")]
+    # Ranks are those in the group; links of a collective are not recorded.
+    assert rows == [
+        ("receive-total", "0", "1", None, 50),
+        ("send-total", "1", "0", None, 200),
+        ("allreduce-total", "1", "1", None, 200),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks"), [(None, "[2, 6]"), (6, "[0, 1, ..., 63]"), (6, "[2, 3]"), (6, "")]
+)
+def test_without_its_place_in_the_group_a_rank_has_no_row_in_the_matrix(
+    rank: int | None, ranks: str, tmp_path: Path
+) -> None:
+    listed = {"Process Group Ranks": ranks}
+    more = [call(50, 1, 4), passed(120, 10, 4, "allreduce", Seq=2, **listed)]
+    found = analysis_of(
+        pipeline(tmp_path / "t.json", *more, rank=rank),
+        {"CommAnalyzerMatrix": "hccl_op_name", "CommAnalyzerBandwidth": "hccl_op_name"},
+    )
+    assert not [row for row in found["CommAnalyzerMatrix"] if "allreduce" in str(row[0])]
+    assert len(found["CommAnalyzerBandwidth"]) == 3
+
+
+def test_collectives_launched_outside_every_step_are_left_out_as_their_tasks_are(
+    tmp_path: Path,
+) -> None:
+    more = [call(500, 1, 4), passed(520, 10, 4, "allreduce", Seq=2)]
+    trace = pipeline(tmp_path / "t.json", *more)
+    found = analysis_of(trace, {"CommAnalyzerTime": "step", "StepTraceTime": "communication"})
+    assert found == {
+        "CommAnalyzerTime": [("step7",), ("step7",)],
+        "StepTraceTime": [(50,)],
+    }
+
+
 def test_groups_are_named_by_the_hash_that_readers_compute() -> None:
     # From a database that torch_npu made, and by hand.
     assert group_hash("a") == 97 << 32 | 97

@@ -50,7 +50,7 @@ _COLLECTIVES = {
 }
 _IN_STEP = ", step TEXT, type TEXT"
 _OF_OPERATION = ", op_name TEXT"
-_POINT_TO_POINT = ("hcom_send", "hcom_receive", "hcom_batchsendrecv")
+_POINT_TO_POINT = ("hcom_send", "hcom_receive", "hcom_batchsendrecv", "send", "receive")
 
 Row = tuple[object, ...]
 Rows = dict[str, list[Row]]
@@ -66,7 +66,7 @@ def write_analysis(
 ) -> Path:
     """Write `analysis.db` of `report` into `folder` and return its path.
 
-    What a GPU trace cannot say is NULL: how much of a collective was waiting.
+    What a recording of GPUs cannot say is NULL: how much of a collective was waiting, see `gpu`.
 
     Args:
         report: The database.
@@ -77,17 +77,21 @@ def write_analysis(
     Raises:
         OutputError: it exists and `overwrite` is false, or it cannot be written.
     """
-    rows: dict[str, Iterable[Row]]
+    launched: Iterable[tuple[int, Collective]]
     if recorded is not None or steps.is_of_ascend(report):
         tasks = steps.read_tasks(report)
         ranges = steps.ranges(report, tasks)
-        placed = _in_steps(read_collectives(report, recorded or Recorded()), ranges)
-        rows = {"StepTraceTime": steps.rows(report, tasks, ranges), **placed}
+        work = steps.read_work(report, tasks)
+        collectives = read_collectives(report, recorded or Recorded())
+        launched = ((one.start_ns, one) for one in collectives)
     else:
-        rows = {
-            "StepTraceTime": gpu.step_rows(report),
-            "CommAnalyzerTime": gpu.collective_rows(report),
-        }
+        ranges = gpu.ranges(report)
+        work = gpu.read_work(report)
+        launched = gpu.read_collectives(report)
+    rows: dict[str, Iterable[Row]] = {
+        "StepTraceTime": steps.rows(report, work, ranges),
+        **_in_steps(launched, ranges),
+    }
     path = folder / FILE_NAME
     statements = [_STEPS]
     for name, columns in _COLLECTIVES.items():
@@ -118,12 +122,17 @@ def write_communication(
     return path
 
 
-def _in_steps(collectives: Iterable[Collective], ranges: list[Range]) -> Rows:
-    """Return the rows with step and type; collectives outside every step are left out."""
+def _in_steps(collectives: Iterable[tuple[int, Collective]], ranges: list[Range]) -> Rows:
+    """Return the rows with step and type; collectives outside every step are left out.
+
+    Args:
+        collectives: With the moment by which each belongs to a step.
+        ranges: Of the steps.
+    """
     rows: Rows = {name: [] for name in _COLLECTIVES}
     placed: list[tuple[Collective, str, str]] = []
-    for one in collectives:
-        place = next((r for r in ranges if r.start_ns <= one.start_ns <= r.end_ns), None)
+    for at, one in collectives:
+        place = next((r for r in ranges if r.start_ns <= at <= r.end_ns), None)
         if place is None:
             continue
         step = "step" if place.name is None else f"step{place.name}"

@@ -16,7 +16,7 @@ from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS
 from unified_prof.vocabulary import NO_RANK
 
-_BYTES_PER_MB = 1e6
+BYTES_PER_MB = 1e6
 _PAYLOAD = "RDMA_SEND_PAYLOAD"
 _COPIES = ("Memcpy", "Reduce_Inline")
 _WAIT = "Notify_Wait"
@@ -139,6 +139,8 @@ class Collective:
         """Return transport, size and time by source and target."""
         found: dict[tuple[str, str], tuple[str | None, float, float]] = {}
         for one in self.transfers:
+            if one.ranks[0] is None:
+                continue
             ranks = (str(one.ranks[0]), str(one.ranks[1]))
             _, size, ms = found.get(ranks, (None, 0.0, 0.0))
             found[ranks] = (one.transport, size + one.size_mb, ms + one.ms)
@@ -219,14 +221,14 @@ def _walk(tasks: list[Task], closing: int) -> Iterator[Transfer | Task]:
                 end += 1
             last = end + closing - 1
             if last < len(tasks):
-                size = sum(one.size or 0 for one in tasks[at:end]) / _BYTES_PER_MB
+                size = sum(one.size or 0 for one in tasks[at:end]) / BYTES_PER_MB
                 ms = (tasks[last].end_ns - task.start_ns) / NS_PER_MS
                 yield Transfer("RDMA", _ranks(task), size, ms, task.start_ns)
                 at = last + 1
                 continue
         elif task.copies:
             link = "LOCAL" if task.link == _ON_CHIP else _TRANSPORTS.get(task.link or "")
-            size = (task.size or 0) / _BYTES_PER_MB
+            size = (task.size or 0) / BYTES_PER_MB
             yield Transfer(link, _ranks(task), size, task.ns / NS_PER_MS, task.start_ns)
         elif task.kind == _WAIT:
             yield task

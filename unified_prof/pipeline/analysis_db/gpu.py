@@ -1,91 +1,121 @@
-"""The same of a GPU's recording, whose launches are those of CUDA or HIP.
+"""What a GPU's recording, whose launches are those of CUDA or HIP, says for `analysis.db`.
 
-A task belongs to the step in which it was launched. Of collectives nothing is known but when they
-ran: waiting, links and sizes are NULL or without rows.
+A task belongs to the step in which it was launched: the device runs behind the host, and no task
+belongs to two. All else is counted as for Ascend devices. A collective is one kernel, in which
+waiting for other ranks and moving data are one: how they share its time is NULL, bandwidths are
+those of the whole time. What it ran over is not recorded either: it is a transfer by a link of no
+name (SDMA, as torch_npu has those), from sender to receiver where two ranks take part, and else at
+the rank itself, so that readers find the ranks of the group.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
-from unified_prof.arrays.intervals import merge
+from unified_prof.analysis.read import groups
+from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collective, Transfer
+from unified_prof.pipeline.analysis_db.steps import FOREVER, Columns, Range
 from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS, NS_PER_US
-from unified_prof.vocabulary import group_hash
+from unified_prof.vocabulary import NO_RANK, group_hash
 
-# A task belongs to the step in which it was launched: the device runs behind the host.
-_TASKS = """
-SELECT t.deviceId AS device, t.startNs AS start, t.endNs AS end,
-  coalesce(a.startNs, t.startNs) AS launched, c.globalTaskId IS NULL AS communicates
-FROM TASK t LEFT JOIN CANN_API a ON a.connectionId = t.connectionId
-  LEFT JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = t.globalTaskId
-WHERE c.globalTaskId IS NOT NULL
-  OR t.globalTaskId IN (SELECT globalTaskId FROM COMMUNICATION_TASK_INFO)
+_LAUNCHED = "coalesce(a.startNs, t.startNs)"
+_COMPUTE = f"""
+SELECT t.deviceId AS device, t.startNs AS start, t.endNs AS end, {_LAUNCHED} AS at
+FROM COMPUTE_TASK_INFO c JOIN TASK t ON t.globalTaskId = c.globalTaskId
+  LEFT JOIN CANN_API a ON a.connectionId = t.connectionId
+"""
+_COMMUNICATION = f"""
+SELECT t.deviceId AS device, t.startNs AS start, t.endNs AS end, {_LAUNCHED} AS at,
+  coalesce(s.value, '') LIKE 'receive%' AS receives
+FROM COMMUNICATION_TASK_INFO c JOIN TASK t ON t.globalTaskId = c.globalTaskId
+  LEFT JOIN COMMUNICATION_OP o ON o.opId = c.opId LEFT JOIN STRING_IDS s ON s.id = o.opName
+  LEFT JOIN CANN_API a ON a.connectionId = t.connectionId
 """
 _COLLECTIVES = """
-SELECT o.value, g.value, c.startNs, c.endNs, coalesce(a.startNs, c.startNs)
+SELECT o.value, g.value, {ranks}, c.startNs, c.endNs, coalesce(a.startNs, c.startNs),
+  i.size, i.srcRank, i.dstRank
 FROM COMMUNICATION_OP c JOIN STRING_IDS o ON o.id = c.opName
   JOIN STRING_IDS g ON g.id = c.groupName
-  LEFT JOIN CANN_API a ON a.connectionId = c.connectionId
-ORDER BY c.startNs
+  LEFT JOIN COMMUNICATION_TASK_INFO i ON i.opId = c.opId
+  LEFT JOIN CANN_API a ON a.connectionId = c.connectionId {join}
+ORDER BY c.startNs, c.opId
 """
+_PARAMETERS = "UPROF_COLLECTIVES"
+_RANKS = (
+    "(SELECT value FROM STRING_IDS WHERE id = p.groupRanks)",
+    (f"LEFT JOIN {_PARAMETERS} p ON p.opId = c.opId"),
+)
+_NO_RANKS = "NULL", ""
+_NONE = (None, NO_RANK)
 
-_WHOLE = ("", 0, 2**63 - 1)
-_POINT_TO_POINT = ("send", "recv", "receive")
-
-Step = tuple[str, int, int]
+Ranks = tuple[int, ...]
 
 
-def steps_of(report: Report) -> list[Step]:
-    """Return number, start and end of every step."""
-    return [
-        (str(number), int(start), int(end))
+def ranges(report: Report) -> list[Range]:
+    """Return when the host was in each step; what it launched then belongs to it."""
+    found = [
+        Range(str(number), int(start), int(start), int(end))
         for number, start, end in report.rows("SELECT id, startNs, endNs FROM STEP_TIME ORDER BY 2")
     ]
+    return found or [Range(None, None, 0, FOREVER)]
 
 
-def step_rows(report: Report) -> Iterator[tuple[object, ...]]:
-    """Yield rows of StepTraceTime."""
-    steps = steps_of(report) or [_WHOLE]
-    tasks = report.columns(_TASKS)
-    for device in np.unique(tasks["device"]).tolist():
-        for name, begin, end in steps:
-            mine = (
-                (tasks["device"] == device)
-                & (tasks["launched"] >= begin)
-                & (tasks["launched"] < end)
-            )
-            if mine.any():
-                yield (device, name, *_step_times(tasks, mine, begin if name else None))
+def read_work(report: Report) -> tuple[Columns, Columns]:
+    """Return device, start, end and launch of kernels, and of the kernels of collectives."""
+    return report.columns(_COMPUTE), report.columns(_COMMUNICATION)
 
 
-def _step_times(
-    tasks: dict[str, NDArray[np.int64]], mine: NDArray[np.bool_], begin: int | None
-) -> tuple[float | None, ...]:
-    start, end = tasks["start"][mine], tasks["end"][mine]
-    communicates = tasks["communicates"][mine] != 0
-    computing = merge(start[~communicates], end[~communicates]).total_ns
-    communication = merge(start[communicates], end[communicates]).total_ns
-    busy = merge(start, end).total_ns
-    overlapped = computing + communication - busy
-    stage = int(end.max() - start.min())
-    alone = communication - overlapped
-    preparing = None if begin is None else (int(start.min()) - begin) / NS_PER_US
-    times = (computing, alone, overlapped, communication, stage - busy, stage, 0, alone)
-    return (*(time / NS_PER_US for time in times), preparing)
+def read_collectives(report: Report) -> Iterator[tuple[int, Collective]]:
+    """Yield every call of a collective and when it was launched."""
+    named = groups.load(report)
+    own = _own_rank(report)
+    ranks, join = _RANKS if _PARAMETERS in report.tables else _NO_RANKS
+    for name, group, listed, start, end, launched, size, source, target in report.rows(
+        _COLLECTIVES.format(ranks=ranks, join=join)
+    ):
+        members = named[group].ranks if group in named else ()
+        ends = _ends(own, members or _ranks(listed), source, target)
+        yield launched, _collective(name, str(group_hash(group)), start, end, size, ends)
 
 
-def collective_rows(report: Report) -> Iterator[tuple[object, ...]]:
-    """Yield rows of CommAnalyzerTime."""
-    steps = steps_of(report)
-    for name, group, start, end, launched in report.rows(_COLLECTIVES):
-        step = next((f"step{s}" for s, begin, stop in steps if begin <= launched < stop), "step")
-        kind = "p2p" if any(word in name.lower() for word in _POINT_TO_POINT) else "collective"
-        elapsed = (end - start) / NS_PER_MS
-        yield (
-            *(name, str(group_hash(group)), start / NS_PER_US, elapsed),
-            *(None, None, None, None, step, kind),
-        )
+def _collective(
+    name: str, group: str, start: int, end: int, size: int | None, ends: tuple[int, int] | None
+) -> Collective:
+    ms = (end - start) / NS_PER_MS
+    transfers: tuple[Transfer, ...] = ()
+    if size is not None:
+        transfers = (Transfer(None, ends or (None, None), size / BYTES_PER_MB, ms, start),)
+    times = (name, group, start / NS_PER_US, ms, None, None, None, None)
+    return Collective(name, group, start, times, transfers)
+
+
+def _own_rank(report: Report) -> int | None:
+    found = {rank for (rank,) in report.rows("SELECT rankId FROM RANK_DEVICE_MAP")}
+    rank = found.pop() if len(found) == 1 else None
+    return rank if rank is not None and rank >= 0 else None
+
+
+def _ranks(listed: str | None) -> Ranks:
+    """Read the ranks of a group as a trace lists them, `[0, 1]`; long lists have gaps: no ranks."""
+    try:
+        found = json.loads(listed or "")
+    except ValueError:
+        return ()
+    whole = isinstance(found, list) and all(type(rank) is int for rank in found)
+    return tuple(found) if whole else ()
+
+
+def _ends(
+    own: int | None, members: Ranks, source: int | None, target: int | None
+) -> tuple[int, int] | None:
+    """Return the places in the group of who sent and who received; None: not known."""
+    if own not in members:
+        return None
+    here = members.index(own)
+    if source in members and source not in _NONE:
+        return members.index(source), here
+    if target in members and target not in _NONE:
+        return here, members.index(target)
+    return here, here

@@ -16,7 +16,8 @@ from unified_prof.vocabulary import API_OPERATION
 
 _NODE = 10_000
 """ENUM_API_TYPE `node`, the level that launches."""
-_FOREVER = 2**63 - 1
+FOREVER = 2**63 - 1
+"""The end of what has none."""
 _RECEIVE = "hcom_receive"
 
 Ints = NDArray[np.int64]
@@ -61,7 +62,7 @@ def ranges(report: Report, tasks: Columns) -> list[Range]:
     tasks = {name: values[last_rows] for name, values in tasks.items()}
     if not found:
         start, _ = _hull(tasks, calls["id"])
-        return [Range(None, None, start or 0, _FOREVER)]
+        return [Range(None, None, start or 0, FOREVER)]
     result = []
     for number, begin, end in found:
         inside = (calls["start"] >= begin) & (calls["end"] <= end)
@@ -78,12 +79,31 @@ def _hull(tasks: Columns, launched: Ints) -> tuple[int | None, int | None]:
     return int(tasks["start"][mine].min()), int(tasks["end"][mine].max())
 
 
-def rows(report: Report, tasks: Columns, all_ranges: list[Range]) -> Iterator[tuple[object, ...]]:
-    """Yield a row for every step and device that worked anywhere."""
+def read_work(report: Report, tasks: Columns) -> tuple[Columns, Columns]:
+    """Return device, start and end of operators, and of collectives.
+
+    Column `at` says in which range each of them counts: that of its start.
+    """
     operators = report.columns("SELECT globalTaskId AS task FROM COMPUTE_TASK_INFO")["task"]
     computes = np.isin(tasks["task"], operators)
     compute = {name: tasks[name][computes] for name in ("device", "start", "end")}
     communication = _communication(report)
+    for found in (compute, communication):
+        found["at"] = found["start"]
+    return compute, communication
+
+
+def rows(
+    report: Report, work: tuple[Columns, Columns], all_ranges: list[Range]
+) -> Iterator[tuple[object, ...]]:
+    """Yield a row for every step and device that worked anywhere.
+
+    Args:
+        report: Whose operators say when a recording without steps began.
+        work: What computed, and what communicated, which also says whether it `receives`.
+        all_ranges: Of the steps.
+    """
+    compute, communication = work
     ((first_operator,),) = report.rows(
         f"SELECT min(CAST(startNs AS INTEGER)) FROM PYTORCH_API WHERE type = {API_OPERATION}"
     )
@@ -117,8 +137,8 @@ def _communication(report: Report) -> Columns:
 
 
 def _in(columns: Columns, device: int, one: Range) -> Columns:
-    start = columns["start"]
-    mine = (columns["device"] == device) & (start >= one.start_ns) & (start < one.end_ns)
+    at = columns["at"]
+    mine = (columns["device"] == device) & (at >= one.start_ns) & (at < one.end_ns)
     return {name: values[mine] for name, values in columns.items()}
 
 
