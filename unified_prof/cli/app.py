@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "diff": "diff",
     "gate": "gate",
     "baseline": "baseline",
+    "cluster": "cluster",
     "db": "db",
     "recover": "recover",
     "doctor": "doctor",

@@ -35,6 +35,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof export msprof_20260101.db -o files/", "op_summary and its like"),
         ("uprof export PROF_000001_20260101 -o files/", "with what only raw data has"),
     ),
+    "cluster": (("uprof cluster report run.cluster", "who is slow, and what it costs"),),
+    "cluster report": (
+        ("uprof cluster report run.cluster", "who is slow, and what it costs"),
+        ("uprof cluster report run.cluster --rank 137", "one rank"),
+        ("uprof cluster report run.cluster -o run.html", "a page to send to a colleague"),
+    ),
+    "cluster diff": (("uprof cluster diff old.cluster new.cluster", "by pipeline stage"),),
+    "cluster gate": (("uprof cluster gate old.cluster new.cluster --metric imbalance", "in CI"),),
     "diff": (
         ("uprof diff base new", "operation by operation"),
         ("uprof diff base new --by line --top 10", "by source line"),

@@ -30,7 +30,7 @@ class FormatOption(str, Enum):
     JUNIT = "junit"
 
 
-_SUFFIXES = {
+SUFFIXES = {
     "text": (".txt",),
     "json": (".json",),
     "markdown": (".md", ".markdown"),
@@ -174,7 +174,7 @@ def gate(
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
+    shape = FormatOption(shapes.chosen(context, SUFFIXES, asked=asked, as_json=json_, file=file))
     limits = allowed.limits()
     analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
@@ -188,15 +188,24 @@ def gate(
             printing.say(f"uprof: warning: {doubt}")
     labels = (base.label, new.label)
     if file is not None:
-        printing.write(file, _text(verdict, labels, shape, to_file=True), force=force)
+        printing.write(file, verdict_text(verdict, labels, shape, to_file=True), force=force)
     elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
-        printing.put(_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), _text(verdict, labels, FormatOption.MARKDOWN))
+        printing.put(verdict_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
+    append_summary(verdict, labels)
     raise typer.Exit(verdict.exit_code)
 
 
-def _text(
+def append_summary(verdict: Verdict, labels: tuple[str, str]) -> None:
+    """Append the verdict to the summary of a job on GitHub, where there is one.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        _append(Path(summary), verdict_text(verdict, labels, FormatOption.MARKDOWN))
+
+
+def verdict_text(
     verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
 ) -> str:
     """Return the verdict on (base, new) in one of the formats."""

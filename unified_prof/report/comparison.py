@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from unified_prof.analysis.compare.comparable import PEAK
 from unified_prof.analysis.compare.diff import Difference, Status
-from unified_prof.analysis.compare.gate import Check, Verdict
+from unified_prof.analysis.compare.gate import Check, Unit, Verdict
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words
@@ -21,6 +20,11 @@ _WHY_NOT_SHOWN: dict[Status, str] = {
     "same": f"the same within {SAME_WITHIN * 100:g} %",
     "unclear": "unclear, as the samples scatter too much",
     "inconclusive": "with too few samples",
+}
+_SHOW: dict[Unit, Callable[[float], str]] = {
+    "ns": words.duration,
+    "B": words.size,
+    "x": "{:.3f} x".format,
 }
 _TESTED = ("same", "unclear", "slower", "faster")
 _UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
@@ -202,7 +206,7 @@ def _check_columns(verdict: Verdict) -> list[Column]:
 def _values(check: Check) -> str:
     if check.comparison is None:
         return words.NOT_MEASURED
-    show = words.size if check.metric == PEAK else words.duration
+    show = _SHOW[check.unit]
     return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
 
 

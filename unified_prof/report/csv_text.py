@@ -30,15 +30,15 @@ def render(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> st
     What is missing comes first, as rows of kind `missing` that have no figures.
     """
     rows: list[dict[str, str | float | None]] = [
-        {"report": _cell(figures.summary.path), "by": one.breakdown.by}
-        | {name: _cell(value) for name, value in row_fields(one.breakdown, row).items()}
+        {"report": cell(figures.summary.path), "by": one.breakdown.by}
+        | {name: cell(value) for name, value in row_fields(one.breakdown, row).items()}
         for figures in reports
         for one in figures.selections
         for row in one.rows
     ]
     lost: list[dict[str, str | float | None]] = [
-        {"report": _cell(one.what), "by": "", "name": _cell(one.what), "kind": "missing"}
-        | {"detail": _cell(one.why)}
+        {"report": cell(one.what), "by": "", "name": cell(one.what), "kind": "missing"}
+        | {"detail": cell(one.why)}
         for one in missing
     ]
     output = StringIO()
@@ -49,7 +49,8 @@ def render(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> st
     return output.getvalue()
 
 
-def _cell(value: str | float | None) -> str | float | None:
+def cell(value: str | float | None) -> str | float | None:
+    """Return a value as a cell that no spreadsheet takes for a formula."""
     if not isinstance(value, str):
         return value
     text = words.neutral(value)

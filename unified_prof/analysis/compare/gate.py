@@ -22,6 +22,8 @@ from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Floats = NDArray[np.float64]
 Outcome = Literal["pass", "regression", "inconclusive"]
+Unit = Literal["ns", "B", "x"]
+"""Nanoseconds, bytes, or a ratio."""
 
 OPERATION = "operation:"
 METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
@@ -53,7 +55,7 @@ class Check:
     outcome: Outcome
     reason: str
     """In a sentence for the reader."""
-    unit: Literal["ns", "B"]
+    unit: Unit
     comparison: Comparison | None
     """None where a side has no value."""
     shift: Shift | None = None
@@ -120,14 +122,32 @@ def check_metrics(metrics: Sequence[str]) -> None:
 
 
 def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
-    before, after = samples(base, metric), samples(new, metric)
-    unit: Literal["ns", "B"] = "B" if metric == PEAK else "ns"
+    unit: Unit = "B" if metric == PEAK else "ns"
+    sides = (base.label, new.label)
+    return judge(metric, samples(base, metric), samples(new, metric), unit, limits, sides)
+
+
+def judge(
+    metric: str, before: Floats, after: Floats, unit: Unit, limits: Limits, sides: tuple[str, str]
+) -> Check:
+    """Judge one metric by its samples, each side's in the order of measurement.
+
+    Args:
+        metric: what they are of.
+        before: samples of the base.
+        after: samples of the new run.
+        unit: of the samples; a ratio has no absolute limit.
+        limits: how much worse is too much.
+        sides: what the two runs are called.
+    """
     if not len(before) or not len(after):
-        sides = [run.label for run, values in ((base, before), (new, after)) if not len(values)]
-        reason = f"not measured in {' and '.join(sides)}"
+        lacking = [
+            side for side, values in zip(sides, (before, after), strict=True) if not len(values)
+        ]
+        reason = f"not measured in {' and '.join(lacking)}"
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after)
-    if metric == PEAK:
+    if unit == "B":
         # An allocator's peak does not scatter as times do: one value a side is enough.
         outcome, reason = _judge_size(found, limits)
         return Check(metric, outcome, reason, unit, found)
@@ -136,7 +156,8 @@ def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
         reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
         return Check(metric, "inconclusive", reason, unit, found)
     decisive, other = shifts(before, after)
-    outcome, reason = _judge(decisive, other, limits)
+    least = 0.0 if unit == "x" else limits.min_abs_ns
+    outcome, reason = _judge(decisive, other, limits.max_regress, least)
     return Check(metric, outcome, reason, unit, found, decisive)
 
 
@@ -149,13 +170,15 @@ def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
     return "regression", f"{percent}, above the limit"
 
 
-def _judge(decisive: Shift, other: Shift, limits: Limits) -> tuple[Outcome, str]:
-    bound = 1 + limits.max_regress
+def _judge(
+    decisive: Shift, other: Shift, max_regress: float, min_abs: float
+) -> tuple[Outcome, str]:
+    bound = 1 + max_regress
     said = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
     contrary = f"{said}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
 
     def large(shift: Shift) -> bool:
-        return shift.new - shift.base > limits.min_abs_ns
+        return shift.new - shift.base > min_abs
 
     if decisive.ratio <= bound:
         if other.low > bound and large(other):

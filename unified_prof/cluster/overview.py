@@ -1,0 +1,296 @@
+"""The figures that people look at first: each rank, step, kind of group and link in one row.
+
+Times are ns a step. Over ranks they are means, so that the parts of a step add up to the whole;
+who stands out is told by name beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.stored import PARTS, Blame, Collective, Group, Link, Rank, Run
+from unified_prof.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank over all steps."""
+
+    rank: Rank
+    steps: int
+    span_ns: float | None
+    """Mean length of its steps; None: it has none."""
+    parts: dict[str, float | None]
+    """Where a step's time went: PARTS, means over the steps."""
+    blame: Blame | None
+
+    @property
+    def cost_ns(self) -> float:
+        """What orders ranks, the worst first: what a step would gain, else the waiting caused."""
+        if self.blame is None:
+            return 0.0
+        saved = self.blame.saved_ns_per_step
+        return saved if saved is not None else self.blame.caused_wait_ns / max(1, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step over all ranks."""
+
+    step: int
+    ranks: int
+    span_ns: float
+    """Mean over the ranks."""
+    longest_ns: float
+    """Of the rank that took longest."""
+    longest_rank: int
+    parts: dict[str, float | None]
+    """Means over the ranks that know them."""
+    most_compute_ns: float
+    most_compute_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """The collectives of one kind and size in groups of one kind and size, over all steps."""
+
+    group_kind: str
+    size: int
+    groups: int
+    """How many such groups had one."""
+    kind: str
+    bytes: int | None
+    per_step: float
+    """How many of them a step, in one group."""
+    incomplete: int
+    """How many lack the recordings of some member; they are in no time here."""
+    transfer_ns: float
+    """Moving data, a step of one group."""
+    wait_ns: float
+    """Waiting for the last comer, a step and member."""
+    setup_ns: float
+    bus_gb_per_s: float | None
+    """Median over groups and steps."""
+    slowest_group: Group | None
+    slowest_gb_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """A link, and how it does beside those like it."""
+
+    link: Link
+    ratio: float | None
+
+
+class Overview:
+    """A run in short; every table is made when it is asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @cached_property
+    def steps(self) -> tuple[StepRow, ...]:
+        """The steps in their order."""
+        table = self.run.steps
+        if not len(table):
+            return ()
+        numbers, first = np.unique(table.step, return_index=True)
+        bounds = [*first.tolist(), len(table)]
+        return tuple(
+            self._step(int(number), slice(begin, end))
+            for number, begin, end in zip(numbers.tolist(), bounds, bounds[1:], strict=False)
+        )
+
+    def _step(self, number: int, rows: slice) -> StepRow:
+        table = self.run.steps
+        span, ranks = table.span_ns[rows], table.rank[rows]
+        compute = table.parts["compute_ns"][rows]
+        longest, most = int(span.argmax()), int(np.nanargmax(compute))
+        return StepRow(
+            number,
+            len(ranks),
+            float(span.mean()),
+            float(span[longest]),
+            int(ranks[longest]),
+            {name: _mean(table.parts[name][rows]) for name in PARTS},
+            float(compute[most]),
+            int(ranks[most]),
+        )
+
+    @cached_property
+    def ranks(self) -> tuple[RankRow, ...]:
+        """The ranks in their order."""
+        table = self.run.steps
+        order = np.argsort(table.rank, kind="stable")
+        ordered = table.rank[order]
+        spans = table.span_ns[order]
+        columns = {name: values[order] for name, values in table.parts.items()}
+        rows = []
+        for one in self.run.ranks:
+            begin, end = np.searchsorted(ordered, [one.rank, one.rank + 1]).tolist()
+            rows.append(
+                RankRow(
+                    one,
+                    end - begin,
+                    _mean(spans[begin:end]),
+                    {name: _mean(values[begin:end]) for name, values in columns.items()},
+                    self.run.blame.get(one.rank),
+                )
+            )
+        return tuple(rows)
+
+    @cached_property
+    def worst(self) -> tuple[RankRow, ...]:
+        """The ranks that have figures, the costliest first."""
+        known = (row for row in self.ranks if row.steps)
+        return tuple(sorted(known, key=lambda row: (-row.cost_ns, row.rank.rank)))
+
+    @cached_property
+    def whole(self) -> dict[str, float | None]:
+        """Mean step: `span_ns` and PARTS, means over ranks and steps."""
+        table = self.run.steps
+        parts = {name: _mean(table.parts[name]) for name in PARTS} if len(table) else {}
+        return {"span_ns": _mean(table.span_ns), **parts}
+
+    @cached_property
+    def groups(self) -> tuple[GroupRow, ...]:
+        """Collectives by kind of group, what costs most first."""
+        known = {one.id: one for one in self.run.groups}
+        alike: dict[tuple[Any, ...], list[Collective]] = {}
+        for one in self.run.collectives:
+            group = known[one.group_id]
+            alike.setdefault((group.kind, group.size, one.kind, one.bytes), []).append(one)
+        steps = max(1, len(self.steps))
+        rows = [_group_row(key, found, known, steps) for key, found in alike.items()]
+        return tuple(sorted(rows, key=lambda row: -(row.transfer_ns + row.wait_ns)))
+
+    @cached_property
+    def links(self) -> tuple[LinkRow, ...]:
+        """Links, the slowest beside those like them first."""
+        rows = [LinkRow(one, one.ratio) for one in self.run.links]
+        return tuple(sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0)))
+
+    @cached_property
+    def layout(self) -> str:
+        """How ranks are divided, as `tp 4 x dp 4 x pp 4`; empty where nobody knows."""
+        sizes = {}
+        for name in ("tp", "cp", "ep", "dp", "pp"):
+            places = {getattr(one, name) for one in self.run.ranks} - {None}
+            if len(places) > 1:
+                sizes[name] = len(places)
+        return " x ".join(f"{name} {size}" for name, size in sizes.items())
+
+    def rank(self, number: int) -> RankRow:
+        """Return one rank.
+
+        Raises:
+            UsageError: the run has no such rank.
+        """
+        for row in self.ranks:
+            if row.rank.rank == number:
+                return row
+        last = max((one.rank for one in self.run.ranks), default=None)
+        raise UsageError(
+            f"{self.run.path} has no rank {number}",
+            hint="it has no rank at all" if last is None else f"its ranks are 0 to {last}",
+        )
+
+    def step(self, number: int) -> tuple[RankRow, ...]:
+        """Return one step, a row a rank.
+
+        Raises:
+            UsageError: the run has no such step.
+        """
+        table = self.run.steps
+        rows = np.flatnonzero(table.step == number)
+        if not len(rows):
+            known = [row.step for row in self.steps]
+            told = f"{known[0]} to {known[-1]}" if known else "none"
+            raise UsageError(f"{self.run.path} has no step {number}", hint=f"its steps: {told}")
+        by_rank = {one.rank: one for one in self.run.ranks}
+        spans = table.span_ns
+        return tuple(
+            RankRow(
+                by_rank[rank],
+                1,
+                float(spans[row]),
+                {name: _mean(table.parts[name][row : row + 1]) for name in PARTS},
+                None,
+            )
+            for row, rank in zip(rows.tolist(), table.rank[rows].tolist(), strict=True)
+        )
+
+    @property
+    def missing(self) -> tuple[Rank, ...]:
+        """Ranks that are not read whole."""
+        return tuple(one for one in self.run.ranks if one.status != "read")
+
+    @property
+    def coverage(self) -> str:
+        """How many of the ranks have figures, and why the others have none."""
+        run = self.run
+        text = f"{len(run.read):,} of {run.world_size:,} ranks"
+        absent = [one.rank for one in run.ranks if one.status == "absent"]
+        if absent:
+            text += f"; absent: {ranges(absent)}"
+        failed = [one for one in self.missing if one.status != "absent"]
+        return "; ".join([text, *(f"rank {one.rank}: {one.why or one.status}" for one in failed)])
+
+
+def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
+    """Return numbers in short: `3, 17 to 24`; beyond `most` pieces how many more there are."""
+    pieces: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if pieces and pieces[-1][1] == number - 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    words = [
+        str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low} to {high}"
+        for low, high in pieces
+    ]
+    left = sum(high - low + 1 for low, high in pieces[most:])
+    return ", ".join(words[:most]) + (f" and {left:,} more" if left else "")
+
+
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _group_row(
+    key: tuple[Any, ...], found: list[Collective], known: dict[int, Group], steps: int
+) -> GroupRow:
+    group_kind, size, kind, size_bytes = key
+    ids = {one.group_id for one in found}
+    complete = [one for one in found if one.complete_n]
+    shares = len(ids) * steps
+    rates: dict[int, list[float]] = {}
+    for one in complete:
+        if one.bus_gb_per_s is not None:
+            rates.setdefault(one.group_id, []).append(one.bus_gb_per_s)
+    by_group = sorted((median(found), number) for number, found in rates.items())
+    slowest_gb_per_s, slowest = by_group[0] if len(by_group) > 1 else (None, None)
+    return GroupRow(
+        group_kind,
+        size,
+        len(ids),
+        kind,
+        size_bytes,
+        sum(one.n for one in found) / shares,
+        sum(one.n - one.complete_n for one in found),
+        sum(one.transfer_ns for one in complete) / shares,
+        sum(one.wait_ns for one in complete) / shares / size,
+        sum(one.setup_ns for one in complete) / shares,
+        median(rate for rate, _ in by_group) if by_group else None,
+        None if slowest is None else known[slowest],
+        slowest_gb_per_s,
+    )

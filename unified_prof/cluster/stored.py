@@ -1,0 +1,333 @@
+"""A summed-up run of many ranks as it lies on disk: the tables of `cluster.sqlite` as records.
+
+What comes once a rank, a group or a link is a record; what comes once a rank and step is columns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import StoreError
+from unified_prof.models.catalogue import CLUSTER
+from unified_prof.store.reader import Report, open_report
+
+FILE_NAME = "cluster.sqlite"
+"""Name of the summary in a run's folder."""
+
+PARTS = (
+    "compute_ns",
+    "communication_ns",
+    "exposed_communication_ns",
+    "wait_ns",
+    "exposed_wait_ns",
+    "setup_ns",
+    "bubble_ns",
+    "input_late_ns",
+    "idle_ns",
+)
+"""Columns of STEP_RANK that say where the time of a step went; NaN: not known."""
+READ = ("read", "partly")
+"""Values of RANK.status of ranks that have figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One row of RANK: who it is, where it runs, whether it could be read."""
+
+    rank: int
+    host: str | None
+    device_id: int | None
+    device_name: str | None
+    vendor: str | None
+    file: str | None
+    status: str
+    why: str | None
+    tp: int | None
+    dp: int | None
+    pp: int | None
+    ep: int | None
+    cp: int | None
+    clock_offset_ns: int | None
+    clock_error_ns: int | None
+    clock_island: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One row of BLAME: what a rank costs the others."""
+
+    caused_wait_ns: int
+    times: int
+    work_ns: int
+    stage_work_ns: int | None
+    work_ratio: float | None
+    host_gap_ns: int | None
+    stage_host_gap_ns: int | None
+    input_late_ns: int | None
+    saved_ns_per_step: float | None
+    cause: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One row of GROUP: ranks that communicate with one another."""
+
+    id: int
+    kind: str
+    names: tuple[str, ...]
+    ranks: tuple[int, ...]
+    size: int
+    hosts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One row of COLLECTIVE: collectives of a group that are alike, in one step."""
+
+    group_id: int
+    kind: str
+    step: int | None
+    bytes: int | None
+    n: int
+    complete_n: int
+    transfer_ns: int
+    wait_ns: int
+    setup_ns: int
+    transfer_p50_ns: int | None
+    transfer_p99_ns: int | None
+    bus_gb_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One row of LINK: what moved from one rank to another."""
+
+    src_rank: int
+    dst_rank: int
+    kind: str
+    across_hosts: int | None
+    n: int
+    bytes: int
+    transfer_ns: int
+    wait_ns: int | None
+    gb_per_s_p50: float | None
+    gb_per_s_p99: float | None
+    like_gb_per_s: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Its bandwidth over that of links like it; below 1 it is slower."""
+        if not self.like_gb_per_s or self.gb_per_s_p50 is None:
+            return None
+        return self.gb_per_s_p50 / self.like_gb_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of OPERATION_RANK: kernels of one kind on one rank."""
+
+    rank: int
+    name: str
+    module: str
+    n: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of FINDING: something that costs the run time."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    links: tuple[tuple[int, int], ...]
+    steps: tuple[int, ...]
+    cost_ms_per_step: float
+    figures: Mapping[str, Any]
+    text: str
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """STEP_RANK as columns, in the order of (step, rank)."""
+
+    step: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    """Points in time by the rank's own clock."""
+    parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """Where the time went: a column of nanoseconds for each of PARTS, NaN where not known."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @cached_property
+    def span_ns(self) -> NDArray[np.float64]:
+        """How long each step of each rank took."""
+        return (self.end_ns - self.start_ns).astype(np.float64)
+
+
+class Run:
+    """The summary of a run that lies open; made by `open_run`.
+
+    Attributes:
+        path: What was opened: the run's folder, or the file.
+        file: The summary itself.
+        facts: META_DATA.
+    """
+
+    def __init__(self, path: Path, report: Report) -> None:
+        self.path = path
+        self.file = report.path
+        self._report = report
+        self.facts: dict[str, str] = {
+            str(name): str(value) for name, value in self._rows("META_DATA", ("name", "value"))
+        }
+
+    @cached_property
+    def ranks(self) -> tuple[Rank, ...]:
+        """All ranks that are known of, in their order."""
+        return tuple(Rank(*row) for row in self._records(Rank, "RANK", order="rank"))
+
+    @cached_property
+    def blame(self) -> dict[int, Blame]:
+        """What each rank costs the others."""
+        names = ("rank", *_columns(Blame))
+        return {int(rank): Blame(*row) for rank, *row in self._rows("BLAME", names)}
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """All groups, in the order of their numbers."""
+        return tuple(
+            Group(number, kind, tuple(_list(names)), tuple(map(int, _list(ranks))), size, hosts)
+            for number, kind, names, ranks, size, hosts in self._records(Group, "GROUP", order="id")
+        )
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Collectives, summed up by group, kind, size and step."""
+        found = self._records(Collective, "COLLECTIVE", order="group_id, kind, bytes, step")
+        return tuple(Collective(*row) for row in found)
+
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """What moved from rank to rank."""
+        found = self._records(Link, "LINK", order="src_rank, dst_rank, kind")
+        return tuple(Link(*row) for row in found)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What stands out, the costliest first."""
+        return tuple(
+            Finding(
+                kind,
+                tuple(map(int, _list(ranks))),
+                tuple(map(str, _list(hosts))),
+                tuple((int(src), int(dst)) for src, dst in _list(links)),
+                tuple(map(int, _list(steps))),
+                cost,
+                json.loads(figures),
+                text,
+            )
+            for kind, ranks, hosts, links, steps, cost, figures, text in self._records(
+                Finding, "FINDING", order="place"
+            )
+        )
+
+    @cached_property
+    def steps(self) -> StepTable:
+        """Where the time of each step of each rank went."""
+        found = self._report.columns(
+            f"SELECT step, rank, start_ns, end_ns, {', '.join(PARTS)} FROM STEP_RANK"
+            " ORDER BY step, rank"
+        )
+        parts = {name: _floats(found[name]) for name in PARTS}
+        step, rank, start_ns, end_ns = (
+            found[name].astype(np.int64) for name in ("step", "rank", "start_ns", "end_ns")
+        )
+        return StepTable(step, rank, start_ns, end_ns, parts)
+
+    def operations(self, ranks: tuple[int, ...] | None = None) -> Iterator[Operation]:
+        """Yield the kernels by rank and kind, of all ranks or of some."""
+        names = ", ".join(_columns(Operation))
+        where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
+        sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
+        return (Operation(*row) for row in self._report.rows(sql, ranks or ()))
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks the run had, as far as anybody says."""
+        told = self.facts.get("world_size", "")
+        return int(told) if told.isdecimal() else len(self.ranks)
+
+    @property
+    def read(self) -> tuple[Rank, ...]:
+        """The ranks that have figures."""
+        return tuple(one for one in self.ranks if one.status in READ)
+
+    def _records(self, record: type, table: str, *, order: str) -> list[tuple[Any, ...]]:
+        return self._rows(table, _columns(record), order)
+
+    def _rows(
+        self, table: str, names: tuple[str, ...], order: str = "rowid"
+    ) -> list[tuple[Any, ...]]:
+        if order == "rowid":
+            order = names[0]
+        return self._report.rows(f'SELECT {", ".join(names)} FROM "{table}" ORDER BY {order}')
+
+
+@contextmanager
+def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
+    """Open the summary of a run: its folder, or the file `cluster.sqlite` in it.
+
+    Raises:
+        StoreError: there is none, it is damaged, or it is a report of another kind.
+        SchemaVersionError: it is of a revision that uprof does not know.
+    """
+    path = Path(path)
+    file = path / FILE_NAME if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise StoreError(
+            f"{path} holds no {FILE_NAME}", hint=f"make one: uprof cluster build {path} -o RUN"
+        )
+    with open_report(file) as report:
+        if report.family != CLUSTER:
+            raise StoreError(
+                f"{file} is a report of one process ({report.family}), not of many ranks",
+                hint=f"uprof report {file}",
+            )
+        yield Run(path, report)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is the folder of a summed-up run, by the file that it has."""
+    return path.is_dir() and (path / FILE_NAME).is_file()
+
+
+def _columns(record: type) -> tuple[str, ...]:
+    return tuple(record.__dataclass_fields__)  # type: ignore[attr-defined]
+
+
+def _list(text: str) -> list[Any]:
+    found = json.loads(text)
+    return found if isinstance(found, list) else []
+
+
+def _floats(values: NDArray[Any]) -> NDArray[np.float64]:
+    if isinstance(values, np.ma.MaskedArray):
+        known = np.asarray(values.data, np.float64)
+        return np.where(np.ma.getmaskarray(values), np.nan, known)
+    return np.asarray(values, np.float64)

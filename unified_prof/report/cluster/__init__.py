@@ -1,0 +1,1 @@
+"""A run of many ranks, as text, JSON, CSV, Markdown and a page."""

@@ -1,0 +1,398 @@
+"""What text and Markdown say of a run: the headline, the findings, and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.cluster.overview import (
+    GroupRow,
+    LinkRow,
+    Overview,
+    RankRow,
+    StepRow,
+    ranges,
+)
+from unified_prof.report import words
+from unified_prof.report.cluster.detail import Detail, OperationRow
+from unified_prof.report.cluster.formats import By, Request
+from unified_prof.report.tables import Column
+from unified_prof.units import NS_PER_MS
+
+_SCREEN: dict[By, int] = {"rank": 5, "step": 3, "group": 5, "link": 4, "operation": 0}
+"""Rows where all tables are on one screen."""
+_ALONE = 20
+"""Rows of a table that was asked for."""
+_FINDINGS = 5
+_SHARES = (
+    ("compute_ns", "compute"),
+    ("exposed_communication_ns", "communication not covered by it"),
+    ("idle_ns", "idle"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table under its heading."""
+
+    heading: str
+    columns: list[Column]
+    left_out: int = 0
+    """Rows that are not shown."""
+
+
+def title(overview: Overview) -> str:
+    """Return what the run is, in a line."""
+    run = overview.run
+    hosts = {one.host for one in run.ranks if one.host is not None}
+    parts = [f"{run.world_size:,} ranks"]
+    if hosts:
+        parts[0] += f" on {len(hosts):,} host{'s' if len(hosts) != 1 else ''}"
+    count = len(overview.steps)
+    parts.append(f"{count:,} step{'s' if count != 1 else ''}")
+    devices = sorted({one.device_name for one in run.ranks if one.device_name})
+    if devices:
+        parts.append(" and ".join(devices[:3]))
+    return f"{words.neutral(str(run.path))}: {words.neutral(', '.join(parts))}"
+
+
+def headline(overview: Overview) -> list[tuple[str, str]]:
+    """Return the headline figures as (what, figure in words)."""
+    lines = [("ranks", words.neutral(overview.coverage))]
+    if overview.layout:
+        lines.append(("layout", overview.layout))
+    whole = overview.whole
+    if whole["span_ns"] is not None:
+        parts = [
+            f"{what} {words.duration(whole[name])} ({words.share(whole[name], whole['span_ns'])})"
+            for name, what in _SHARES
+        ]
+        text = f"{words.duration(whole['span_ns'])}; {', '.join(parts)}"
+        lines.append(("mean step", text))
+        waits = [
+            f"{what} {words.duration(whole[name])}"
+            for name, what in (
+                ("exposed_wait_ns", "waiting for other ranks"),
+                ("bubble_ns", "of it for another stage"),
+                ("setup_ns", "set-up of collectives"),
+                ("input_late_ns", "input late"),
+            )
+            if whole[name]
+        ]
+        if waits:
+            lines.append(("not working", ", ".join(waits)))
+    islands = {one.clock_island for one in overview.run.ranks} - {None}
+    if len(islands) > 1:
+        text = f"{len(islands):,} islands without a common clock: times are told within each"
+        lines.append(("clocks", text))
+    return lines
+
+
+def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
+    """Return the findings in words, the costliest first."""
+    found = overview.run.findings
+    if not found:
+        return ["nothing stands out: no rank, host or link costs the run time"]
+    lines = [
+        f"{number}. {words.neutral(one.text)}" for number, one in enumerate(found[:most], start=1)
+    ]
+    if len(found) > most:
+        lines.append(f"and {len(found) - most:,} more (--format json has all)")
+    return lines
+
+
+def tables(overview: Overview, request: Request) -> Iterator[Section]:
+    """Yield the tables that are asked for, or a screen of all of them.
+
+    Raises:
+        UsageError: the run has no such rank or step.
+    """
+    if request.rank is not None:
+        yield from _of_rank(Detail.of(overview, request.rank, request.step), request)
+        return
+    if request.step is not None:
+        rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
+        yield _section("ranks, the longest first", rank_columns, rows, request.top or _ALONE)
+        return
+    made: dict[By, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
+        "rank": ("ranks, the costliest first", rank_columns, overview.worst),
+        "step": (
+            "steps, the longest first",
+            step_columns,
+            sorted(overview.steps, key=lambda row: -row.longest_ns),
+        ),
+        "group": ("collectives, the costliest first", group_columns, overview.groups),
+        "link": ("links, the slowest beside those like them first", link_columns, overview.links),
+    }
+    for by, (heading, columns, found) in made.items():
+        if request.by in (None, by) and (found or request.by):
+            default = _SCREEN[by] if request.by is None else _ALONE
+            yield _section(heading, columns, found, request.top or default)
+    if request.by == "operation":
+        kinds = _operations(overview)
+        yield _section("kernels, all ranks", _kind_columns, kinds, request.top or _ALONE)
+
+
+def _section(
+    heading: str, columns: Callable[[Any], list[Column]], rows: Sequence[Any], top: int
+) -> Section:
+    return Section(heading, columns(rows[:top]), max(0, len(rows) - top))
+
+
+def _of_rank(detail: Detail, request: Request) -> Iterator[Section]:
+    top = request.top or _ALONE
+    yield _section("rank", rank_columns, [detail.row], 1)
+    yield _section("its steps", _own_step_columns, detail.steps, top)
+    yield _section("its kernels", _operation_columns, detail.operations, top)
+    if detail.links:
+        yield _section("its links", link_columns, detail.links, top)
+    groups = [
+        (one.kind, words.neutral(", ".join(one.names)), ranges(one.ranks)) for one in detail.groups
+    ]
+    if groups:
+        yield Section(
+            "its groups",
+            [
+                Column(heading, tuple(row[index] for row in groups), is_name=True)
+                for index, heading in enumerate(("group", "names", "ranks"))
+            ],
+        )
+
+
+def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
+    """Return a table of ranks."""
+
+    def times(name: str) -> tuple[str, ...]:
+        return tuple(words.duration(row.parts.get(name)) for row in rows)
+
+    blames = [row.blame for row in rows]
+    columns = [
+        Column("rank", tuple(str(row.rank.rank) for row in rows)),
+        Column(
+            "host",
+            tuple(words.neutral(row.rank.host or "-") for row in rows),
+            is_name=True,
+            importance=7,
+        ),
+        Column("stage", tuple(_text(row.rank.pp) for row in rows), importance=6),
+        Column("step", tuple(words.duration(row.span_ns) for row in rows)),
+        Column("compute", times("compute_ns")),
+        Column(
+            "of stage",
+            tuple("-" if one is None else _factor(one.work_ratio) for one in blames),
+            importance=9,
+        ),
+        Column("communication", times("exposed_communication_ns"), importance=5),
+        Column("waits", times("exposed_wait_ns"), importance=8),
+        Column("idle", times("idle_ns"), importance=4),
+        Column("input late", times("input_late_ns"), importance=3),
+        Column(
+            "makes wait",
+            tuple(
+                words.duration(None if one is None else one.caused_wait_ns / max(1, row.steps))
+                for row, one in zip(rows, blames, strict=True)
+            ),
+            importance=8,
+        ),
+        Column(
+            "costs a step",
+            tuple(words.duration(None if one is None else one.saved_ns_per_step) for one in blames),
+        ),
+        Column(
+            "cause",
+            tuple("" if one is None else (one.cause or "").replace("_", " ") for one in blames),
+            is_name=True,
+            importance=9,
+        ),
+    ]
+    return _told(columns)
+
+
+def step_columns(rows: Sequence[StepRow]) -> list[Column]:
+    """Return a table of steps over all ranks."""
+
+    def times(name: str) -> tuple[str, ...]:
+        return tuple(words.duration(row.parts.get(name)) for row in rows)
+
+    return _told(
+        [
+            Column("step", tuple(str(row.step) for row in rows)),
+            Column("mean", tuple(words.duration(row.span_ns) for row in rows)),
+            Column("longest", tuple(words.duration(row.longest_ns) for row in rows)),
+            Column("by rank", tuple(str(row.longest_rank) for row in rows)),
+            Column("compute", times("compute_ns")),
+            Column("most", tuple(words.duration(row.most_compute_ns) for row in rows)),
+            Column("by rank", tuple(str(row.most_compute_rank) for row in rows), importance=9),
+            Column("communication", times("exposed_communication_ns"), importance=8),
+            Column("waiting", times("exposed_wait_ns"), importance=7),
+            Column("idle", times("idle_ns"), importance=6),
+        ]
+    )
+
+
+def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
+    """Return a table of collectives by kind of group."""
+    return _told(
+        [
+            Column(
+                "group",
+                tuple(f"{row.group_kind} of {row.size:,} (x{row.groups:,})" for row in rows),
+                is_name=True,
+            ),
+            Column("collective", tuple(words.neutral(row.kind) for row in rows), is_name=True),
+            Column("size", tuple(words.size(row.bytes) for row in rows)),
+            Column("a step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
+            Column("transfer", tuple(words.duration(row.transfer_ns) for row in rows)),
+            Column("waiting", tuple(words.duration(row.wait_ns) for row in rows)),
+            Column(
+                "set-up", tuple(words.duration(row.setup_ns or None) for row in rows), importance=4
+            ),
+            Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
+            Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
+            Column(
+                "its ranks",
+                tuple(
+                    "-" if row.slowest_group is None else ranges(row.slowest_group.ranks, most=3)
+                    for row in rows
+                ),
+                is_name=True,
+                importance=5,
+            ),
+        ]
+    )
+
+
+def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
+    """Return a table of links."""
+    where = {0: "in one host", 1: "between hosts", None: "-"}
+    return _told(
+        [
+            Column(
+                "link",
+                tuple(f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows),
+                is_name=True,
+            ),
+            Column(
+                "of",
+                tuple(words.neutral(row.link.kind) for row in rows),
+                is_name=True,
+                importance=7,
+            ),
+            Column(
+                "where",
+                tuple(where[row.link.across_hosts] for row in rows),
+                is_name=True,
+                importance=6,
+            ),
+            Column("transfers", tuple(words.number(row.link.n) for row in rows), importance=4),
+            Column("bytes", tuple(words.size(row.link.bytes) for row in rows), importance=5),
+            Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
+            Column("slow end", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+            Column("like it", tuple(_rate(row.link.like_gb_per_s) for row in rows), importance=8),
+            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+        ]
+    )
+
+
+def _own_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> list[Column]:
+    headings = {
+        "span_ns": "length",
+        "compute_ns": "compute",
+        "exposed_communication_ns": "communication",
+        "exposed_wait_ns": "waits",
+        "bubble_ns": "for a stage",
+        "setup_ns": "set-up",
+        "input_late_ns": "input late",
+        "idle_ns": "idle",
+    }
+    return _told(
+        [Column("step", tuple(str(number) for number, _ in rows))]
+        + [
+            Column(heading, tuple(words.duration(parts[name]) for _, parts in rows))
+            for name, heading in headings.items()
+        ]
+    )
+
+
+def _operation_columns(rows: Sequence[OperationRow]) -> list[Column]:
+    return _told(
+        [
+            Column("kernel", tuple(words.neutral(row.name) for row in rows), is_name=True),
+            Column("runs", tuple(words.number(row.n) for row in rows), importance=8),
+            Column("time", tuple(words.duration(row.total_ns) for row in rows)),
+            Column("of stage", tuple(words.duration(row.stage_ns) for row in rows), importance=7),
+            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+            Column("longest", tuple(words.duration(row.max_ns) for row in rows), importance=4),
+            Column(
+                "module",
+                tuple(words.neutral(row.module) for row in rows),
+                is_name=True,
+                importance=3,
+            ),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """Kernels of one kind on all ranks."""
+
+    name: str
+    ranks: int
+    n: int
+    total_ns: int
+    most_ns: int
+    most_rank: int
+
+
+def _operations(overview: Overview) -> list[KindRow]:
+    found: dict[str, dict[int, list[int]]] = {}
+    for one in overview.run.operations():
+        sums = found.setdefault(one.name, {}).setdefault(one.rank, [0, 0])
+        sums[0] += one.n
+        sums[1] += one.total_ns
+    rows = []
+    for name, by_rank in found.items():
+        most = max(by_rank, key=lambda rank: (by_rank[rank][1], -rank))
+        count, total = (sum(sums[index] for sums in by_rank.values()) for index in (0, 1))
+        rows.append(KindRow(name, len(by_rank), count, total, by_rank[most][1], most))
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _kind_columns(rows: Sequence[KindRow]) -> list[Column]:
+    return [
+        Column("kernel", tuple(words.neutral(row.name) for row in rows), is_name=True),
+        Column("ranks", tuple(words.number(row.ranks) for row in rows), importance=6),
+        Column("runs", tuple(words.number(row.n) for row in rows), importance=7),
+        Column("time", tuple(words.duration(row.total_ns) for row in rows)),
+        Column("a rank", tuple(words.duration(row.total_ns / row.ranks) for row in rows)),
+        Column("most", tuple(words.duration(row.most_ns) for row in rows), importance=8),
+        Column("by rank", tuple(str(row.most_rank) for row in rows), importance=8),
+    ]
+
+
+def _told(columns: list[Column]) -> list[Column]:
+    """Return the columns in which some row has something."""
+    return [
+        column
+        for index, column in enumerate(columns)
+        if index == 0 or any(cell not in ("", words.NOT_MEASURED) for cell in column.cells)
+    ]
+
+
+def _text(value: int | None) -> str:
+    return words.NOT_MEASURED if value is None else str(value)
+
+
+def _factor(value: float | None) -> str:
+    return words.NOT_MEASURED if value is None else f"{value:.2f} x"
+
+
+def _rate(value: float | None) -> str:
+    return words.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
+
+
+def cost(value_ms: float) -> str:
+    """Return what a finding costs a step, in words."""
+    return words.duration(value_ms * NS_PER_MS)
