@@ -52,13 +52,17 @@ class Opened:
 
 
 @contextmanager
-def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
+def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> Iterator[Opened]:
     """Open a report file, or all reports in a folder, of which at least one can be read.
 
     In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
     `memory.sqlite`) are one analysis. Databases there that are no reports are passed over, as are
     summaries of clusters; a report that cannot be read, and a rank that the folder's `run.json`
     expects and that left none, are part of the coverage.
+
+    Args:
+        path: the file or folder.
+        lost: reports that are known to be missing beside those that are there.
 
     Raises:
         StoreError: the file is no report or cannot be read; the folder holds no report.
@@ -73,7 +77,7 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
                     f"{path} is the summary of a cluster's run, not the report of one process",
                     hint=f"uprof cluster report {path}",
                 )
-            yield Opened(path, [[report]], [])
+            yield Opened(path, [[report]], [*lost])
             return
         reports: list[Report] = []
         refused: list[tuple[Path, Exception]] = []
@@ -85,7 +89,7 @@ def open_reports(path: str | os.PathLike[str]) -> Iterator[Opened]:
                     reports.append(report)
             except (StoreError, OutputError) as err:
                 refused.append((file, err))
-        missing = folder.missing(path, found, [one.path for one in reports], refused)
+        missing = [*folder.missing(path, found, [one.path for one in reports], refused), *lost]
         if not reports:
             why = f": {missing[0].why}" if missing else ""
             raise StoreError(

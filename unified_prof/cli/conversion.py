@@ -142,9 +142,9 @@ def _summary(outcome: Outcome) -> Iterator[str]:
     assert source is not None
     yield f"{_named(converted.recording)} -> {converted.database}"
     if converted.decoded.summary is not None:
-        yield f"  {source.title}: {converted.decoded.summary}"
+        yield f"  {source.title.partition(' ')[2]}: {converted.decoded.summary}"
     else:
-        yield f"  {source.title}"
+        yield f"  {source.title.partition(' ')[2]}"
         width = max((len(name) for name in converted.rows), default=0)
         for table, rows in sorted(converted.rows.items()):
             yield f"  {table:{width}}  {rows:>12,} rows"

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from unified_prof.cli import hints, printing
+from unified_prof.cli import converting, printing
 from unified_prof.cli import shape as shapes
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import UsageError
 
@@ -37,8 +38,9 @@ def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     app.command(
         "diff",
-        epilog="Exit code: 0 fine, 2 wrong use (reports that cannot be compared), 7 no report or "
-        "one that cannot be read. Whether a change may pass is what `uprof gate` says.",
+        epilog="Exit code: 0 fine, 2 wrong use (reports that cannot be compared), 6 a recording is "
+        "unreadable, 7 no report or one that cannot be read. Whether a change may pass is what "
+        "`uprof gate` says.",
     )(diff)
 
 
@@ -72,6 +74,7 @@ def diff(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
     ] = None,
+    convert: Convert = False,
     force: Force = False,
     json_: AsJsonFormat = False,
     full_names: FullNames = False,
@@ -83,15 +86,16 @@ def diff(
     removed ones do not shift the rest.
     """
     from unified_prof.analysis.compare import diff as analysis
-    from unified_prof.analysis.compare import runs
     from unified_prof.report import comparison, difference
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
     shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
     sides = [base, *(more_base or [])], [new, *(more_new or [])]
-    with hints.for_reports(*sides[0], *sides[1]):
-        before, after = map(runs.load, sides)
+    before, after = (
+        converting.run_of(side, convert=convert, quiet=quiet or shape is not FormatOption.TEXT)
+        for side in sides
+    )
     for run in (before, after):
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: it has nothing to compare")

@@ -20,12 +20,13 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "import": (
         ("uprof import trace.json.gz", "to trace.db"),
         ("uprof import rank*/trace.json.gz -o reports/", "one report a trace"),
-        ("xz -dc run.sqlite.xz | uprof import - -o run.db", "from a pipe"),
+        ("uprof import - -o run.db", "from a pipe"),
     ),
     "report": (
         ("uprof report RUN", "what took longest"),
         ("uprof report RUN --by module --top 10", "by your modules"),
         ("uprof report RUN -o report.html", "a page to send to a colleague"),
+        ("uprof report --convert trace.json.gz", "of another profiler's recording"),
     ),
     "trace": (
         ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),

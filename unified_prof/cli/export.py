@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import hints, printing
+from unified_prof.cli import converting, hints, printing
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJson, Force, Quiet
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def export(
         Layout,
         typer.Option(help="mindstudio: the CSV and JSON files of `msprof --type=text`."),
     ] = Layout.MINDSTUDIO,
+    convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -53,8 +55,11 @@ def export(
     from unified_prof.pipeline import export as job
 
     enabled = sys.stderr.isatty() and not quiet
+    # What is built on the way holds more than a report has room for.
+    convert = convert and not job.is_built_on_the_way(path)
+    ready = converting.reports_of(path, convert=convert, quiet=quiet, several=False)
     with hints.for_reports(path), printing.progress_line(enabled=enabled) as progress:
-        exported = job.export(path, output, force=force, progress=progress)
+        exported = job.export(ready.path, output, force=force, progress=progress)
     if json_:
         printing.put_json(_record(output, layout, exported))
     if not quiet:

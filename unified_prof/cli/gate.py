@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import hints, printing, thresholds
+from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJsonFormat, Force, Quiet
 from unified_prof.errors import OutputError, UsageError
@@ -63,15 +65,16 @@ class Sides:
         str | None, typer.Option(help="Where baselines are: a file, or a SQLAlchemy URL.")
     ] = None
 
-    def load(self) -> tuple[Run, Run]:
+    convert: Convert = False
+
+    def load(self, *, quiet: bool) -> tuple[Run, Run]:
         """Return the base and the new run.
 
         Raises:
             UsageError: what is named is not two sides.
+            RawFormatError: a recording cannot be converted.
             StoreError: a report or a baseline cannot be read.
         """
-        from unified_prof.analysis.compare import runs
-
         more_base, more_new = self.more_base or [], self.more_new or []
         if self.baseline is None:
             if len(self.files) != 2:
@@ -80,15 +83,16 @@ class Sides:
                     hint="give both, or only the new one with --baseline NAME",
                 )
             base, new = self.files
-            with hints.for_reports(*self.files, *more_base, *more_new):
-                return runs.load([base, *more_base]), runs.load([new, *more_new])
+            return self._run([base, *more_base], quiet), self._run([new, *more_new], quiet)
         if more_base:
             raise UsageError("--base is not used with --baseline: the baseline is the base")
         from unified_prof.baselines import keep
 
-        with hints.for_reports(*self.files, *more_new):
-            new_run = runs.load([*self.files, *more_new])
+        new_run = self._run([*self.files, *more_new], quiet)
         return keep.load(self.baseline, self.store), new_run
+
+    def _run(self, paths: Sequence[Path], quiet: bool) -> Run:
+        return converting.run_of(paths, convert=self.convert, quiet=quiet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         "gate",
         epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (too few samples, or they "
-        "scatter too much), 2 wrong use, 7 no report or one that cannot be read.",
+        "scatter too much), 2 wrong use, 6 a recording is unreadable, 7 no report or one "
+        "that cannot be read.",
     )(with_groups(gate))
 
 
@@ -181,7 +186,7 @@ def gate(
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline")
-    base, new = sides.load()
+    base, new = sides.load(quiet=quiet)
     verdict = analysis.gate(base, new, allowed.metrics, limits)
     if not quiet:
         for doubt in doubts(base, new):

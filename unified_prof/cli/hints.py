@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unified_prof.errors import StoreError
+
+if TYPE_CHECKING:
+    from unified_prof.pipeline.sources import Source
 
 
 @contextmanager
@@ -42,11 +46,15 @@ def _hint(path: Path, message: str) -> str | None:
     # A database that is damaged may be of any kind: only one that is surely a recording is named.
     of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of
     if (source := of(path)) is not None:
-        return f"it is {source.what}; run `uprof {source.command} {path}` first"
+        return f"it is {source.what}; {_converted(source, path)}"
     if (known := sources.recognised(path)) is not None:
         return f"it is {known.what}; {known.hint(path)}"
     if path.is_dir() and "no readable report" in message:
         inside = next((one for one in sorted(path.iterdir()) if sources.surely(one)), None)
         if inside is not None and (source := sources.surely(inside)) is not None:
-            return f"{inside.name} is {source.what}; run `uprof {source.command} {path}` first"
+            return f"{inside.name} is {source.what}; {_converted(source, path)}"
     return None
+
+
+def _converted(source: Source, path: Path) -> str:
+    return f"run `uprof {source.command} {path}` first, or give --convert"

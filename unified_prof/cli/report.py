@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import hints, printing
+from unified_prof.cli import converting, hints, printing
 from unified_prof.cli import shape as shapes
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
@@ -49,7 +50,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         "report",
         epilog="Exit code: 0 fine, 2 wrong use (a breakdown that this report cannot give), "
-        "7 no report, or one that cannot be read (of a folder, all others are shown nevertheless), "
+        "6 a recording is unreadable, 7 no report, or one that cannot be read (of a folder, all "
+        "others are shown nevertheless), "
         "9 the output cannot be written.",
     )(report)
 
@@ -87,6 +89,7 @@ def report(
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
     ] = None,
     full_names: FullNames = False,
+    convert: Convert = False,
     embed_source: Annotated[
         bool,
         typer.Option(
@@ -129,7 +132,8 @@ def report(
         width=width,
         color=color,
     )
-    with hints.for_reports(path), open_reports(path) as opened:
+    ready = converting.reports_of(path, convert=convert, quiet=quiet)
+    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         text = shape.produce(opened, request)
         coverage = opened.coverage
     if file is None:

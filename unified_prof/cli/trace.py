@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import hints, printing
+from unified_prof.cli import converting, hints, printing
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJson, Force, Quiet
 from unified_prof.errors import StoreError, UsageError
 
@@ -24,8 +25,9 @@ def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     app.command(
         "trace",
-        epilog="Exit code: 0 fine, 2 wrong use (a report without points in time), 7 no report, or "
-        "one that cannot be read (of a folder, all others are written nevertheless), "
+        epilog="Exit code: 0 fine, 2 wrong use (a report without points in time), 6 a recording is "
+        "unreadable, 7 no report, or one that cannot be read (of a folder, all others are written "
+        "nevertheless), "
         "9 the output cannot be written.",
     )(trace)
 
@@ -44,6 +46,7 @@ def trace(
             help="OUT.perfetto-trace for ui.perfetto.dev, or OUT.json in Chrome's format.",
         ),
     ],
+    convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -59,7 +62,8 @@ def trace(
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
         )
     refuse_existing(output, overwrite=force)
-    with hints.for_reports(path), open_reports(path) as opened:
+    ready = converting.reports_of(path, convert=convert, quiet=quiet)
+    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         named = _with_times(opened)
         if output.name.endswith(_CHROME):
             from unified_prof.report.chrome_trace import write

@@ -48,6 +48,11 @@ def export(
             return writing.write(report, directory, force=force, progress=progress)
 
 
+def is_built_on_the_way(path: Path) -> bool:
+    """Tell whether `path` is a recording of which `export` builds a database for itself."""
+    return path.is_dir() and (source := source_of(path)) is not None and source.kind in _SOURCES
+
+
 @contextmanager
 def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
     """Yield the database of `path`: itself, the one in a folder, or one built for the time."""
@@ -79,7 +84,7 @@ def _beside(path: Path, source: Source | None) -> Path:
     if source is not None:
         raise UsageError(
             f"{path} is {source.what}, expected an msprof database or a PROF_* directory",
-            hint=f"run `uprof {source.command} {path}` first",
+            hint=f"run `uprof {source.command} {path}` first, or give --convert",
         )
     if found:
         what = f"{len(found)} databases"

@@ -79,8 +79,8 @@ class Source(ABC):
 
     @property
     def title(self) -> str:
-        """What it is in a list, without article and endings: `torch.profiler trace`."""
-        return self.what.partition(" ")[2].partition(" (")[0]
+        """What it is in a sentence, without the ends of names: `a torch.profiler trace`."""
+        return self.what.partition(" (")[0]
 
     @abstractmethod
     def sniff(self, path: Path) -> Sign:

@@ -1,0 +1,103 @@
+"""Every kind of recording all the way: imported or given as it is, to each command that reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_report import Done, uprof
+from tests.pipeline.test_sources import MAKERS
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(params=MAKERS)
+def recording(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return MAKERS[request.param](tmp_path / "in")
+
+
+def well(done: Done) -> Done:
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def read_all(given: Path, folder: Path, *more: str) -> None:
+    """Show a report, or a recording, in every way."""
+    text = well(uprof("report", given, *more)).stdout
+    assert "msprof database" in text
+    (document,) = json.loads(well(uprof("report", given, "--json", *more)).stdout)["reports"]
+    assert document["family"] == "msprof"
+    page = folder / "page.html"
+    well(uprof("report", given, "-o", page, "--force", *more))
+    assert page.read_text().startswith("<!doctype html>")
+    timeline = folder / "timeline.json"
+    well(uprof("trace", given, "-o", timeline, "--force", *more))
+    assert json.loads(timeline.read_text())["traceEvents"]
+    difference = json.loads(well(uprof("diff", given, given, "--json", *more)).stdout)
+    assert difference
+    verdict = uprof("gate", given, given, "--json", *more)
+    assert verdict.returncode in (0, 3), verdict.stderr
+    assert json.loads(verdict.stdout)["exit_code"] == verdict.returncode
+
+
+def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.db"
+    told = well(uprof("import", recording, "-o", report)).stderr
+    assert f"{recording} -> {report}" in told
+    read_all(report, tmp_path)
+
+
+def test_read_as_it_is(recording: Path, tmp_path: Path) -> None:
+    read_all(recording, tmp_path, "--convert")
+    told = uprof("report", recording)
+    assert told.returncode == 7
+    assert "first, or give --convert" in told.stderr
+
+
+def test_what_is_converted_is_said_once_and_with_quiet_never(tmp_path: Path) -> None:
+    trace = MAKERS["kineto"](tmp_path / "in")
+    told = well(uprof("report", trace, "--convert")).stderr
+    assert told.startswith(f"uprof: note: {trace} is a torch.profiler trace; its report is ")
+    assert told.count("\n") == 1
+    assert well(uprof("report", trace, "--convert", "-q")).stderr == ""
+
+
+def test_a_bad_rank_is_told_as_a_damaged_report_is(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        MAKERS["kineto"](tmp_path / "run" / f"rank{rank}")
+    bad = tmp_path / "run" / "rank1" / "run.pt.trace.json"
+    bad.write_text('{"schemaVersion": 1, "traceEvents": 5}')
+    done = uprof("report", tmp_path / "run", "--convert")
+    assert done.returncode == 7
+    assert "1 of 2 re" in done.stderr
+    assert str(bad) in done.stderr
+    alone = uprof("report", bad, "--convert")
+    assert (alone.returncode, alone.stdout) == (6, "")
+
+
+def test_a_comparison_shows_the_names_that_the_user_knows(tmp_path: Path) -> None:
+    traces = [MAKERS["kineto"](tmp_path / "runs" / name) for name in ("base", "new")]
+    text = well(uprof("diff", *traces, "--convert")).stdout
+    assert f"{traces[0]} -> {traces[1]}" in text
+    both = uprof("gate", traces[0].parent, tmp_path / "runs", "--convert")
+    assert both.returncode == 2
+    assert "holds 2 recordings" in both.stderr
+
+
+@pytest.mark.parametrize("kind", ["prof", "ascend_pt", "ascend_text"])
+def test_ascend_recordings_are_exported_on_the_way(kind: str, tmp_path: Path) -> None:
+    recording = MAKERS[kind](tmp_path / "in")
+    done = uprof("export", recording, "-o", tmp_path / "out", "--convert")
+    assert done.returncode in (0, 2), done.stderr
+    if kind == "prof":
+        assert done.returncode == 0
+        assert not (tmp_path / "cache").exists(), "it is built for the time, with all there is"
+    else:
+        assert (tmp_path / "cache").exists()

@@ -1,0 +1,198 @@
+"""Reports of recordings in the user's cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import complete, operation
+from tests.decoders.kineto.made import write as write_trace
+from tests.pipeline.test_sources import MAKERS
+from unified_prof.errors import OutputError, RawFormatError, UsageError
+from unified_prof.pipeline import cache
+from unified_prof.store.detect import detect
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "uprof" / "reports"
+
+
+def trace(path: Path, name: str = "aten::mm", **more: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_trace(path, [operation(name, 1, 2)], **more)
+
+
+def rank(folder: Path, number: int) -> Path:
+    info = {"backend": "nccl", "rank": number, "world_size": 4}
+    return trace(folder / f"host_{71 + number}.pt.trace.json", distributedInfo=info)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_recording_of_any_kind_is_converted_once(kind: str, tmp_path: Path, home: Path) -> None:
+    recording = MAKERS[kind](tmp_path / "in")
+    before = listing(tmp_path / "in")
+    ready = cache.reports_of(recording)
+    assert detect(ready.path).family == "msprof"
+    assert ready.path.is_relative_to(home)
+    written = ready.path.stat()
+    again = cache.reports_of(recording)
+    assert again.path == ready.path
+    assert (again.path.stat().st_mtime_ns, again.path.stat().st_ino) == (
+        written.st_mtime_ns,
+        written.st_ino,
+    )
+    assert listing(tmp_path / "in") == before, "nothing is written beside the recording"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: os.utime(path, ns=(1, path.stat().st_mtime_ns + 1)),
+        lambda path: trace(path, "aten::other"),
+        lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+    ],
+)
+def test_a_changed_recording_is_converted_again(
+    change: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = trace(tmp_path / "t.json")
+    first = cache.reports_of(path).path
+    change(path)
+    assert cache.reports_of(path).path != first
+
+
+def test_content_is_looked_at_where_length_and_time_are_the_same(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.json", "aten::aa")
+    moment = path.stat().st_mtime_ns
+    first = cache.reports_of(path).path
+    trace(path, "aten::bb")
+    os.utime(path, ns=(moment, moment))
+    assert cache.reports_of(path).path != first
+
+
+def test_what_lies_beside_a_trace_counts_where_it_is_read(tmp_path: Path) -> None:
+    folder = MAKERS["ascend_text"](tmp_path)
+    (view,) = folder.rglob("trace_view.json")
+    first = cache.reports_of(view).path
+    other = next(path for path in view.parent.iterdir() if path.suffix == ".csv")
+    os.utime(other, ns=(1, time.time_ns() + 10**9))
+    assert cache.reports_of(view).path != first
+
+
+def test_reports_and_other_things_are_left_as_they_are(tmp_path: Path, home: Path) -> None:
+    report = cache.reports_of(trace(tmp_path / "in" / "t.json")).path
+    before = listing(home)
+    other = tmp_path / "x.bin"
+    other.write_bytes(b"hello")
+    (tmp_path / "empty").mkdir()
+    for path in (report, report.parent, other, tmp_path / "empty", tmp_path / "nowhere"):
+        ready = cache.reports_of(path)
+        assert (ready.path, ready.made, ready.lost) == (path, (), ())
+    assert listing(home) == before
+
+
+def test_a_folder_of_ranks_becomes_a_folder_of_reports(tmp_path: Path) -> None:
+    traces = [rank(tmp_path / "run", number) for number in range(3)]
+    ready = cache.reports_of(tmp_path / "run")
+    assert sorted(path.name for path in ready.path.iterdir()) == [
+        f"rank{number}_host_{71 + number}.db" for number in range(3)
+    ]
+    assert [found.path for found, _ in ready.made] == traces
+    assert cache.reports_of(tmp_path / "run").path == ready.path
+    assert cache.reports_of(traces[0]).path.samefile(ready.path / "rank0_host_71.db")
+
+
+def test_one_bad_recording_is_told_and_stops_no_other(tmp_path: Path) -> None:
+    for number in (0, 2):
+        rank(tmp_path / "run", number)
+    bad = rank(tmp_path / "run", 1)
+    bad.write_text(bad.read_text().replace('"traceEvents"', '"noEvents"'))
+    ready = cache.reports_of(tmp_path / "run")
+    assert len(list(ready.path.iterdir())) == 2
+    (missing,) = ready.missing
+    assert missing.what == "rank 1"
+    assert str(bad) in missing.why
+    with pytest.raises(RawFormatError, match="traceEvents"):
+        cache.reports_of(bad)
+    with pytest.raises(UsageError, match="holds 3 recordings"):
+        cache.reports_of(tmp_path / "run", several=False)
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path, home: Path) -> None:
+    bad = tmp_path / "t.trace.json"
+    bad.write_text("{}")
+    with pytest.raises(RawFormatError):
+        cache.reports_of(bad)
+    assert list(home.iterdir()) == []
+
+
+def test_two_may_ask_at_a_time(tmp_path: Path) -> None:
+    path = MAKERS["kineto"](tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        found = {ready.path for ready in pool.map(cache.reports_of, [path] * 4)}
+    (report,) = found
+    assert detect(report).family == "msprof"
+    assert [file.name for file in report.parent.iterdir()] == [report.name]
+
+
+def test_those_that_nobody_used_longest_go_first(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [trace(tmp_path / f"{name}.json", f"aten::{name}") for name in "abcd"]
+    reports = [cache.reports_of(path).path for path in paths]
+    size = reports[0].stat().st_size
+    monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
+    cache.reports_of(trace(tmp_path / "e.json", "aten::e"))
+    assert all(report.is_file() for report in reports), "they were used a moment ago"
+    now = time.time()
+    for report, age in zip(reports, (2, 5, 3, 4), strict=True):
+        os.utime(report.parent, (now - age * 3600, now - age * 3600))
+    cache.reports_of(paths[1])  # used now
+    (home / ".gone-left-over").mkdir()
+    cache.reports_of(trace(tmp_path / "f.json", "aten::f"))
+    # Left besides the one being made: the two of now, where room is for two and a half.
+    assert [report.is_file() for report in reports] == [False, True, False, False]
+    assert not (home / ".gone-left-over").exists()
+    assert cache.reports_of(paths[0]).path == reports[0]
+    assert reports[0].is_file()
+
+
+def test_the_place_is_private_and_may_be_moved(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = trace(tmp_path / "t.json")
+    cache.reports_of(path)
+    assert home.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache.root() == tmp_path / "home" / ".cache" / "uprof" / "reports"
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OutputError):
+        cache.reports_of(trace(tmp_path / "t.json"))
+
+
+def test_a_report_of_a_recording_with_more_in_it_is_another(tmp_path: Path) -> None:
+    folder = MAKERS["ascend_pt"](tmp_path)
+    first = cache.reports_of(folder).path
+    write_trace(folder / "FRAMEWORK" / "other", [complete("cpu_op", "x", 0, 1)])
+    assert cache.reports_of(folder).path != first

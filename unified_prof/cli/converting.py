@@ -1,0 +1,67 @@
+"""`--convert` of the commands that read reports: recordings are taken as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unified_prof import streams
+from unified_prof.cli import hints, printing
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.compare.comparable import Run
+    from unified_prof.pipeline.cache import Ready
+
+Convert = Annotated[
+    bool,
+    typer.Option(
+        "--convert",
+        help="Take recordings of other profilers too; their reports are kept in ~/.cache/uprof.",
+    ),
+]
+
+
+def reports_of(path: Path, *, convert: bool, quiet: bool, several: bool = True) -> Ready:
+    """Return what to read in place of `path`, and say what was made of what.
+
+    Args:
+        path: As the user named it.
+        convert: Whether recordings may be converted; else `path` is read as it is.
+        quiet: Whether to say errors only.
+        several: Whether a folder of several recordings is of use.
+
+    Raises:
+        UprofError: as of `pipeline.cache.reports_of`.
+    """
+    from unified_prof.pipeline import cache
+
+    if not convert:
+        return cache.Ready(path)
+
+    def note(sentence: str) -> None:
+        if not quiet:
+            printing.say(f"uprof: note: {sentence}")
+
+    with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        ready = cache.reports_of(path, several=several, progress=progress, note=note)
+    for found, report in ready.made:
+        note(f"{found.path} is {found.source.title}; its report is {report}")
+    return ready
+
+
+def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool) -> Run:
+    """Return the run that reports, or recordings, are of, under the names that the user knows.
+
+    Raises:
+        UprofError: as of `analysis.compare.runs.load`, and of `reports_of`.
+    """
+    from unified_prof.analysis.compare import runs
+
+    ready = [reports_of(path, convert=convert, quiet=quiet, several=False) for path in paths]
+    with hints.for_reports(*paths):
+        run = runs.load([one.path for one in ready])
+    return replace(run, label=", ".join(map(str, paths))) if any(one.made for one in ready) else run
