@@ -27,4 +27,4 @@ def test_one_beside_reports_is_passed_over(tmp_path: Path) -> None:
     run_time_report(tmp_path / "run_time.sqlite")
     with open_reports(tmp_path) as opened:
         assert [one.summary.family for one in opened.analyses] == ["skyline-run-time"]
-        assert opened.coverage.sentence is None
+        assert opened.coverage.sentence == ""
