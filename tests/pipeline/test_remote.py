@@ -1,0 +1,289 @@
+"""What lies elsewhere: an S3 server of our own, and file systems in memory that complain."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.pipeline import remote
+from unified_prof.pipeline.remote import Folder, Remote, fetched, found
+
+fsspec = pytest.importorskip("fsspec")
+
+FILES = {
+    "in/PROF_1/host/data/a.bin": b"raw",
+    "in/PROF_1/host/info.json": b"{}",
+    "in/rank1.json.gz": b"trace",
+    "in/readme.txt": b"read me",
+    "in/h_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db": b"database",
+    "in/h_ascend_pt/PROF_2/device_0/data/big": b"large",
+    "in/h_ascend_pt/profiler_info_0.json": b"{}",
+}
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """An S3 server on this machine with an empty bucket, named as services are: by variables."""
+    pytest.importorskip("s3fs")
+    server_module = pytest.importorskip("moto.server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        system = fsspec.filesystem("s3", skip_instance_cache=True)
+        system.mkdir("bucket")
+        yield "s3://bucket"
+    type(system).clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    yield "memory://bucket"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(params=["s3", "memory"])
+def bucket(request: pytest.FixtureRequest) -> str:
+    place: str = request.getfixturevalue(request.param)
+    for name, data in FILES.items():
+        Folder(place).write(name, data)
+    return place
+
+
+def below(path: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
+
+
+def test_recordings_of_a_folder_elsewhere_and_their_copies(bucket: str) -> None:
+    recordings = {recording.name: recording for recording in found(f"{bucket}/in")}
+    assert set(recordings) == {"PROF_1", "h_ascend_pt", "rank1.json.gz"}
+    assert recordings["h_ascend_pt"].size_bytes == len(b"database{}"), "not the raw data beside it"
+    with fetched(recordings["PROF_1"]) as path:
+        assert path.name == "PROF_1"
+        assert below(path) == {"host/data/a.bin": b"raw", "host/info.json": b"{}"}
+    assert not path.exists()
+    with fetched(recordings["h_ascend_pt"]) as path:
+        assert set(below(path)) == {
+            "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db",
+            "profiler_info_0.json",
+        }
+    with fetched(f"{bucket}/in/rank1.json.gz") as path:
+        assert (path.name, path.read_bytes()) == ("rank1.json.gz", b"trace")
+    with fetched(f"{bucket}/in/PROF_1") as path:
+        assert len(below(path)) == 2
+
+
+def test_patterns_and_single_files(bucket: str) -> None:
+    assert [r.name for r in found(f"{bucket}/in/*.json.gz")] == ["rank1.json.gz"]
+    assert [r.name for r in found(f"{bucket}/*/PROF_*")] == ["PROF_1"]
+    assert [r.name for r in found(f"{bucket}/in/PROF_1")] == ["PROF_1"]
+    assert [r.name for r in found(f"{bucket}/in/readme.txt")] == ["readme.txt"], "as it was asked"
+    (only,) = found(f"{bucket}/in/rank1.json.gz")
+    assert only.url.endswith("in/rank1.json.gz")
+
+
+def test_a_stamp_changes_when_the_contents_do(s3: str) -> None:
+    folder = Folder(f"{s3}/stamps/PROF_3/host")
+    folder.write("a", b"1")
+    (before,) = found(f"{s3}/stamps")
+    folder.write("a", b"1")
+    assert found(f"{s3}/stamps") == [before]
+    folder.write("a", b"2")
+    assert found(f"{s3}/stamps")[0].stamp != before.stamp
+
+
+@pytest.mark.parametrize("place", ["s3", "memory", "here", "file"])
+def test_a_folder_of_finished_files(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    location = {"here": str(tmp_path), "file": tmp_path.as_uri()}.get(place)
+    folder = Folder(f"{location or request.getfixturevalue(place)}/run.cluster/partials")
+    assert folder.names() == []
+    folder.write("b.parquet", b"2")
+    folder.write("a.parquet", b"1")
+    folder.write("a.parquet", b"one")
+    Folder(folder.at("below")).write("c", b"3")
+    assert folder.names() == ["a.parquet", "b.parquet"]
+    assert folder.read("a.parquet") == b"one"
+    folder.remove("a.parquet")
+    folder.remove("a.parquet")
+    assert folder.names() == ["b.parquet"]
+    with pytest.raises(RawFormatError, match=r"partials/a\.parquet: no such file"):
+        folder.read("a.parquet")
+    folder.tidy()
+
+
+def test_what_is_here_is_not_copied(tmp_path: Path) -> None:
+    file = tmp_path / "a b.db"
+    file.write_bytes(b"1")
+    for location in (str(file), file.as_uri()):
+        assert not remote.is_remote(location)
+        with fetched(location) as path:
+            assert path == file
+    assert remote.is_remote("s3://bucket/x")
+    assert not remote.is_remote("C:/x")
+
+
+def test_no_bucket_no_file_nothing_inside(s3: str) -> None:
+    told = {
+        "s3://nobucket/x": "s3://nobucket/x: there is no such bucket",
+        f"{s3}/none": "s3://bucket/none: no such file",
+        f"{s3}/none/*.db": "s3://bucket/none/*.db: no such file",
+    }
+    for url, words in told.items():
+        with pytest.raises(RawFormatError) as raised:
+            found(url)
+        assert str(raised.value) == words
+    Folder(f"{s3}/odd").write("notes.txt", b"x")
+    with pytest.raises(RawFormatError, match="has no recording inside"):
+        found(f"{s3}/odd")
+    with pytest.raises(OutputError, match="there is no such bucket"):
+        Folder("s3://nobucket/x").write("a", b"1")
+
+
+@pytest.mark.slow
+def test_no_credentials_and_a_service_that_does_not_answer(
+    s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system = type(fsspec.filesystem("s3"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    system.clear_instance_cache()
+    with pytest.raises(UprofError, match=r"credentials|denied") as raised:
+        Folder(s3).write("a", b"1")
+    assert "AWS_ACCESS_KEY_ID" in str(raised.value.hint)
+    monkeypatch.undo()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    system.clear_instance_cache()
+    with pytest.raises(RawFormatError, match="its service does not answer"):
+        found(f"{s3}/x")
+    system.clear_instance_cache()
+
+
+class Complaining(fsspec.AbstractFileSystem):  # type: ignore[misc, name-defined]
+    """A file system that raises, and whose files are not objects."""
+
+    protocol = "complaining"
+    raises: Exception | None = None
+    files: dict[str, bytes] = {}  # noqa: RUF012 (one for all instances, as a service has)
+    moved: list[str] = []  # noqa: RUF012
+
+    def find(self, path: str, maxdepth: Any = None, withdirs: bool = False, **kw: Any) -> Any:
+        if self.raises:
+            raise self.raises
+        names = [name for name in self.files if name.startswith(path)]
+        infos = {name: {"name": name, "size": len(self.files[name])} for name in names}
+        return infos if kw.get("detail") else names
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        pass
+
+    def pipe_file(self, path: str, value: bytes, **_: Any) -> None:
+        self.files[path] = value[:1]
+        if self.raises:
+            raise self.raises
+        self.files[path] = value
+
+    def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+        Path(lpath).write_bytes(self.files[rpath])
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        self.moved.append(path2)
+        self.files[path2] = self.files.pop(path1)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return path in self.files
+
+    def rm_file(self, path: str) -> None:
+        del self.files[path]
+
+
+@pytest.fixture
+def complaining() -> type[Complaining]:
+    fsspec.register_implementation("complaining", Complaining, clobber=True)
+    Complaining.files, Complaining.moved, Complaining.raises = {}, [], None
+    Complaining.clear_instance_cache()
+    return Complaining
+
+
+def test_complaints_in_words(complaining: type[Complaining]) -> None:
+    told = {
+        PermissionError("Forbidden"): "access is denied",
+        FileNotFoundError("The specified bucket does not exist"): "there is no such bucket",
+        TimeoutError(): "its service does not answer",
+        OSError(28, "No space left on device"): "no space left for a copy",
+        OSError(5, "Input/output error"): "Input/output error",
+        ValueError("odd"): "ValueError: odd",
+    }
+    for error, words in told.items():
+        complaining.raises = error
+        with pytest.raises(RawFormatError, match=f"complaining://x/y: {words}$"):
+            found("complaining://x/y")
+
+
+def test_where_files_grow_a_whole_one_is_renamed_and_half_of_one_goes(
+    complaining: type[Complaining],
+) -> None:
+    folder = Folder("complaining://x")
+    folder.write("a", b"whole")
+    (moved,) = complaining.moved
+    assert complaining.files == {moved: b"whole"}
+    complaining.raises = OSError(28, "No space left on device")
+    with pytest.raises(OutputError):
+        folder.write("a", b"other")
+    assert complaining.files == {moved: b"whole"}
+
+
+def test_names_that_lead_elsewhere_are_not_followed(
+    complaining: type[Complaining], tmp_path: Path
+) -> None:
+    complaining.files = {"x/PROF_1/host/../../../evil": b"1"}
+    with (
+        pytest.raises(RawFormatError, match="leads elsewhere"),
+        fetched(Remote("complaining://x/PROF_1", 1, "", ("host/../../../evil",))),
+    ):
+        pass
+
+
+def test_what_no_package_here_opens() -> None:
+    with pytest.raises(UsageError, match="nothing here opens foo://") as raised:
+        found("foo://x/y")
+    assert raised.value.exit_code == 2
+    if not _installed("gcsfs"):
+        with pytest.raises(UsageError, match="reading gs:// needs gcsfs") as raised:
+            found("gs://x/y")
+        assert raised.value.hint == "pip install gcsfs"
+
+
+def test_without_fsspec_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    with pytest.raises(UsageError, match="reading URLs needs fsspec") as raised:
+        found("s3://x/y")
+    assert raised.value.hint == "pip install 'unified-prof[cluster]'"
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
