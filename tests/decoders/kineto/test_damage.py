@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from contextlib import suppress
@@ -22,7 +21,6 @@ from tests.decoders.kineto.made import (
     operation,
     write,
 )
-from unified_prof.decoders.kineto import source
 from unified_prof.decoders.kineto.slices import TraceReader
 from unified_prof.errors import RawFormatError
 
@@ -46,7 +44,7 @@ def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
         (b'{"schemaVersion": 1, "nodes": []}', "no key traceEvents among its keys"),
         (b'{"traceEvents": {"a": 1}}', "no key traceEvents|no readable traceEvents"),
         (b'{"a": ', "damaged, cut off or"),
-        (b'[{"a": 1}, 2]', "ends in the middle|cut off"),
+        (b'[{"a": 1}, 2]', "cut off before the first whole event"),
         (b"[]", "holds no event"),
         (b'{"traceEvents": []}', "holds no event"),
         (b'{"traceEvents": [{"ph": "M", "name": "process_name", "args": {}}]}', "holds no event"),
@@ -59,40 +57,6 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, message: st
     with pytest.raises(RawFormatError, match=message) as caught:
         decode(path)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
-def test_a_truncated_trace_is_refused(tmp_path: Path, keep: float) -> None:
-    path = write(tmp_path / "trace.json", PRETTY)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(len(content) * keep)])
-    with pytest.raises(RawFormatError, match="cut off"):
-        decode(path, slice_bytes=4096)
-
-
-def test_a_truncated_gzip_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    content = gzip.compress(write(tmp_path / "t.json", PRETTY).read_bytes())
-    path.write_bytes(content[:-20])
-    with pytest.raises(RawFormatError, match="gzip data ends before its end mark"):
-        decode(path)
-
-
-def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json.gz"
-    content = bytearray(gzip.compress(write(tmp_path / "t.json", PRETTY).read_bytes()))
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(RawFormatError, match="gzip data"):
-        decode(path)
-
-
-def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_RATIO_CHECKED_FROM_BYTES", 1 << 20)
-    path = tmp_path / "bomb.json.gz"
-    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (8 << 20) + b"]}"))
-    with pytest.raises(RawFormatError, match="expands more than 400 times"):
-        decode(path)
 
 
 def test_one_endless_event_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +73,6 @@ def test_a_folder_or_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 # ---- read all the same
-
-
-def test_gzip_is_known_by_its_first_bytes_and_may_have_members_and_padding(tmp_path: Path) -> None:
-    text = write(tmp_path / "t.json", PRETTY).read_bytes()
-    path = tmp_path / "trace.json"  # without .gz
-    path.write_bytes(gzip.compress(text[:100]) + gzip.compress(text[100:]) + b"\0" * 512)
-    assert len(names(path)) == 200
 
 
 @pytest.mark.parametrize("slice_bytes", [64, 300, 1000, 1 << 20])

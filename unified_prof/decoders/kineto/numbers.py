@@ -127,27 +127,30 @@ def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int
         return ints(values), 0
     except (OverflowError, TypeError):
         pass  # one at least is not a plain number
-    parsed = [_to_int(value) for value in values]
+    parsed = [_wrapped(value) for value in values]
     bad = sum(p is None and v is not None for p, v in zip(parsed, values, strict=True))
     return np.array([missing if p is None else p for p in parsed], dtype=np.int64), bad
 
 
-def _to_int(value: Any) -> int | None:
-    number: int
+def to_int(value: Any) -> int | None:
+    """Return a number of JSON, or a text of one, if it is whole; None if not."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):
-        number = value
-    elif isinstance(value, str):
+        return value
+    if isinstance(value, str):
         try:
-            number = int(value, 0) if value.lower().startswith(("0x", "-0x")) else int(value)
+            return int(value, 0) if value.lower().startswith(("0x", "-0x")) else int(value)
         except ValueError:
             return None
-    elif isinstance(value, float) and value.is_integer():
-        number = int(value)
-    else:
-        return None
-    if not -(2**63) <= number < 2**64:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return None
+
+
+def _wrapped(value: Any) -> int | None:
+    number = to_int(value)
+    if number is None or not -(2**63) <= number < 2**64:
         return None
     return number - 2**64 if number >= 2**63 else number
 

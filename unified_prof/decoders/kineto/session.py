@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from unified_prof.decoders.gpu import description
 from unified_prof.decoders.gpu.description import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.numbers import to_int64
+from unified_prof.decoders.kineto.numbers import to_int, to_int64
 from unified_prof.redaction import MASK, is_secret_name, redact
 
 _TOLD_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
@@ -18,13 +19,36 @@ _KNOWN_KEYS = frozenset(
     "schemaVersion traceName trace_id displayTimeUnit distributedInfo host_name record_shapes "
     "profile_memory with_stack with_flops with_modules INFO WARNING ERROR VERBOSE STAGE".split()
 )
+_UNIX_TIMES_FROM_NS = 10**18
+"""September 2001: what torch.profiler recorded before is not meant as time since 1970."""
 _VERSION = re.compile(r"[A-Za-z0-9_]{1,60}_version")
 
+Count = Callable[[str, int, str], None]
 
-def base_time_ns(metadata: dict[str, Any]) -> int:
-    """Return what must be added to the trace's times to make them Unix times, in ns."""
-    base, _ = to_int64([metadata.get("baseTimeNanoseconds", 0)], missing=0)
-    return int(base[0])
+
+def base_time_ns(
+    metadata: dict[str, Any], span: tuple[int, int], count: Count, *, cut_off: bool
+) -> int:
+    """Return what must be added to the trace's times to make them Unix times, in ns.
+
+    Args:
+        metadata: The trace's top-level keys.
+        span: First and last of its times, ns.
+        count: Told of a base that cannot be one, and of one that is lost.
+        cut_off: Whether the end of the trace is missing, where Kineto before 2.7 wrote the base.
+    """
+    given = metadata.get("baseTimeNanoseconds")
+    if given is None:
+        if cut_off and span[0] < _UNIX_TIMES_FROM_NS:
+            count("base_time_lost", 1, "it stood behind the events: the day is not known")
+        return 0
+    base = to_int(given)
+    if base is None or base < 0 or span[0] + base < 0 or span[1] + base >= 2**63:
+        count(
+            "unusable_base_time", 1, f"{str(given)[:60]!r}: times are as in the trace, without it"
+        )
+        return 0
+    return base
 
 
 def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str, Any]:

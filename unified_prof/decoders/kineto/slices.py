@@ -6,11 +6,13 @@ before it as a list of events, which fails if it lies inside a string or a neste
 
 Known defects of such files are repaired, slice by slice and only where decoding fails, and
 counted: raw control characters and bad escapes inside strings, NaN and Infinity, bytes that are
-not UTF-8. An event that stays unreadable is left out and counted.
+not UTF-8. An event that stays unreadable is left out and counted. Of a file that was cut off, as
+by the death of its writer, everything that is whole is read.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 import msgspec
 
 from unified_prof.decoders.kineto.events import Event
-from unified_prof.decoders.kineto.source import read_blocks
+from unified_prof.decoders.kineto.source import TraceFile
 from unified_prof.errors import RawFormatError
 
 SLICE_BYTES = 2 << 20
@@ -34,6 +36,7 @@ _STRING_OR_NOT_A_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b(?:\([^)]*\))?', re.IGNORECASE | re.DOTALL
 )
 _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
+_KEY_BEHIND_ARRAY = re.compile(rb',\s*(?:"|$)')
 _CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
 _CUTS_TRIED = 4
 _PIECES_JOINED = 8
@@ -53,10 +56,13 @@ class TraceReader:
         self.metadata: dict[str, Any] = {}
         """Top-level keys other than `traceEvents`; complete once the slices are exhausted."""
         self.events_read = 0
+        self.cut_off = False
+        """Whether the file ends before its end; known once the slices are exhausted."""
         self._path = path
         self._count = count
         self._slice_bytes = slice_bytes
-        self._blocks = read_blocks(path)
+        self._file = TraceFile(path)
+        self._blocks = self._file.blocks()
         self._buffer = bytearray()  # among the events it begins with the `[` or `,` before one
         self._exhausted = False
         self._offset = 0  # of the buffer's first byte in the decompressed file
@@ -64,8 +70,10 @@ class TraceReader:
     def slices(self) -> Iterator[list[Event]]:
         """Yield all events in file order, some thousands at a time.
 
+        A file that was cut off gives what is whole of it and counts as `cut_off`.
+
         Raises:
-            RawFormatError: not a trace, or cut off before its end.
+            RawFormatError: not a trace.
         """
         is_object = self._enter_array()
         wanted = self._slice_bytes
@@ -85,6 +93,11 @@ class TraceReader:
                 wanted = 2 * len(self._buffer)
         events = self._leave_array(is_object)
         self.events_read += len(events)
+        self.cut_off = self.cut_off or self._file.cut_off
+        if self.cut_off:
+            self._count(
+                "cut_off", 1, f"the file ends in the middle, after {self.events_read} events"
+            )
         yield events
 
     # ---- the file around the events
@@ -99,6 +112,8 @@ class TraceReader:
             self._drop(self._buffer.index(b"["))
             return False
         if not begin.startswith(b"{"):
+            if not begin and self._file.cut_off:
+                raise self._not_a_trace()
             found = repr(begin) if begin else "an empty file"
             raise self._error(f"expected a torch.profiler trace (JSON), found {found}")
         searched = 0
@@ -131,6 +146,9 @@ class TraceReader:
         if len(self._buffer) > MAX_OUTSIDE_BYTES + self._slice_bytes:
             raise self._error("what follows the events is longer than it can be")
         text = bytes(self._buffer[1:])
+        unpadded = text.rstrip(b"\0")  # left by a system that went down while it wrote
+        if len(unpadded) < len(text):
+            self.cut_off, text = True, unpadded
         for rest in (text, _repair(text)):
             for close in _closing_brackets(rest):
                 try:
@@ -143,20 +161,43 @@ class TraceReader:
                     if rest is not text:
                         self._count("repaired_slice", 1, f"from byte {self._offset} on")
                     return events
-        return self._leave_damaged_array(is_object)
+        return self._leave_damaged_array(_repair(text), is_object)
 
-    def _leave_damaged_array(self, is_object: bool) -> list[Event]:
+    def _leave_damaged_array(self, rest: bytes, is_object: bool) -> list[Event]:
         """Look for the array's end behind events that cannot all be decoded."""
-        rest = _repair(bytes(self._buffer[1:]))
+        if _ends_within_event(rest):
+            return self._leave_cut_array(rest, is_object)
         for close in _closing_brackets(rest):
             after = _behind_array(rest[close + 1 :], is_object)
             if after is not None:
                 self.metadata.update(after)
                 return self._decode_pieces(rest[:close])
-        raise self._error(
-            f"ends in the middle, after {self.events_read} events: the file is cut off",
-            hint="copy the file again, or record again and wait until the profiler has written it",
-        )
+        return self._leave_cut_array(rest, is_object)
+
+    def _leave_cut_array(self, rest: bytes, is_object: bool) -> list[Event]:
+        """Decode the whole events of what has no end, and the whole keys behind the array."""
+        if is_object:
+            for close in _closing_brackets(rest):
+                tail = rest[close + 1 :].strip()
+                if tail and not _KEY_BEHIND_ARRAY.match(tail):
+                    continue
+                try:
+                    events = _decode_list(rest[:close])
+                except _FAILED:
+                    continue
+                self.cut_off = True
+                self.metadata.update(_whole_keys(tail))
+                return events
+        text = rest.strip()
+        try:
+            events = _decode_list(text.removesuffix(b",")) if text else []
+        except _FAILED:
+            self.cut_off = True
+            last = _last_match_start(_BETWEEN_EVENTS, text)
+            return [] if last is None else self._decode_pieces(text[:last])
+        # A list of events needs no closing bracket: programs add to it until they are killed.
+        self.cut_off = self.cut_off or is_object
+        return events
 
     # ---- the events
 
@@ -262,6 +303,19 @@ def _closing_brackets(text: bytes) -> Iterator[int]:
         yield match.end() - 1
 
 
+def _ends_within_event(text: bytes) -> bool:
+    """Tell whether what follows the last whole event is the beginning of another one."""
+    last = _last_match_start(_BETWEEN_EVENTS, text)
+    begun = text if last is None else text[last:].lstrip(b", \t\r\n")
+    try:
+        msgspec.json.decode(begun)
+    except msgspec.DecodeError as err:
+        return "truncated" in str(err)
+    except UnicodeDecodeError:
+        pass
+    return False
+
+
 def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
     """Decode what follows the array (`, "key": ... }`); None if that cannot follow it."""
     text = tail.strip()
@@ -272,12 +326,26 @@ def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
     return {} if text == b"}" else None
 
 
+def _whole_keys(tail: bytes) -> dict[str, Any]:
+    """Decode of `, "key": value, "key": val` the keys that are whole."""
+    end = len(tail)
+    while end > 0:
+        found = _decode_object(b"{" + tail[1:end] + b"}")
+        if found is not None:
+            return found
+        end = tail.rfind(b",", 0, end)
+    return {}
+
+
 def _decode_object(text: bytes) -> dict[str, Any] | None:
     for candidate in (text, _repair(text)):
         try:
             document = msgspec.json.decode(candidate)
         except _FAILED:
-            continue
+            try:
+                document = json.loads(candidate, strict=False)  # takes numbers of any size
+            except (ValueError, RecursionError):
+                continue
         return document if isinstance(document, dict) else None
     return None
 
@@ -304,7 +372,7 @@ def _repair(text: bytes) -> bytes:
     return _STRING_OR_NOT_A_NUMBER.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
 
 
-def _last_match_start(pattern: re.Pattern[bytes], text: bytearray) -> int | None:
+def _last_match_start(pattern: re.Pattern[bytes], text: bytes | bytearray) -> int | None:
     last = None
     for match in pattern.finditer(text):
         last = match.start()

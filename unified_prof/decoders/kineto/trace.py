@@ -30,7 +30,7 @@ def decode(
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Found:
-    """Decode a torch.profiler trace, plain or gzip, in memory that its length does not change.
+    """Decode a torch.profiler trace, compressed or not, in memory that its length does not change.
 
     Args:
         path: The trace.
@@ -44,15 +44,15 @@ def decode(
         progress: Told in a few words what is going on.
 
     Raises:
-        RawFormatError: not a trace, or damaged beyond reading.
+        RawFormatError: not a trace, cut off before its first event, or damaged beyond reading.
     """
     reader = TraceReader(path, sink.anomaly, slice_bytes)
     with _no_garbage_collection(), Collector(sink, is_outside) as parts:
         progress("reading events")
         for events in reader.slices():
             parts.take(events)
-        _require_events(path, parts)
-        base_ns = session.base_time_ns(reader.metadata)
+        span = _require_events(path, parts, cut_off=reader.cut_off)
+        base_ns = session.base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
         joined = tables.write(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
@@ -80,10 +80,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _require_events(path: Path, parts: Collector) -> None:
-    meaningful = (parts.host, parts.frames, parts.calls, parts.gpu, parts.other)
+def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:
+    """Return the span of all events, if there are some that mean anything."""
+    meaningful = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
     if parts.span is None or not any(spool.rows for spool in meaningful):
         raise RawFormatError(
-            f"{path}: holds no event that torch.profiler records",
-            hint="expected operations, runtime calls or kernels with ph, cat, ts and dur",
+            f"{path}: is cut off before the first whole event"
+            if cut_off
+            else f"{path}: holds no event that torch.profiler records",
+            hint="copy the file again, or record again and wait until the profiler has written it"
+            if cut_off
+            else "expected operations, runtime calls or kernels with ph, cat, ts and dur",
         )
+    return parts.span

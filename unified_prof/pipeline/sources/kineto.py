@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +13,10 @@ from unified_prof.pipeline.sources.gpu import decoded
 if TYPE_CHECKING:
     from unified_prof.columns import Sink
 
-_SUFFIXES = re.compile(r"(\.pt)?(\.trace)?\.json(\.gz)?$|\.gz$", re.IGNORECASE)
-_JSON_NAME = re.compile(r".*\.json(\.gz)?", re.IGNORECASE | re.DOTALL)
-_TRACE_NAME = re.compile(r".*trace.*\.json(\.gz)?", re.IGNORECASE | re.DOTALL)
-_GZIP = b"\x1f\x8b"
-_HEAD_BYTES = 32 << 10
+_COMPRESSED = r"(\.(?:gz|xz|bz2|zst|zip))"
+_SUFFIXES = re.compile(rf"(\.pt)?(\.trace)?\.json{_COMPRESSED}?$|{_COMPRESSED}$", re.IGNORECASE)
+_JSON_NAME = re.compile(rf".*\.json{_COMPRESSED}?", re.IGNORECASE | re.DOTALL)
+_TRACE_NAME = re.compile(rf".*trace.*\.json{_COMPRESSED}?", re.IGNORECASE | re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{([^{}\[]*)')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
@@ -31,20 +29,22 @@ _SIGNS = re.compile(
 
 
 class Kineto(Source):
-    """Chrome JSON as torch.profiler writes it, plain or gzip."""
+    """Chrome JSON as torch.profiler writes it, plain or compressed."""
 
     kind = "kineto"
-    what = "a torch.profiler trace (.json, .json.gz)"
+    what = "a torch.profiler trace (.json; also .gz, .xz, .bz2, .zst, .zip of one)"
     command = "import"
     keys = ("trace", "report")
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the first bytes; by the name alone where a trace is empty or damaged."""
+        from unified_prof.decoders.compression import head_of
+
         try:
             if not path.is_file():  # a pipe would be waited for
                 return Sign.NO
-            head = _head(path)
+            head = head_of(path)
         except OSError:
             head = None
         if not head:
@@ -89,15 +89,3 @@ class Kineto(Source):
     def stem(self, path: Path) -> str:
         """Return its name without the suffixes that every trace has."""
         return _SUFFIXES.sub("", path.name) or path.name
-
-
-def _head(path: Path) -> bytes | None:
-    """Return the first bytes, inflated; None: they are damaged."""
-    with path.open("rb") as source:
-        head = source.read(_HEAD_BYTES)
-    if not head.startswith(_GZIP):
-        return head
-    try:
-        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    except zlib.error:
-        return None
