@@ -39,12 +39,10 @@ class Kineto(Source):
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the first bytes; by the name alone where a trace is empty or damaged."""
-        from unified_prof.decoders.compression import head_of
-
         try:
             if not path.is_file():  # a pipe would be waited for
                 return Sign.NO
-            head = head_of(path)
+            head = _head(path)
         except OSError:
             head = None
         if not head:
@@ -89,3 +87,10 @@ class Kineto(Source):
     def stem(self, path: Path) -> str:
         """Return its name without the suffixes that every trace has."""
         return _SUFFIXES.sub("", path.name) or path.name
+
+
+def _head(path: Path) -> bytes | None:
+    """Return the first bytes, decompressed; None: they cannot be had."""
+    from unified_prof.decoders.compression import head_of
+
+    return head_of(path)
