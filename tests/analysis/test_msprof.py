@@ -79,6 +79,108 @@ def test_device_time_is_a_union_of_intervals(step: Path) -> None:
     assert (device.window_ns, device.idle_ns) == (3040, 3040 - 580)
 
 
+def test_the_window_runs_over_work_not_over_the_profilers_marks(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 20, "PROFILING_ENABLE", stream=0)
+        device.task(400, 900, "EVENT_WAIT", stream=3)
+        device.task(1000, 1100, kernel=("a", "MatMul"))
+        device.task(1300, 1350, "MEMCPY_ASYNC", copy=4)
+        device.task(9980, 10_000, "PROFILING_DISABLE", stream=0)
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        (found,) = analysis.summary.devices
+        streams = by_name(analysis.breakdown("stream"))
+        drawn = analysis.timeline()
+        traced = [track for track in analysis.tracks() if track.group == "device 0"]
+    assert (found.window_ns, found.idle_ns, found.busy_ns, found.tasks) == (350, 200, 150, 5)
+    assert found.steps is None
+    assert [streams[f"stream {number}"].extra["window_ns"] for number in (0, 2, 3)] == [
+        None,
+        350,
+        None,
+    ]
+    assert drawn is not None
+    assert (drawn.start_ns, drawn.duration_ns) == (Device.T0 + 400, 950)
+    assert sum(len(track) for track in traced) == 5, "a trace leaves nothing out"
+
+
+def test_a_device_that_only_waited_has_no_window(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 20, "PROFILING_ENABLE")
+        device.task(400, 900, "EVENT_WAIT")
+    (found,) = summary_of(tmp_path / "msprof_1.db").devices
+    assert (found.window_ns, found.idle_ns, found.tasks) == (0, 0, 2)
+
+
+def test_idle_of_steps_is_told_of_the_steps(tmp_path: Path) -> None:
+    """Work before the first step and between two is of no step, whatever the window holds."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number, start in ((1, 1000), (2, 3000)):
+            device.writer.write(
+                "STEP_TIME",
+                {"id": [number], "startNs": device.T0 + start, "endNs": device.T0 + start + 1000},
+            )
+        device.task(0, 500, kernel=("a", "A"))
+        device.task(1100, 1400, kernel=("a", "A"))
+        device.task(1900, 2200, kernel=("late", "A"))  # begins in step 1 and outlasts it
+        device.task(3000, 3100, kernel=("a", "A"))
+    (found,) = summary_of(tmp_path / "msprof_1.db").devices
+    assert (found.window_ns, found.compute_ns, found.idle_ns) == (3100, 1200, 1900)
+    assert found.steps is not None
+    assert (found.steps.window_ns, found.steps.compute_ns) == (1200 + 1000, 700)
+    assert found.steps.idle_ns == 2200 - 700
+    rows = breakdown_of(tmp_path / "msprof_1.db", "step").rows
+    assert [row.extra["idle_ns"] for row in rows] == [600, 900]
+    assert sum(row.extra["idle_ns"] or 0 for row in rows) == found.steps.idle_ns
+    assert found.told_of is found.steps
+
+
+def test_a_step_is_not_idle_while_another_steps_work_runs(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number, start in ((1, 0), (2, 1000)):
+            at = device.T0 + start
+            device.writer.write("STEP_TIME", {"id": [number], "startNs": at, "endNs": at + 1000})
+            call: dict[str, Any] = {"startNs": [at + 1], "endNs": at + 2, "connectionId": number}
+            device.writer.write("CANN_API", call)
+        device.task(100, 1500, kernel=("a", "A"), connection=1)
+        device.task(1200, 1900, kernel=("b", "B"), connection=2, stream=5)  # beside step 1
+    first, second = breakdown_of(tmp_path / "msprof_1.db", "step").rows
+    assert (first.extra["compute_ns"], second.extra["compute_ns"]) == (1400, 700)
+    assert (first.extra["idle_ns"], second.extra["idle_ns"]) == (100, 100)
+
+
+def test_a_collective_lasts_from_its_first_task_to_its_last(tmp_path: Path) -> None:
+    """Waiting for other ranks in between is part of it, as with NCCL's one kernel."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        parts = [device.task(0, 10, "SDMA"), device.task(90, 100, "SDMA")]
+        device.task(10, 90, "Notify Wait")
+        device.collective(0, 100, "hcom_allReduce__1", "hcom_allReduce_")
+        for part in parts:
+            row: dict[str, Any] = {"opId": [1], "globalTaskId": part}
+            device.writer.write("COMMUNICATION_TASK_INFO", row)
+        # Another device has no collectives: their parts stand for them, everywhere alike.
+        alone = device.task(0, 30, "SDMA", device=1)
+        row = {"opId": [2], "globalTaskId": alone}
+        device.writer.write("COMMUNICATION_TASK_INFO", row)
+    path = tmp_path / "msprof_1.db"
+    assert communication(path) == {"device 0": 100, "device 1": 30}
+    rows = breakdown_of(path, "operation").rows
+    assert {(row.name, row.kind, row.total_ns) for row in rows} == {
+        ("hcom_allReduce_", "communication", 100),
+        ("SDMA", "communication", 30),
+    }
+
+
+def test_a_step_without_collectives_has_none_not_nothing_known(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number, start in ((1, 0), (2, 1000)):
+            at = device.T0 + start
+            device.writer.write("STEP_TIME", {"id": [number], "startNs": at, "endNs": at + 1000})
+        device.collective(100, 200, "hcom_allReduce__1", "hcom_allReduce_")
+        device.task(1100, 1200, kernel=("a", "A"))
+    rows = breakdown_of(tmp_path / "msprof_1.db", "step").rows
+    assert [row.extra["communication_ns"] for row in rows] == [100, 0]
+
+
 def test_waiting_is_not_work(step: Path) -> None:
     rows = by_name(breakdown_of(step, "stream"))
     assert rows["stream 3"].total_ns == 0
@@ -317,7 +419,7 @@ def communication(path: Path) -> dict[str, int | None]:
 def test_a_collective_without_a_device_is_on_that_of_its_tasks(tmp_path: Path) -> None:
     found = communication(old_collectives(tmp_path / "a.db", devices=(0, 1)))
     assert (found["device 0"], found["device 1"]) == (200, 200)
-    assert found["device -1"] == 200, "without tasks and with two devices nobody knows"
+    assert found["unknown device"] == 200, "without tasks and with two devices nobody knows"
 
 
 def test_a_collective_without_a_device_is_on_the_only_one_there_is(tmp_path: Path) -> None:

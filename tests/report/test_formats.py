@@ -79,7 +79,9 @@ def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
     )
     lines = shown.splitlines()
     assert "640 ns in 5 calls; forward 150 ns (23.4 %), backward 220 ns (34.4 %)" in shown
-    assert re.search(r"device 0 \(Ascend910B\) +3\.04 µs +400 ns \(13\.2 %\)", shown)
+    assert re.search(r"device +in steps +compute .*idle +window +idle in window +tasks", shown)
+    assert re.search(r"device 0 \(Ascend910B\) +5\.00 µs +400 ns \(8\.0 %\)", shown)
+    assert re.search(r"4\.42 µs \(88\.4 %\) +3\.04 µs +2\.46 µs \(80\.9 %\)", shown)
     (row,) = [line for line in lines if line.startswith("aten::linear")]
     assert re.fullmatch(r"aten::linear +1 +250 ns +39\.1 % +250 ns +100 ns +150 ns +net\.py:9", row)
     assert "peak memory not measured: no memory use was recorded" in shown

@@ -18,6 +18,7 @@ from unified_prof.analysis.model import (
     Step,
     Summary,
 )
+from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
 
@@ -59,6 +60,10 @@ class Analysis(ABC):
 
     def steps(self) -> tuple[Step, ...]:
         """Return the measured iterations or recorded steps in order; empty: there are none."""
+        return ()
+
+    def step_traces(self) -> tuple[StepTrace, ...]:
+        """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
         return ()
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:

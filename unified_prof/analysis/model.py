@@ -154,15 +154,19 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """How one device spent the time between its first and its last task."""
+    """How one device spent its window, and its steps where they are known.
+
+    Work is what computes, communicates or copies. Tasks that only wait, record or notify are none,
+    nor are the marks that a profiler sets at both ends of its recording.
+    """
 
     device: str
     window_ns: int
-    """From the start of the first task or collective to the end of the last."""
+    """From the start of the first work to the end of the last; of `steps`, the time of all."""
     compute_ns: int
     """Union of the compute kernels."""
     communication_ns: int | None
-    """Union of the collectives; None: the recording has none."""
+    """Union of the collectives, each from its first task to its last; None: there is none."""
     overlap_ns: int | None
     """Communication that ran while a compute kernel did."""
     copy_ns: int
@@ -170,11 +174,19 @@ class DeviceTime:
     busy_ns: int
     """Union of all three."""
     tasks: int
+    """All tasks of the device, waiting ones too."""
+    steps: DeviceTime | None = None
+    """The same figures of the steps alone; None: no step is known."""
 
     @property
     def idle_ns(self) -> int:
         """Window in which none of the three ran."""
         return self.window_ns - self.busy_ns
+
+    @property
+    def told_of(self) -> DeviceTime:
+        """What its shares are told of: the steps where they are known, else the window."""
+        return self if self.steps is None else self.steps
 
 
 @dataclass(frozen=True, slots=True)

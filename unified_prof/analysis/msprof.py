@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +15,7 @@ from unified_prof.analysis.model import (
     Breakdown,
     By,
     Clock,
+    DeviceTime,
     Distribution,
     NotMeasured,
     PmuFigure,
@@ -24,7 +26,7 @@ from unified_prof.analysis.model import (
     Totals,
 )
 from unified_prof.analysis.read import collectives, counters, provenance
-from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import UNCONNECTED, Framework
 from unified_prof.analysis.read.source import (
     Findings,
@@ -33,8 +35,17 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
-from unified_prof.analysis.views import breakdowns, timeline, tracks
-from unified_prof.analysis.views.device import DeviceWork, Launches, step_rows, stream_rows
+from unified_prof.analysis.views import breakdowns, step_trace, timeline, tracks
+from unified_prof.analysis.views.device import (
+    DeviceWork,
+    OfSteps,
+    StepWindows,
+    step_rows,
+    step_windows,
+    stream_rows,
+    with_vendor,
+)
+from unified_prof.analysis.views.step_trace import Ran, StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import Work, host_calls, step_of
@@ -86,9 +97,7 @@ class MsprofAnalysis(Analysis):
             clock=self._clock,
             facts=tuple(provenance.facts(self._source)),
             totals=totals,
-            devices=tuple(
-                work.time(name, work.start_ns, work.end_ns) for name, work in self._devices.items()
-            ),
+            devices=tuple(self._device_time(name) for name in self._devices),
             anomalies=(
                 *oddities_of_file(self._source),
                 *recorded_anomalies(self._source),
@@ -110,15 +119,16 @@ class MsprofAnalysis(Analysis):
         if by == "stream":
             return breakdowns.finish(by, stream_rows(self._tasks))
         if by == "step":
-            rows = step_rows(
-                self._steps, self._device_numbers, self._tasks, self._comms, self._launches
-            )
-            return breakdowns.finish(by, rows)
+            return breakdowns.finish(by, self._step_rows())
         return breakdowns.by_label(self.calls, by)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the recorded steps in order of time."""
         return tuple(Step(name, end_ns - start_ns) for name, start_ns, end_ns in self._steps)
+
+    def step_traces(self) -> tuple[StepTrace, ...]:
+        """Return the steps as torch_npu counts them."""
+        return self._step_traces
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return the kernels under each operation; where there are steps, those of the steps."""
@@ -189,21 +199,59 @@ class MsprofAnalysis(Analysis):
             return "device"
         return "none" if self._framework is None else "host"
 
-    @property
-    def _launches(self) -> Launches:
-        """When the host launched the work, by the starts of its calls."""
+    def _step_rows(self) -> list[Row]:
+        rows = step_rows(
+            self._steps,
+            self._devices,
+            self._step_windows,
+            self._device_numbers,
+            self._tasks,
+            self._comms,
+            self._of_steps,
+        )
+        return with_vendor(rows, self._step_traces)
+
+    @cached_property
+    def _step_traces(self) -> tuple[StepTrace, ...]:
+        if not len(self._tasks) or not step_trace.is_of_ascend(self._source):
+            return ()
+        tasks = self._tasks
+        ran = Ran(tasks.device, tasks.connection, tasks.start_ns, tasks.end_ns, tasks.identity)
+        ranges = step_trace.ranges(self._source, ran)
+        work = step_trace.read_work(self._source, ran)
+        return tuple(step_trace.traces(self._source, work, ranges))
+
+    def _device_time(self, name: str) -> DeviceTime:
+        work = self._devices[name]
+        found = work.time(name, work.window)
+        windows = self._step_windows.get(name)
+        return found if windows is None else replace(found, steps=work.time(name, windows.all))
+
+    @cached_property
+    def _step_windows(self) -> dict[str, StepWindows]:
+        """The time of the steps on each device, empty where there are none."""
+        if not self._steps:
+            return {}
+        return {
+            name: step_windows(self._steps, self._tasks, self._comms, self._of_steps, only)
+            for name, only in self._device_numbers.items()
+        }
+
+    @cached_property
+    def _of_steps(self) -> OfSteps:
+        """The step that launched each piece of work, by the starts of its calls."""
         api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
         calls = Lookup(api["connection"])
 
-        def launched(connection: Ints, start_ns: Ints) -> NDArray[np.int64]:
+        def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
             row = calls.rows(connection)
             linked = (row >= 0) & ~np.isin(connection, UNCONNECTED)
             starts = api["start"][row] if len(api["start"]) else start_ns
-            return np.where(linked, starts, start_ns).astype(np.int64)
+            return step_of(np.where(linked, starts, start_ns), self._steps).astype(np.int32)
 
-        return Launches(
-            launched(self._tasks.connection, self._tasks.start_ns),
-            launched(self._comms.connection, self._comms.start_ns),
+        return OfSteps(
+            step(self._tasks.connection, self._tasks.start_ns),
+            step(self._comms.connection, self._comms.start_ns),
         )
 
     @cached_property
@@ -222,7 +270,7 @@ class MsprofAnalysis(Analysis):
         result: dict[str, int | None] = {}
         for number in numbers.tolist():
             model = names.get(number)
-            name = f"device {number}" + (f" ({model})" if model else "")
+            name = device_name(number) + (f" ({model})" if model else "")
             result[name] = None if len(numbers) == 1 else number
         return result
 

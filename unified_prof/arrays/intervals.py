@@ -68,6 +68,11 @@ def union(*sets: IntervalSet) -> IntervalSet:
     )
 
 
+def hull(one: IntervalSet) -> IntervalSet:
+    """Return the time from a set's start to its end as one interval; empty of an empty set."""
+    return IntervalSet(one.start_ns[:1], one.end_ns[-1:])
+
+
 def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     """Return the time that both sets cover."""
     if not len(a) or not len(b):

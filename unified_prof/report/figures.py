@@ -8,8 +8,18 @@ from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.load import Opened
-from unified_prof.analysis.model import Breakdown, By, Distribution, PmuFigure, Row, Series, Summary
+from unified_prof.analysis.model import (
+    Breakdown,
+    By,
+    DeviceTime,
+    Distribution,
+    PmuFigure,
+    Row,
+    Series,
+    Summary,
+)
 from unified_prof.analysis.read.coverage import Coverage
+from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report.formats import Request
 
@@ -45,6 +55,7 @@ class Figures:
     launch_delay: Distribution | None
     pmu: tuple[PmuFigure, ...]
     memory: tuple[Series, ...]
+    step_traces: tuple[StepTrace, ...] = ()
 
 
 def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
@@ -115,6 +126,7 @@ def collect(
         launch_delay=analysis.launch_delay() if details else None,
         pmu=analysis.pmu() if details else (),
         memory=analysis.memory_series() if details else (),
+        step_traces=analysis.step_traces(),
         selections=selections,
         summary=analysis.summary,
     )
@@ -206,7 +218,8 @@ def _report(figures: Figures) -> dict[str, Any]:
         "clock": summary.clock,
         "facts": dict(summary.facts),
         "totals": asdict(summary.totals),
-        "devices": [asdict(one) | {"idle_ns": one.idle_ns} for one in summary.devices],
+        "devices": [_device(one) for one in summary.devices],
+        "step_trace": [asdict(one) for one in figures.step_traces],
         "launch_delay": None if figures.launch_delay is None else asdict(figures.launch_delay),
         "breakdowns": {one.breakdown.by: _breakdown(one) for one in figures.selections},
         "pmu": [asdict(one) for one in figures.pmu],
@@ -225,6 +238,15 @@ def _report(figures: Figures) -> dict[str, Any]:
         "not_measured": [asdict(one) for one in summary.not_measured],
         "available": list(summary.available),
     }
+
+
+def _device(one: DeviceTime) -> dict[str, Any]:
+    steps = None
+    if one.steps is not None:
+        steps = asdict(one.steps) | {"idle_ns": one.steps.idle_ns}
+        for not_of_steps in ("device", "tasks", "steps"):
+            del steps[not_of_steps]
+    return asdict(one) | {"idle_ns": one.idle_ns, "steps": steps}
 
 
 def _breakdown(selection: Selection) -> dict[str, Any]:

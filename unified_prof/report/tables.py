@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
+from unified_prof.analysis.read.collectives import device_name
+from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.report import names, oddities, words
 from unified_prof.report.figures import Figures, Selection
 
@@ -142,27 +144,36 @@ def _sizes(rows: tuple[Row, ...]) -> list[Column]:
 
 
 def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
-    """Return the table of how each device spent its time."""
+    """Return the table of how each device spent its time: in its steps where they are known."""
 
     def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
-        return tuple(
-            words.duration(value)
-            if value is None
-            else f"{words.duration(value)} ({words.share(value, one.window_ns)})"
-            for one in devices
-            for value in [value_of(one)]
-        )
+        return tuple(_of_time(value_of(one.told_of), one.told_of.window_ns) for one in devices)
 
-    return [
+    stepped = any(one.steps is not None for one in devices)
+    result = [
         Column("device", tuple(words.neutral(one.device) for one in devices), is_name=True),
-        Column("window", tuple(words.duration(one.window_ns) for one in devices)),
+        Column(
+            "in steps" if stepped else "window",
+            tuple(words.duration(one.told_of.window_ns) for one in devices),
+        ),
         Column("compute", part(lambda one: one.compute_ns)),
         Column("communication", part(lambda one: one.communication_ns), importance=9),
         Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
         Column("copies", part(lambda one: one.copy_ns), importance=6),
         Column("idle", part(lambda one: one.idle_ns)),
-        Column("tasks", tuple(words.number(one.tasks) for one in devices), importance=3),
     ]
+    if stepped:
+        window = tuple(words.duration(one.window_ns) for one in devices)
+        idle = tuple(_of_time(one.idle_ns, one.window_ns) for one in devices)
+        result.append(Column("window", window, importance=4))
+        result.append(Column("idle in window", idle, importance=4))
+    tasks = tuple(words.number(one.tasks) for one in devices)
+    return [*result, Column("tasks", tasks, importance=3)]
+
+
+def _of_time(value_ns: int | None, whole_ns: int) -> str:
+    text = words.duration(value_ns)
+    return text if value_ns is None else f"{text} ({words.share(value_ns, whole_ns)})"
 
 
 def title(summary: Summary) -> str:
@@ -205,6 +216,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     known = [f"{name} {words.size(value)}" for name, value in sizes if value is not None]
     if known:
         lines.append(("memory", ", ".join(known)))
+    lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
     if (delay := figures.launch_delay) is not None:
         lines.append(
             (
@@ -213,6 +225,28 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
                 f"{words.duration(delay.p90_ns)}, at most {words.duration(delay.max_ns)} "
                 f"({words.number(delay.count)} launches)",
             )
+        )
+    return lines
+
+
+def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
+    """Say for each device what the vendor's own analysis says of its steps together."""
+    of_device: dict[int, list[StepTrace]] = {}
+    for trace in traces:
+        of_device.setdefault(trace.device_id, []).append(trace)
+    lines = []
+    for device, found in of_device.items():
+        free, stage, preparing, bubble = (
+            sum(getattr(one, figure) for one in found)
+            for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")
+        )
+        steps = f"{words.number(len(found))} steps" if len(found) > 1 else f"step {found[0].step}"
+        if found[0].step is None:
+            steps = "the recording"
+        lines.append(
+            f"{device_name(device)}, {steps}: free {words.duration(free)}, stage "
+            f"{words.duration(stage)}, preparing {words.duration(preparing)}, bubble "
+            f"{words.duration(bubble)}"
         )
     return lines
 

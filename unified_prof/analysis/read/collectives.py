@@ -38,6 +38,21 @@ class Collectives:
         """End of each operator."""
         return self.start_ns + self.duration_ns
 
+    def in_parts(self, device: int | None = None) -> bool:
+        """Tell whether parts of collectives count for themselves: no whole one is known of there.
+
+        Args:
+            device: where; None: on all devices together.
+        """
+        if device is None or (self.device == UNKNOWN_DEVICE).any():
+            return not len(self)
+        return not (self.device == device).any()
+
+
+def device_name(number: int) -> str:
+    """Return what a device is called by its number."""
+    return "unknown device" if number == UNKNOWN_DEVICE else f"device {number}"
+
 
 def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
     """Read the communication operators; older files name no device, their tasks do."""

@@ -30,6 +30,8 @@ NOTHING_KNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNKNOWN", None})
 MAX_DURATION_NS = 1 << 50
 MAX_TIME_NS = 1 << 62
 
+# What a profiler sets on a device when it begins and ends: no part of what the program did there.
+_OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
 # What the text of a task's type says about it. Decides only where no table knows the task.
 _WAITS = re.compile(
     r"wait|record|event|notify|(?<!a)sync|barrier|profiling|maintenance|write[ _]?value|capture|"
@@ -146,6 +148,13 @@ class Tasks:
     def type_texts(self) -> list[str | None]:
         """Text of each code in `type`."""
         return self._strings.texts(self._type_ids)
+
+    @property
+    def of_the_program(self) -> NDArray[np.bool_]:
+        """Which tasks are the program's, not marks of the profiler itself."""
+        marks = [bool(_OF_THE_PROFILER.match(text or "")) for text in self.type_texts]
+        is_program = ~np.array([*marks, False])
+        return is_program.take(self.type)
 
     @property
     def op_type(self) -> Ints:

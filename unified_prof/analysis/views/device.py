@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS, UNKNOWN
 from unified_prof.analysis.model import DeviceTime, Row
-from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.tasks import WAIT, Tasks
 from unified_prof.analysis.views.groups import by_key
-from unified_prof.analysis.views.work import Steps, step_of
+from unified_prof.analysis.views.step_trace import StepTrace
+from unified_prof.analysis.views.work import Steps
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
@@ -24,64 +25,104 @@ _NOTHING = np.zeros(0, np.int64)
 _PIECE = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
-    """When the host launched each piece of work; its own start where that is not known."""
+@dataclass(frozen=True, slots=True, eq=False)
+class OfSteps:
+    """The step that launched each piece of work, UNKNOWN where none did."""
 
-    tasks_ns: Ints
-    comms_ns: Ints
+    tasks: NDArray[np.int32]
+    comms: NDArray[np.int32]
 
 
 class DeviceWork:
-    """The work of one device as merged sets of intervals."""
+    """The work of one device as merged sets of intervals.
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        comms: Collectives,
-        device: int | None = None,
-        chosen: tuple[Ints, Ints] | None = None,
-    ) -> None:
+    Work is what computes, communicates or copies. A collective communicates from its first task to
+    its last, waiting for other ranks included, as the vendor's viewers count it and as the one
+    kernel of NCCL does.
+    """
+
+    def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
+        """Take the work of a device; None: there is only one."""
         here: Any = slice(None) if device is None else np.flatnonzero(tasks.device == device)
         comm_here: Any = slice(None) if device is None else comms.device == device
-        if chosen is not None:
-            here, comm_here = chosen
         kind, start, duration = tasks.kind[here], tasks.start_ns[here], tasks.duration_ns[here]
         self.tasks = len(kind)
         self.compute = _merged(start, duration, kind, KERNEL)
         self.copies = _merged(start, duration, kind, COPY)
-        # The collectives as a whole; their parts only where the file has nothing but parts.
-        comm_start, comm_end = comms.start_ns[comm_here], comms.end_ns[comm_here]
-        self.communication = intervals.merge(comm_start, comm_end)
-        if not len(self.communication):
-            self.communication = _merged(start, duration, kind, COMMUNICATION)
-        starts = [one.min() for one in (start, comm_start) if len(one)]
-        ends = [(start[piece] + duration[piece]).max() for piece in _pieces(len(start))]
-        ends += [comm_end.max()] if len(comm_end) else []
-        self.start_ns, self.end_ns = int(min(starts, default=0)), int(max(ends, default=0))
+        self.communication = intervals.merge(comms.start_ns[comm_here], comms.end_ns[comm_here])
+        if comms.in_parts(device):
+            parts = _merged(start, duration, kind, COMMUNICATION)
+            self.communication = intervals.union(self.communication, parts)
+        self.busy = intervals.union(self.compute, self.communication, self.copies)
 
-    def time(self, name: str, start_ns: int, end_ns: int, *, whole: bool = False) -> DeviceTime:
-        """Return how the device spent `[start_ns, end_ns)`; with all its work where `whole`."""
-        within = whole or (start_ns <= self.start_ns and self.end_ns <= end_ns)
+    @property
+    def window(self) -> IntervalSet:
+        """From the start of the first work to the end of the last; empty: there is none.
 
-        def part(one: IntervalSet) -> IntervalSet:
-            return one if within else intervals.clip(one, start_ns, end_ns)
+        What the profiler marks, records and waits for at both ends is no work.
+        """
+        return intervals.hull(self.busy)
 
-        compute, communication = part(self.compute), part(self.communication)
-        copies = part(self.copies)
+    def time(self, name: str, window: IntervalSet) -> DeviceTime:
+        """Return how the device spent a window, which may have gaps."""
+        compute = intervals.intersect(self.compute, window)
+        communication = intervals.intersect(self.communication, window)
         has_communication = len(self.communication) > 0
         return DeviceTime(
             device=name,
-            window_ns=end_ns - start_ns,
+            window_ns=window.total_ns,
             compute_ns=compute.total_ns,
             communication_ns=communication.total_ns if has_communication else None,
             overlap_ns=(
                 intervals.intersect(compute, communication).total_ns if has_communication else None
             ),
-            copy_ns=copies.total_ns,
-            busy_ns=intervals.union(compute, communication, copies).total_ns,
+            copy_ns=intervals.intersect(self.copies, window).total_ns,
+            busy_ns=intervals.intersect(self.busy, window).total_ns,
             tasks=self.tasks,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWindows:
+    """The time of each step on one device, in order; none overlaps another.
+
+    A device runs behind the host. A step lasts on it until the last of its work is done, or the
+    host is done with it if that is later; the next one begins there.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def all(self) -> IntervalSet:
+        """The time of all steps."""
+        return intervals.merge(self.start_ns, self.end_ns)
+
+
+def step_windows(
+    steps: Steps, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+) -> StepWindows:
+    """Return the time of each step on a device; None: there is only one."""
+    work_ends = np.full(len(steps), np.iinfo(np.int64).min)
+    is_work = (tasks.kind == KERNEL) | (tasks.kind == COPY)
+    if comms.in_parts(device):
+        is_work |= tasks.kind == COMMUNICATION
+    mine = is_work & (of.tasks != UNKNOWN)
+    comm_mine = of.comms != UNKNOWN
+    if device is not None:
+        mine &= tasks.device == device
+        comm_mine &= comms.device == device
+    for piece in _pieces(len(mine)):
+        rows = np.flatnonzero(mine[piece]) + piece.start
+        np.maximum.at(work_ends, of.tasks[rows], tasks.start_ns[rows] + tasks.duration_ns[rows])
+    np.maximum.at(work_ends, of.comms[comm_mine], comms.end_ns[comm_mine])
+    begins, ends = [], []
+    done_ns = 0
+    for (_, start_ns, end_ns), work_end_ns in zip(steps, work_ends.tolist(), strict=True):
+        begin_ns, done_ns = max(start_ns, done_ns), max(end_ns, work_end_ns, done_ns)
+        begins.append(min(begin_ns, done_ns))
+        ends.append(done_ns)
+    return StepWindows(np.array(begins, np.int64), np.array(ends, np.int64))
 
 
 def _merged(start_ns: Ints, duration_ns: Ints, kind: NDArray[np.int8], wanted: int) -> IntervalSet:
@@ -113,10 +154,13 @@ def stream_rows(tasks: Tasks) -> list[Row]:
         }
         waiting = kind == WAIT
         busy = intervals.union(*parts.values())
+        window = intervals.hull(busy)
         stream = place & 0xFFFFFFFF
         rows.append(
             Row(
-                name=f"device {place >> 32} stream {stream}" if several else f"stream {stream}",
+                name=f"{device_name(place >> 32)} stream {stream}"
+                if several
+                else f"stream {stream}",
                 kind="stream",
                 count=len(own),
                 total_ns=busy.total_ns,
@@ -124,7 +168,7 @@ def stream_rows(tasks: Tasks) -> list[Row]:
                 extra={
                     **{name: part.total_ns for name, part in parts.items()},
                     "wait_ns": int(duration[waiting].sum()),
-                    "window_ns": int((start + duration).max() - start.min()),
+                    "window_ns": window.total_ns if len(window) else None,
                 },
             )
         )
@@ -133,51 +177,78 @@ def stream_rows(tasks: Tasks) -> list[Row]:
 
 def step_rows(
     steps: Steps,
-    devices: Mapping[str, int | None],
+    devices: Mapping[str, DeviceWork],
+    windows: Mapping[str, StepWindows],
+    numbers: Mapping[str, int | None],
     tasks: Tasks,
     comms: Collectives,
-    launches: Launches,
+    of: OfSteps,
 ) -> list[Row]:
     """Return one row per step, with what each device did of what was launched within it.
 
-    A device runs behind the host: the step that launched work is the one that it is of, whenever
-    it ran. A step lasts on a device until the last of its work is done, or the host is done with it
-    if that is later; the next one begins there.
+    The step that launched work is the one that it is of, whenever it ran. A step's device is idle
+    while no work at all runs on it, whoever launched it.
 
     Args:
         steps: The steps in order of time.
-        devices: Name -> number, None where there is only one.
+        devices: The work of each device.
+        windows: The time of the steps on each device.
+        numbers: The number of each device, None where there is only one.
         tasks: All tasks.
         comms: All collectives.
-        launches: When each was launched.
+        of: The step that launched each piece.
     """
-    step_of_task = step_of(launches.tasks_ns, steps)
-    step_of_comm = step_of(launches.comms_ns, steps)
-    times: list[list[DeviceTime]] = [[] for _ in steps]
-    for device, only in devices.items():
-        own_tasks = _by_step(step_of_task, None if only is None else tasks.device == only)
-        own_comms = _by_step(step_of_comm, None if only is None else comms.device == only)
-        begins_ns = 0
-        for number, (_, start_ns, end_ns) in enumerate(steps):
-            work = DeviceWork(
-                tasks,
-                comms,
-                chosen=(own_tasks.get(number, _NOTHING), own_comms.get(number, _NOTHING)),
-            )
-            begins_ns, ends_ns = max(start_ns, begins_ns), max(end_ns, work.end_ns)
-            times[number].append(work.time(device, min(begins_ns, ends_ns), ends_ns, whole=True))
-            begins_ns = ends_ns
-    rows = []
-    for (name, start_ns, end_ns), found in zip(steps, times, strict=True):
-        extra: dict[str, int | None] = {}
-        for figure in ("compute_ns", "communication_ns", "overlap_ns", "copy_ns", "idle_ns"):
-            known = [value for time in found if (value := getattr(time, figure)) is not None]
-            extra[figure] = sum(known) if known else None
-        rows.append(Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra))
-    return rows
+    extras: list[dict[str, int | None]] = [{} for _ in steps]
+
+    def add(step: int, figure: str, value: int | None) -> None:
+        known = extras[step].setdefault(figure, None)
+        extras[step][figure] = known if value is None else (known or 0) + value
+
+    for name, whole in devices.items():
+        only = numbers[name]
+        own_tasks = _by_step(of.tasks, None if only is None else tasks.device == only)
+        own_comms = _by_step(of.comms, None if only is None else comms.device == only)
+        for step in range(len(steps)):
+            rows = own_tasks.get(step, _NOTHING)
+            kind, start, duration = tasks.kind[rows], tasks.start_ns[rows], tasks.duration_ns[rows]
+            talk = own_comms.get(step, _NOTHING)
+            compute = _merged(start, duration, kind, KERNEL)
+            communication = intervals.merge(comms.start_ns[talk], comms.end_ns[talk])
+            if comms.in_parts(only):
+                communication = _merged(start, duration, kind, COMMUNICATION)
+            communicates = len(whole.communication) > 0
+            overlap = intervals.intersect(compute, communication)
+            begin_ns, end_ns = int(windows[name].start_ns[step]), int(windows[name].end_ns[step])
+            busy = intervals.clip(whole.busy, begin_ns, end_ns)
+            add(step, "compute_ns", compute.total_ns)
+            add(step, "communication_ns", communication.total_ns if communicates else None)
+            add(step, "overlap_ns", overlap.total_ns if communicates else None)
+            add(step, "copy_ns", _merged(start, duration, kind, COPY).total_ns)
+            add(step, "idle_ns", end_ns - begin_ns - busy.total_ns)
+    return [
+        Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra)
+        for (name, start_ns, end_ns), extra in zip(steps, extras, strict=True)
+    ]
 
 
-def _by_step(steps: Ints, here: NDArray[np.bool_] | None) -> dict[int, Ints]:
+def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
+    """Return the rows of steps with the vendor's figures of each beside ours, all devices summed.
+
+    A step that the vendor's analysis leaves out has none.
+    """
+    sums: dict[str | None, dict[str, int | None]] = {}
+    for one in traces:
+        known = sums.setdefault(one.step, {})
+        for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns"):
+            name = f"vendor_{figure}"
+            known[name] = (known.get(name) or 0) + getattr(one, figure)
+    return [
+        replace(row, extra={**row.extra, **sums[row.name]}) if row.name in sums else row
+        for row in rows
+    ]
+
+
+def _by_step(steps: NDArray[np.int32], here: NDArray[np.bool_] | None) -> dict[int, Ints]:
     """Return where the work of each step stands, of a device's where `here`."""
     steps = steps if here is None else np.where(here, steps, UNKNOWN)
     return {number: own for number, own in by_key(steps) if number != UNKNOWN}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, Labels
-from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.tasks import Strings, Tasks
 from unified_prof.analysis.views.work import collective_labels
 
@@ -70,21 +70,23 @@ def build(
         limit: at most about this many blocks; None is no limit.
     """
     labels = Labels()
-    everything = np.arange(len(tasks))
+    # The profiler's own marks stand at both ends, and would stretch the time that is drawn.
+    shown = np.flatnonzero(tasks.of_the_program)
     name = np.concatenate(
         (
-            tasks.kernel_labels(labels, everything),
+            tasks.kernel_labels(labels, shown),
             collective_labels(comms, labels, strings, by_type=False),
         )
     )
-    start = np.concatenate((tasks.start_ns, comms.start_ns))
+    start = np.concatenate((tasks.start_ns[shown], comms.start_ns))
     if not len(start):
         return None
-    duration = np.concatenate((tasks.duration_ns, comms.duration_ns))
-    kind = np.concatenate((tasks.kind, np.full(len(comms), COMMUNICATION, np.int8)))
+    duration = np.concatenate((tasks.duration_ns[shown], comms.duration_ns))
+    kind = np.concatenate((tasks.kind[shown], np.full(len(comms), COMMUNICATION, np.int8)))
     # Lanes in order of device, then collectives, then streams.
-    device = np.concatenate((tasks.device.astype(np.int64), comms.device))
-    place = np.concatenate((tasks.stream & 0x7FFFFFFF, np.full(len(comms), -1)))
+    device = np.concatenate((tasks.device[shown].astype(np.int64), comms.device))
+    stream_of = tasks.stream[shown] & 0x7FFFFFFF
+    place = np.concatenate((stream_of, np.full(len(comms), -1)))
     places, lane = np.unique(device << 32 | (place + 1), return_inverse=True)
     origin = int(start.min())
     order = np.lexsort((start, lane))
@@ -104,7 +106,7 @@ def build(
         stream = (where & 0xFFFFFFFF) - 1
         lanes.append(
             Lane(
-                device=f"device {where >> 32}" if where >> 32 >= 0 else "unknown device",
+                device=device_name(where >> 32),
                 name="collectives" if stream < 0 else f"stream {stream}",
                 start_ns=blocks.start_ns[own],
                 duration_ns=blocks.duration_ns[own],
@@ -152,9 +154,9 @@ def _resolution(
     Tasks of one lane that are shorter than the resolution and start in the same slot of that
     length become one block; longer ones, and those that start in `whole`, stay as they are.
     """
-    everything = np.arange(len(start))
+    shown = np.arange(len(start))
     if limit is None or len(start) <= limit:
-        return 0, everything
+        return 0, shown
     kept = np.zeros(len(start), bool)
     if whole is not None:
         kept = (start >= whole[0]) & (start < whole[1])

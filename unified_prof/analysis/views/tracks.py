@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
-from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
@@ -93,7 +93,7 @@ def _device_tracks(
     for device, own in by_key(comms.device):
         none = np.zeros(len(own), np.int64)
         whole = Track(
-            group=_device(device),
+            group=device_name(device),
             name="collectives",
             labels=labels.texts,
             start_ns=comms.start_ns[own],
@@ -110,7 +110,7 @@ def _device_tracks(
         none = np.zeros(len(own), np.int64)
         start = tasks.start_ns[own]
         whole = Track(
-            group=_device(place >> 32),
+            group=device_name(place >> 32),
             name=f"stream {place & 0xFFFFFFFF}",
             labels=labels.texts,
             start_ns=start,
@@ -219,7 +219,3 @@ def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:
         heappush(busy, (finish, number))
         row[index] = number
     return row
-
-
-def _device(number: int) -> str:
-    return f"device {number}" if number >= 0 else "unknown device"

@@ -58,9 +58,9 @@ class Work:
         allocations: Allocations,
     ) -> None:
         mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
-        if not len(comms):
-            # Parts of collectives count where the file has no collective that they belong to.
-            mask |= tasks.kind == COMMUNICATION
+        for device in np.unique(tasks.device).tolist():
+            if comms.in_parts(device):
+                mask |= (tasks.kind == COMMUNICATION) & (tasks.device == device)
         self._task = np.flatnonzero(mask).astype(np.int32)
         self._tasks, self._comms, self._strings = tasks, comms, strings
         self._framework, self._allocations = framework, allocations

@@ -13,9 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import numpy as np
+from numpy.typing import NDArray
+
 from unified_prof.analysis.read import groups
 from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collective, Transfer
-from unified_prof.pipeline.analysis_db.steps import FOREVER, Columns, Range
+from unified_prof.pipeline.analysis_db.steps import FOREVER, Range, Work
 from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS, NS_PER_US
 from unified_prof.vocabulary import NO_RANK, group_hash
@@ -50,6 +53,7 @@ _RANKS = (
 _NO_RANKS = "NULL", ""
 _NONE = (None, NO_RANK)
 
+Ints = NDArray[np.int64]
 Ranks = tuple[int, ...]
 
 
@@ -62,9 +66,14 @@ def ranges(report: Report) -> list[Range]:
     return found or [Range(None, None, 0, FOREVER)]
 
 
-def read_work(report: Report) -> tuple[Columns, Columns]:
-    """Return device, start, end and launch of kernels, and of the kernels of collectives."""
-    return report.columns(_COMPUTE), report.columns(_COMMUNICATION)
+def read_work(report: Report) -> tuple[Work, Work]:
+    """Return the kernels, and the kernels of collectives: each counts where it was launched."""
+    compute, communication = report.columns(_COMPUTE), report.columns(_COMMUNICATION)
+    return _work(compute), _work(communication, receives=communication["receives"] != 0)
+
+
+def _work(found: dict[str, Ints], *, receives: NDArray[np.bool_] | None = None) -> Work:
+    return Work(found["device"], found["start"], found["end"], at_ns=found["at"], receives=receives)
 
 
 def read_collectives(report: Report) -> Iterator[tuple[int, Collective]]:

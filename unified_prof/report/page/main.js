@@ -40,7 +40,8 @@ function figures(report) {
   if (totals.iteration_ns !== null) add("Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median of ${words.count(totals.iterations)}`);
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
-    found.push(figure("Device idle", words.percent((100 * device.idle_ns) / Math.max(1, device.window_ns)), words.duration(device.idle_ns), `${device.idle_ns} ns`, "idle_ns"));
+    const of = device.steps ?? device;
+    found.push(figure("Device idle", words.percent((100 * of.idle_ns) / Math.max(1, of.window_ns)), `${words.duration(of.idle_ns)} of the ${device.steps ? "steps" : "window"}`, `${of.idle_ns} ns`, "idle_ns"));
   }
   if (delay) found.push(figure("Launch delay", words.duration(delay.median_ns), `median; 90 % below ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
@@ -61,12 +62,13 @@ function strip(label, whole, parts, inWords) {
 
 function splitSection(report) {
   const { devices, totals } = report.figures;
-  const strips = devices.map((one) => {
+  const strips = devices.map((device) => {
+    const one = device.steps ?? device;
     const overlap = one.overlap_ns ?? 0;
     // The parts of the strip do not overlap: communication alone, then what hides behind compute.
     const communication = one.communication_ns === null ? null : one.communication_ns - overlap;
     const copies = one.busy_ns - one.compute_ns - (communication ?? 0);
-    return strip(one.device, one.window_ns, [
+    return strip(`${device.device}, ${device.steps ? "in its steps" : "window"}`, one.window_ns, [
       { name: one.communication_ns === null ? "compute" : "compute (with overlap)", value: one.compute_ns, color: "compute" },
       { name: "communication alone", value: communication, color: "communication" },
       { name: "copies alone", value: copies, color: "copy" },
