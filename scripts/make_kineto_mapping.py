@@ -146,6 +146,19 @@ MAPPINGS: tuple[TableMapping, ...] = (
         },
     ),
     TableMapping(
+        "OVERLAP_ANALYSIS",
+        _DEVICE_KINDS,
+        {
+            "id": "dense from 0",
+            "deviceId": "of TASK",
+            "startNs": "start of an interval",
+            "endNs": "its end",
+            "type": "0 COMPUTE, 1 COMMUNICATION, 2 what of that is not overlapped, 3 FREE: neither",
+        },
+        "Only in revisions that have the table (`--schema latest`, `--layout ascend-pt`). Of 0, 2"
+        " and 3 every device has at least one moment, as viewers add them up.",
+    ),
+    TableMapping(
         "CANN_API",
         (Kind.CALL,),
         _TIMES

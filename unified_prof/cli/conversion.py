@@ -14,7 +14,7 @@ import typer
 
 from unified_prof import streams
 from unified_prof.cli import printing
-from unified_prof.cli.options import AsJson, Force, Quiet, Schema
+from unified_prof.cli.options import SCHEMA_HELP, AsJson, Force, Quiet
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -73,7 +73,14 @@ def convert(
             " folder",
         ),
     ] = None,
-    schema: Schema = "documented",
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION",
+            help=SCHEMA_HELP,
+            show_default="documented; with --layout ascend-pt latest",
+        ),
+    ] = None,
     layout: Annotated[
         Layout,
         typer.Option(

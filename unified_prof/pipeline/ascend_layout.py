@@ -13,6 +13,9 @@ from unified_prof.errors import OutputError
 FOLDER_SUFFIX = "_ascend_pt"
 OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
 ANALYSIS = "analysis.db"
+SCHEMA = "latest"
+"""What its readers do best with: without the rows of OVERLAP_ANALYSIS, which older revisions lack,
+MindStudio Insight shows no overall times of a recording without collectives."""
 
 
 def database_name(rank: int | None) -> str:
@@ -25,15 +28,15 @@ def databases_in(folder: Path) -> list[Path]:
     return sorted((folder / OUTPUT_FOLDER).glob("ascend_pytorch_profiler*.db"))
 
 
-def wants_all_tables(revision: str) -> bool:
-    """Tell whether readers of the layout do better with empty tables than without.
+def empty_tables(revision: str) -> frozenset[str]:
+    """Return the tables that readers of the layout do better with empty than without.
 
     msprof-analyze fails where COMMUNICATION_OP is missing. But an empty OVERLAP_ANALYSIS, which
     newer revisions have, would keep MindStudio Insight from computing its own.
     """
     from unified_prof.models import catalogue
 
-    return "OVERLAP_ANALYSIS" not in catalogue.load(catalogue.MSPROF, revision).tables
+    return frozenset(catalogue.load(catalogue.MSPROF, revision).tables) - {"OVERLAP_ANALYSIS"}
 
 
 def complete(database: Path, rank: int | None, replaced: list[Path]) -> Path:

@@ -125,7 +125,7 @@ def convert_all(
     paths: Sequence[Path],
     output: Path | None = None,
     *,
-    schema: str = "documented",
+    schema: str | None = None,
     layout: str = PLAIN,
     force: bool = False,
     jobs: int = 1,
@@ -140,7 +140,8 @@ def convert_all(
     Args:
         paths: Recordings, folders in which they lie at any depth, and patterns; STANDARD_INPUT.
         output: A file if it ends in `.db` (for one recording), else a folder.
-        schema: Revision or alias of the msprof schema.
+        schema: Revision or alias of the msprof schema; None: `documented`, or in the layout of
+            torch_npu what its readers do best with.
         layout: `plain`, or `ascend-pt` for the names and folders of torch_npu.
         force: Whether databases that are there may be replaced.
         jobs: How many recordings to convert at a time.
@@ -150,6 +151,7 @@ def convert_all(
     Raises:
         UsageError: no such revision; several reports, or a layout, cannot be had in one file.
     """
+    schema = schema or (ascend_layout.SCHEMA if layout == ASCEND_PT else "documented")
     settings = _Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
     if output is not None and places.is_file(output):
         places.refuse_sharing(output, len(paths), layout)
@@ -328,7 +330,7 @@ def _write(found: Found, place: Place, settings: _Settings, progress: Progress) 
         place.target,
         revision=revision,
         overwrite=settings.force,
-        all_tables=place.layout == ASCEND_PT and ascend_layout.wants_all_tables(revision),
+        empty_tables=ascend_layout.empty_tables(revision) if place.layout == ASCEND_PT else (),
         enums=source.wants_enums(found.path),
     ) as writer:
         tally = Tally(writer)

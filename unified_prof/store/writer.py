@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,7 +41,8 @@ class ReportWriter(Block):
         path: The report; an existing file is refused unless `overwrite`.
         revision: Revision or alias (`documented`, `latest`) of the msprof schema.
         overwrite: Whether an existing file may be replaced.
-        all_tables: Whether to create the tables without rows as well.
+        empty_tables: Tables to create even if they have no rows; those that the revision lacks
+            are passed over.
         enums: Whether to write the schema's lists of names, ENUM_*; their tables are there then.
 
     Raises:
@@ -56,14 +57,14 @@ class ReportWriter(Block):
         *,
         revision: str = "documented",
         overwrite: bool = False,
-        all_tables: bool = False,
+        empty_tables: Collection[str] = (),
         enums: bool = True,
     ) -> None:
         self.path = Path(path)
         self.revision = catalogue.resolve(MSPROF, revision)
         self._strings = StringPool()
         self._overwrite = overwrite
-        self._all_tables = all_tables
+        self._empty_tables = empty_tables
         self._enums = enums
         self._spec = catalogue.load(MSPROF, self.revision)
         self._tables: dict[str, TableWriter] = {}
@@ -211,10 +212,9 @@ class ReportWriter(Block):
             raise self._failure
         database = self._database
         with self._writing():
-            if self._all_tables:
-                for name in self._spec.tables:
-                    if name != _STRING_IDS:
-                        self._table(name).create()
+            for name in self._spec.tables:
+                if name in self._empty_tables and name != _STRING_IDS:
+                    self._table(name).create()
             for writer in self._tables.values():
                 writer.finish()
             self._write_own_tables()

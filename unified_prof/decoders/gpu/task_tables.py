@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from unified_prof.decoders.gpu.collectives import (
     data_type,
 )
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
+from unified_prof.decoders.gpu.overlap import Overlap
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.spool import Rows, Spool, windows
 from unified_prof.units import NS_PER_S
@@ -97,8 +99,16 @@ class TaskTables:
     def write(self, tasks: Spool) -> None:
         """Write all tasks, sorted by start."""
         self._names = {number: str(name) for name, number in self._parts.names.items()}
-        for (rows,) in windows(tasks):
-            self._write(rows)
+        with ExitStack() as stack:
+            overlap = None
+            if self._has_column("OVERLAP_ANALYSIS", "id"):
+                overlap = stack.enter_context(Overlap(self._parts, self._base_ns))
+            for (rows,) in windows(tasks):
+                self._write(rows)
+                if overlap is not None:
+                    overlap.add(rows)
+            if overlap is not None:
+                overlap.finish()
 
     def _write(self, rows: Rows) -> None:
         ids = np.arange(self._task_id, self._task_id + len(rows))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
 from unified_prof.decoders.prof.collectives.aicpu_collectives import find_collectives
 from unified_prof.decoders.prof.collectives.aicpu_operators import Ground
 from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords, read_aicpu
@@ -20,7 +21,6 @@ from unified_prof.decoders.prof.collectives.communication_records import STEP
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.device.joining import JOINED, Identified, identify, join
 from unified_prof.decoders.prof.device.logged_tasks import TaskRows, TaskWriter
-from unified_prof.decoders.prof.device.overlap import DeviceOverlap, OverlapWriter
 from unified_prof.decoders.prof.device.task_log import RAN, read_task_log
 from unified_prof.decoders.prof.device.ts_track import Track, read_track
 from unified_prof.decoders.prof.host.launched import Launched

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.device.overlap import OverlapWriter
+from unified_prof.decoders.overlap import OverlapWriter
 from unified_prof.decoders.prof.device_side import File, decode_device, decode_registered
 from unified_prof.decoders.prof.host.marks import write_marks
 from unified_prof.decoders.prof.host_side import HostSide
@@ -43,7 +43,12 @@ def decode_recording(
         write_session(prof, sink)
     workspace = workspace or Workspace()
     file = File(
-        sink, stage, workspace, prof.process_id, IdCounter(), OverlapWriter(sink, workspace)
+        sink,
+        stage,
+        workspace,
+        prof.process_id,
+        IdCounter(),
+        OverlapWriter(sink, workspace.spool, workspace.window_rows),
     )
     with ExitStack() as stack:
         host_side = None if prof.host is None else _decode_host(prof.host, file, stack)

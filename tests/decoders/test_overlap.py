@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
-from unified_prof.decoders.prof.device.overlap import OverlapWriter, Spans
+from unified_prof.decoders.overlap import OverlapWriter, Spans
 from unified_prof.decoders.prof.raw.workspace import Workspace
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12)
@@ -40,7 +41,7 @@ def test_every_moment_is_what_the_device_did_then(
         + [(start, size, True) for start, size in compute]
     )
     workspace = Workspace(window_rows=1, run_bytes=1)
-    with OverlapWriter(sink, workspace).device(3) as overlap:
+    with OverlapWriter(sink, workspace.spool, workspace.window_rows).device(3) as overlap:
         for first in range(0, len(tasks), part):
             some = tasks[first : first + part]
             overlap.add(
@@ -65,3 +66,34 @@ def test_every_moment_is_what_the_device_did_then(
     assert found[3] == set(bounds) - computing - talking
     assert rows["id"].tolist() == list(range(len(rows["id"])))
     assert set(rows["deviceId"].tolist()) == {3}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "compute", "talk", "expected"),
+    [
+        # No collectives: not a moment of them, where the device was first in use.
+        ([(0, 5), (10, 5)], [(10, 5)], [], {0: [(10, 15)], 2: [(0, 0)], 3: [(0, 10)]}),
+        ([(3, 5)], [], [(3, 5)], {0: [(3, 3)], 1: [(3, 8)], 2: [(3, 8)], 3: [(3, 3)]}),
+        ([(3, 5)], [(3, 5)], [], {0: [(3, 8)], 2: [(3, 3)], 3: [(3, 3)]}),
+        ([(3, 5)], [], [], {0: [(3, 3)], 2: [(3, 3)], 3: [(3, 8)]}),
+        ([], [], [], {}),
+    ],
+)
+def test_the_whole_of_a_devices_time_has_all_kinds(
+    tasks: list[tuple[int, int]],
+    compute: list[tuple[int, int]],
+    talk: list[tuple[int, int]],
+    expected: dict[int, list[tuple[int, int]]],
+) -> None:
+    sink, workspace = MemorySink(), Workspace()
+    writer = OverlapWriter(sink, workspace.spool, whole=True)
+    with writer.device(3) as overlap:
+        overlap.add(spans(tasks), spans(compute))
+        overlap.finish(spans(talk))
+    rows = sink.tables().get("OVERLAP_ANALYSIS", {})
+    found: dict[int, list[tuple[int, int]]] = {}
+    for kind, start, end in zip(
+        *(rows.get(n, ()) for n in ("type", "startNs", "endNs")), strict=True
+    ):
+        found.setdefault(int(kind), []).append((int(start), int(end)))
+    assert found == expected

@@ -2,33 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.intervals import IntervalSet, merge, subtract
 from unified_prof.columns import Sink
-from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.spool import windows
+from unified_prof.decoders.spool import WINDOW_ROWS, Spool, windows
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
+_ADDED_UP = (_COMPUTE, _NOT_OVERLAPPED, _FREE)
+"""What the time of a device consists of."""
 _SPAN = np.dtype([("key", "i8"), ("end", "i8")])
+
+NewSpool = Callable[[np.dtype[Any], str], Spool]
+"""Makes a spool of a dtype by a key."""
 
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Starts and ends."""
 
 
 class OverlapWriter:
-    """Numbers and writes the intervals of one device after another."""
+    """Numbers and writes the intervals of one device after another.
 
-    def __init__(self, sink: Sink, workspace: Workspace) -> None:
-        self._sink, self._workspace = sink, workspace
+    Args:
+        sink: Takes the rows.
+        new_spool: Makes places for intervals.
+        window_rows: How many of them to look at at a time.
+        whole: Whether every device with a task has all that its time consists of: what it had
+            none of, for no time at all. MindStudio Insight adds the three up, and fails where it
+            finds two. Exporters of msprof databases leave out what there was none of.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        new_spool: NewSpool,
+        window_rows: int = WINDOW_ROWS,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._sink = sink
+        self.new_spool, self.window_rows, self.whole = new_spool, window_rows, whole
         self._next_id = 0
 
     def device(self, device_id: int) -> DeviceOverlap:
         """Return what takes the intervals of one device."""
-        return DeviceOverlap(self, device_id, self._workspace)
+        return DeviceOverlap(self, device_id)
 
     def write(self, device_id: int, kind: int, spans: IntervalSet) -> None:
         """Write intervals of one kind."""
@@ -53,10 +76,11 @@ class DeviceOverlap:
     A context manager, as `Spool` is.
     """
 
-    def __init__(self, writer: OverlapWriter, device_id: int, workspace: Workspace) -> None:
+    def __init__(self, writer: OverlapWriter, device_id: int) -> None:
         self._writer, self._device_id = writer, device_id
-        self._window_rows = workspace.window_rows
-        self._computing = workspace.spool(_SPAN)
+        self._window_rows = writer.window_rows
+        self._computing = writer.new_spool(_SPAN, "key")
+        self._written: set[int] = set()
         self._last = merge(*_NONE)
         self._first_ns, self._last_ns = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
@@ -98,20 +122,33 @@ class DeviceOverlap:
         """
         self._put_away(self._last)
         talking = merge(*communication, keep_empty=True)
-        if not self._computing.rows and not len(talking):
-            return
+        if self._computing.rows or len(talking):
+            self._write_all(talking)
+        elif self._writer.whole and self._first_ns <= self._last_ns:
+            self._write(_FREE, _one(self._first_ns, self._last_ns))
+        if self._writer.whole and self._written:
+            for kind in _ADDED_UP:
+                if kind not in self._written:
+                    self._write(kind, _one(self._first_ns, self._first_ns))
+
+    def _write_all(self, talking: IntervalSet) -> None:
         overlapped = [merge(*_NONE)]
         for (rows,) in windows(self._computing, window_rows=self._window_rows):
             spans = IntervalSet(rows["key"].copy(), rows["end"].copy())
-            self._writer.write(self._device_id, _COMPUTE, spans)
+            self._write(_COMPUTE, spans)
             overlapped.append(_touching(spans, talking))
-        self._writer.write(self._device_id, _COMMUNICATION, talking)
+        self._write(_COMMUNICATION, talking)
         computing = IntervalSet(
             np.concatenate([spans.start_ns for spans in overlapped]),
             np.concatenate([spans.end_ns for spans in overlapped]),
         )
-        self._writer.write(self._device_id, _NOT_OVERLAPPED, subtract(talking, computing))
+        self._write(_NOT_OVERLAPPED, subtract(talking, computing))
         self._write_free(talking)
+
+    def _write(self, kind: int, spans: IntervalSet) -> None:
+        if len(spans):
+            self._written.add(kind)
+            self._writer.write(self._device_id, kind, spans)
 
     def _put_away(self, spans: IntervalSet) -> None:
         rows = np.empty(len(spans), _SPAN)
@@ -136,7 +173,7 @@ class DeviceOverlap:
             reach = self._begin(talking, int(talking.start_ns[0]))
         reach = self._gaps(reach, talking.start_ns[place:], talking.end_ns[place:])
         if reach < self._last_ns:
-            self._writer.write(self._device_id, _FREE, _one(reach, self._last_ns))
+            self._write(_FREE, _one(reach, self._last_ns))
 
     def _begin(self, talking: IntervalSet, first_ns: int) -> int:
         """Return when the device was first in use."""
@@ -150,7 +187,7 @@ class DeviceOverlap:
         filled = busy.end_ns > busy.start_ns
         filled[:1] = True
         start, end = busy.start_ns[filled], busy.end_ns[filled]
-        self._writer.write(self._device_id, _FREE, IntervalSet(end[:-1], start[1:]))
+        self._write(_FREE, IntervalSet(end[:-1], start[1:]))
         return int(end[-1])
 
 

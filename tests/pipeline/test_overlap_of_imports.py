@@ -1,0 +1,97 @@
+"""OVERLAP_ANALYSIS of imports, and what MindStudio Insight's overall view asks of it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import call, copy, kernel, operation, write
+from unified_prof.pipeline.convert import convert, convert_all
+from unified_prof.pipeline.places import ASCEND_PT
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+# The viewer asks for all but the whole of communication, and needs an answer of three rows.
+OVERALL = (
+    "SELECT type, sum(endNs - startNs) / 1000 FROM OVERLAP_ANALYSIS"
+    " WHERE type != 1 AND deviceId = ? GROUP BY type ORDER BY type"
+)
+
+
+def asked(database: Path, sql: str, *values: object) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(database)) as db:
+        return db.execute(sql, values).fetchall()
+
+
+def trace(path: Path, *more: dict[str, object]) -> Path:
+    return write(
+        path,
+        [
+            *(call(i, 0.5, i) for i in range(1, 9)),
+            kernel(10, 10, 1),
+            kernel(15, 10, 2, args={"stream": 8}),
+            copy(40, 10, 3, "Memcpy HtoD (Pinned -> Device)", 8),
+            *more,
+        ],
+    )
+
+
+def test_computing_communication_and_what_is_neither(tmp_path: Path) -> None:
+    talks = kernel(20, 15, 4, name=NCCL, args={"stream": 9})
+    made = convert(trace(tmp_path / "t.json", talks), tmp_path / "r.db", schema="latest")
+    found = asked(
+        made.database,
+        "SELECT type, startNs / 1000, endNs / 1000 FROM OVERLAP_ANALYSIS ORDER BY 1, 2",
+    )
+    # The copy is no work, but the device was in use until its end.
+    assert found == [(0, 10, 25), (1, 20, 35), (2, 25, 35), (3, 35, 50)]
+
+
+def test_without_collectives_the_overall_view_has_its_three_rows(tmp_path: Path) -> None:
+    made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db", schema="latest")
+    assert asked(made.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+
+
+def test_every_device_has_them(tmp_path: Path) -> None:
+    other = {"device": 3, "stream": 5}
+    only_copies = copy(60, 5, 5, "Memcpy DtoH (Device -> Pageable)", 8)
+    only_copies["args"] |= {"device": 4}
+    more = [kernel(12, 8, 4, name=NCCL, args=other), only_copies]
+    made = convert(trace(tmp_path / "t.json", *more), tmp_path / "r.db", schema="latest")
+    assert asked(made.database, OVERALL, 3) == [(0, 0), (2, 8), (3, 0)]
+    assert asked(made.database, OVERALL, 4) == [(0, 0), (2, 0), (3, 5)]
+
+
+def test_a_revision_without_the_table_stays_without(tmp_path: Path) -> None:
+    made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db")
+    names = asked(made.database, "SELECT name FROM sqlite_master WHERE name LIKE 'OVERLAP%'")
+    assert names == []
+    assert made.anomalies == {}
+
+
+def test_the_layout_of_torch_npu_has_it_unasked(tmp_path: Path) -> None:
+    (outcome,) = convert_all([trace(tmp_path / "t.json")], tmp_path / "out", layout=ASCEND_PT)
+    assert outcome.converted is not None
+    assert asked(outcome.converted.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+    older = list(
+        convert_all(
+            [tmp_path / "t.json"], tmp_path / "older", layout=ASCEND_PT, schema="documented"
+        )
+    )
+    assert older[0].converted is not None
+    revision = "SELECT value FROM META_DATA WHERE name = 'UPROF_SCHEMA_REVISION'"
+    assert asked(older[0].converted.database, revision) == [("1.2.0_20251226",)]
+
+
+@pytest.mark.parametrize("events", [[], [operation("aten::mm", 1, 2)]])
+def test_without_a_device_there_is_no_table_that_would_say_so(
+    events: list[dict[str, object]], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.json", [*events, operation("aten::add", 5, 6)])
+    (outcome,) = convert_all([path], tmp_path / "out", layout=ASCEND_PT)
+    assert outcome.converted is not None
+    tables = asked(outcome.converted.database, "SELECT name FROM sqlite_master")
+    assert ("COMMUNICATION_OP",) in tables  # empty: msprof-analyze fails without
+    assert ("OVERLAP_ANALYSIS",) not in tables
