@@ -46,7 +46,13 @@ class Report:
         tables: Names of the tables that are in the file, in the order they were created.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, any_revision: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        any_revision: bool = False,
+        tables: Collection[str] | None = None,
+    ) -> None:
         self.path = Path(path)
         self.family: str
         self.revision: str | None
@@ -60,7 +66,10 @@ class Report:
                 else:
                     self.family, self.revision = self.detection.require()
                 newest = catalogue.load(self.family, "latest").tables
-                views.lay(self._db, newest | catalogue.extension_tables())
+                shapes = newest | catalogue.extension_tables()
+                if tables is not None:
+                    shapes = {name: shapes[name] for name in tables if name in shapes}
+                views.lay(self._db, shapes)
                 self._db.execute("PRAGMA query_only = ON")
             watch(self._db)  # from here on, the size of the file says how long it takes
             self._resources = resources.pop_all()
@@ -201,7 +210,12 @@ class Report:
         return columns
 
 
-def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> Report:
+def open_report(
+    path: str | os.PathLike[str],
+    *,
+    any_revision: bool = False,
+    tables: Collection[str] | None = None,
+) -> Report:
     """Open a report of any family and revision for reading; see `Report`.
 
     The file, its folder and their times stay as they are, whatever state they are in.
@@ -210,6 +224,8 @@ def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> 
         path: The report.
         any_revision: Whether to read also what fits no revision that uprof knows, such as a file
             from before the first: whatever tables and columns it has under today's names.
+        tables: The only tables that will be asked for, where opening quickly matters: others are
+            as they lie in the file.
 
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.
@@ -217,7 +233,7 @@ def open_report(path: str | os.PathLike[str], *, any_revision: bool = False) -> 
         OutputError: the file needs a temporary copy (a crashed writer left a log) and that
             cannot be made.
     """
-    return Report(path, any_revision=any_revision)
+    return Report(path, any_revision=any_revision, tables=tables)
 
 
 def _tables(db: sqlite3.Connection) -> tuple[str, ...]:

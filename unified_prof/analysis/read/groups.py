@@ -52,6 +52,8 @@ class Group:
     """What the group is for, as far as its title says."""
     ranks: tuple[int, ...]
     """Global ranks in the order of their place in the group; empty: not told."""
+    place: int | None = None
+    """The place of the recording's own rank; None: not told."""
 
     @property
     def label(self) -> str:
@@ -121,7 +123,14 @@ def _group(name: str, about: Mapping[str, Any]) -> Group:
         title = ""
     ranks = about.get("global_ranks")
     whole = isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks)
-    return Group(name, title, kind_of(title or name), tuple(ranks) if whole and ranks else ())
+    place = about.get("group_rank")
+    return Group(
+        name,
+        title,
+        kind_of(title or name),
+        tuple(ranks) if whole and ranks else (),
+        place if type(place) is int else None,
+    )
 
 
 def _decoded(text: Any) -> Any:

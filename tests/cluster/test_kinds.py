@@ -1,0 +1,37 @@
+"""Kinds of communication have one name, whoever recorded them."""
+
+from __future__ import annotations
+
+import pytest
+
+from unified_prof.cluster.kinds import bus_factor, canonical
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("all_reduce", "hcom_allReduce_ allreduce all_reduce AllReduce nccl:all_reduce"),
+        ("all_reduce", "hcom_allReduce__428_0_1 allreduce_coalesced c10d::allreduce_"),
+        ("all_gather", "_all_gather_base all_gather_into_tensor hcom_allGather_ hcom_allGatherV_"),
+        ("reduce_scatter", "_reduce_scatter_base reduce_scatter_tensor hcom_reduceScatter_"),
+        ("all_to_all", "all_to_all all_to_allv all_to_all_single hcom_alltoallv_ hcom_alltoallvc_"),
+        ("receive", "hcom_receive_ recv receive hcom_receive__3_7_1"),
+        ("send", "hcom_send_ send"),
+        ("broadcast", "hcom_broadcast_ broadcast_oop"),
+        ("send_receive", "SendRecv hcom_batchSendRecv_"),
+    ],
+)
+def test_a_kind_has_one_name_over_vendors_and_versions(kind: str, names: str) -> None:
+    assert {canonical(name) for name in names.split()} == {kind}
+
+
+def test_a_kind_nobody_knows_keeps_its_name() -> None:
+    assert canonical("Halo_Exchange") == "halo_exchange"
+    assert canonical("") == "unknown"
+
+
+def test_bus_bandwidth_is_that_of_the_ring() -> None:
+    assert bus_factor("all_reduce", 4) == 1.5
+    assert bus_factor("all_gather", 4) == 0.75
+    assert bus_factor("barrier", 4) is None
+    assert bus_factor("all_reduce", 1) is None

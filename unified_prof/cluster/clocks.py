@@ -1,0 +1,178 @@
+"""One clock for all ranks, from the ends of what they did together.
+
+All members of a collective leave it together, as do both ends of a transfer: the difference of
+their ends is that of their clocks. Differences are taken along a tree of the surest edges, then
+all edges pull everything into its place. Ranks that share nothing with the others are an island
+of their own: between islands nothing is known, and nothing is guessed.
+
+Only merged timelines, one-way times and orders between hosts need this; waiting does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.matching import Matched
+
+Ints = NDArray[np.int64]
+
+_ROUNDS = 60
+_SAME_CLOCK_NS = 5_000.0
+"""Ranks of one host whose clocks differ by less, in the middle, share one."""
+_TO_DEVIATION = 1.4826  # of the median of absolute deviations of a normal distribution
+_LEAST_SPREAD_NS = 200.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clocks:
+    """Of each rank of a `Matched`."""
+
+    offset: Ints
+    """What is added to its times to get the common clock of its island."""
+    error: Ints
+    """One standard error of that."""
+    island: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Edges:
+    a: Ints
+    b: Ints
+    difference: NDArray[np.float64]
+    """Ends of b less those of a."""
+    error: NDArray[np.float64]
+
+
+def clocks(matched: Matched) -> Clocks:
+    """Align the clocks of all ranks that are connected by what they did together."""
+    count = len(matched.ranks)
+    edges = _edges(matched)
+    offset = np.zeros(count)
+    error = np.zeros(count)
+    island = np.full(count, -1, np.int64)
+    near: list[list[tuple[int, float, float]]] = [[] for _ in range(count)]
+    for a, b, difference, doubt in zip(
+        edges.a.tolist(), edges.b.tolist(), edges.difference, edges.error, strict=True
+    ):
+        near[a].append((b, -difference, doubt))
+        near[b].append((a, difference, doubt))
+    roots = sorted(range(count), key=lambda one: (-len(near[one]), one))
+    number = 0
+    for root in roots:
+        if island[root] < 0:
+            _spread_from(root, number, near, offset, error, island)
+            number += 1
+    offset = _relaxed(edges, offset, roots, island)
+    offset, error = _by_host(matched, offset, error, island)
+    return Clocks(
+        np.rint(offset).astype(np.int64), np.ceil(error).astype(np.int64), _largest_first(island)
+    )
+
+
+def _largest_first(island: Ints) -> Ints:
+    found, inverse, sizes = np.unique(island, return_inverse=True, return_counts=True)
+    place = np.empty(len(found), np.int64)
+    place[np.argsort(-sizes, kind="stable")] = np.arange(len(found))
+    return place[inverse]
+
+
+def _edges(matched: Matched) -> _Edges:
+    """Pair each member of an event with its first member, and sum up by pairs of ranks."""
+    events, rows = matched.events, matched.rows
+    whole = np.flatnonzero(events.members > 1)
+    size = events.members[whole]
+    first = np.repeat(events.first[whole], size - 1)
+    others = (
+        first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
+    )
+    a, b = rows.rank[first], rows.rank[others]
+    difference = rows.end[others] - rows.end[first]
+    order = np.lexsort((difference, b, a))
+    a, b, difference = a[order], b[order], difference[order]
+    if not len(a):
+        return _Edges(a, b, np.empty(0), np.empty(0))
+    heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)])
+    n = np.diff(np.r_[heads, len(a)])
+    middle = (difference[heads + (n - 1) // 2] + difference[heads + n // 2]) / 2
+    away = np.abs(difference - np.repeat(middle, n))
+    away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
+    spread = _TO_DEVIATION * (away[heads + (n - 1) // 2] + away[heads + n // 2]) / 2
+    error = 1.2533 * np.maximum(spread, _LEAST_SPREAD_NS) / np.sqrt(n)
+    # Of one or two events nobody knows the spread: that of the run in general.
+    usual = float(np.median(spread[n > 2])) if (n > 2).any() else 1_000.0
+    few = n <= 2
+    error[few] = np.maximum(error[few], 1.2533 * usual / np.sqrt(n[few]))
+    return _Edges(a[heads], b[heads], middle, error)
+
+
+def _spread_from(
+    root: int,
+    number: int,
+    near: Sequence[Sequence[tuple[int, float, float]]],
+    offset: NDArray[np.float64],
+    error: NDArray[np.float64],
+    island: Ints,
+) -> None:
+    """Reach every rank over the path with the least doubt."""
+    waiting = [(0.0, root, 0.0)]
+    while waiting:
+        doubt, one, value = heapq.heappop(waiting)
+        if island[one] >= 0:
+            continue
+        island[one], offset[one], error[one] = number, value, doubt**0.5
+        for other, difference, uncertain in near[one]:
+            if island[other] < 0:
+                heapq.heappush(waiting, (doubt + uncertain**2, other, value + difference))
+
+
+def _relaxed(
+    edges: _Edges, offset: NDArray[np.float64], roots: Sequence[int], island: Ints
+) -> NDArray[np.float64]:
+    """Let all edges count, by their weight: the tree alone adds up errors along its paths."""
+    if not len(edges.a):
+        return offset
+    weight = 1 / edges.error**2
+    total = np.zeros(len(offset))
+    np.add.at(total, edges.a, weight)
+    np.add.at(total, edges.b, weight)
+    held = np.zeros(len(offset), bool)
+    _, first = np.unique(island[list(roots)], return_index=True)
+    held[np.array(roots)[first]] = True
+    moving = ~held & (total > 0)
+    for _ in range(_ROUNDS):
+        pull = np.zeros(len(offset))
+        # The time of a plus its offset is that of b plus its own, and ends differ by b - a.
+        np.add.at(pull, edges.a, weight * (offset[edges.b] + edges.difference))
+        np.add.at(pull, edges.b, weight * (offset[edges.a] - edges.difference))
+        new = offset.copy()
+        new[moving] = (offset[moving] + pull[moving] / total[moving]) / 2
+        if np.abs(new - offset).max() < 1:
+            return new
+        offset = new
+    return offset
+
+
+def _by_host(
+    matched: Matched, offset: NDArray[np.float64], error: NDArray[np.float64], island: Ints
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give ranks of one host one offset, where they share a clock."""
+    offset, error = offset.copy(), error.copy()
+    hosts: dict[tuple[str, int], list[int]] = {}
+    for index, facts in enumerate(matched.facts):
+        if facts.host is not None:
+            hosts.setdefault((facts.host, int(island[index])), []).append(index)
+    for members in hosts.values():
+        own = offset[members]
+        middle = float(np.median(own))
+        if len(members) > 2 and float(np.median(np.abs(own - middle))) < _SAME_CLOCK_NS:
+            spread = float(np.std(own))
+            offset[members] = middle
+            error[members] = np.minimum(
+                error[members], max(spread, _LEAST_SPREAD_NS) / len(members) ** 0.5
+            )
+    return offset, error

@@ -1,0 +1,189 @@
+"""Evidence for causes that needs no other rank's waiting: kernels, gaps, input, by peers.
+
+Every figure of a rank is compared with the median of the other ranks that do the same work, and
+what counts as unlike is judged by how far ranks usually lie apart in this very run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.matching import Matched
+from unified_prof.cluster.partial import NONE
+from unified_prof.cluster.roles import Roles
+from unified_prof.cluster.spread import deviation, median_of_others
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_LEAST_NAMES = 3
+_FEW_RANKS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """Of each rank of a `Matched`, over the compared steps; NaN where it cannot be told."""
+
+    steps: tuple[int, ...]
+    work: Ints
+    """Time of its kernels, a sum, and the median of its peers."""
+    peers_work: Floats
+    slowness: Floats
+    """The logarithm of its kernels' time over that of its peers', one figure for all kinds."""
+    slowness_error: Floats
+    general: Floats
+    """The share of its kernels' time in kinds that are slower than its peers'."""
+    slowness_at: Floats
+    """The same by step: ranks by `steps`, of the kernels' sum."""
+    kernels: Ints
+    gap: Floats
+    """Idle time behind a kernel, on average, without waiting for input; ns."""
+    peers_gap: Floats
+    input_at: Floats
+    """Idle time for input: ranks by `steps`."""
+    peers_input_at: Floats
+    host_gap: Ints
+    """Idle time without input, a sum."""
+
+
+def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
+    """Collect it."""
+    ranks, chosen = len(matched.ranks), list(steps)
+    column = {step: at for at, step in enumerate(chosen)}
+    names: dict[str, int] = {}
+    work_at = np.zeros((ranks, len(chosen)))
+    kernels = np.zeros(ranks, np.int64)
+    idle = np.zeros(ranks, np.int64)
+    input_at = np.full((ranks, len(chosen)), np.nan)
+    cells: list[tuple[int, int, int, int]] = []  # rank, name, n, total
+    for index, one in enumerate(matched.partials):
+        number = [names.setdefault(name, len(names)) for name in one.names]
+        n = np.zeros(len(names), np.int64)
+        total = np.zeros(len(names), np.int64)
+        table = one.kernels
+        inside = np.isin(table["step"], chosen) & (table["name"] >= 0)
+        which = np.array([*number, NONE], np.int64)[table["name"][inside]]
+        np.add.at(n, which, table["n"][inside])
+        np.add.at(total, which, table["total"][inside])
+        at = np.array([column[step] for step in table["step"][inside].tolist()], np.int64)
+        np.add.at(work_at[index], at, table["total"][inside])
+        kernels[index] = int(n.sum())
+        cells += [
+            (index, name, int(n[name]), int(total[name])) for name in np.flatnonzero(n).tolist()
+        ]
+        table = one.steps
+        for step, rest, late in zip(
+            table["step"].tolist(), table["idle"].tolist(), table["input"].tolist(), strict=True
+        ):
+            if step in column:
+                idle[index] += rest - max(late, 0)
+                input_at[index, column[step]] = max(late, 0)
+        if not one.facts.loader_recorded:
+            input_at[index] = np.nan
+    slowness, error, general = _slowness(cells, len(names), roles.peers)
+    work = work_at.sum(axis=1)
+    gap = idle / np.maximum(kernels, 1)
+    return Evidence(
+        steps=tuple(chosen),
+        work=work.astype(np.int64),
+        peers_work=_by_peers(work, roles.peers),
+        slowness=slowness,
+        slowness_error=error,
+        general=general,
+        slowness_at=_log_ratio(work_at, roles.peers),
+        kernels=kernels,
+        gap=gap,
+        peers_gap=_by_peers(gap, roles.peers),
+        input_at=input_at,
+        peers_input_at=np.stack(
+            [median_of_others_known(input_at[:, at]) for at in range(len(chosen))], axis=1
+        )
+        if chosen
+        else input_at,
+        host_gap=idle,
+    )
+
+
+def median_of_others_known(values: Floats) -> Floats:
+    """Return the median of the other known values; NaN where there is none."""
+    result = np.full(len(values), np.nan)
+    known = np.flatnonzero(np.isfinite(values))
+    result[known] = median_of_others(values[known])
+    return result
+
+
+def _by_peers(values: Floats, peers: Ints) -> Floats:
+    result = np.full(len(values), np.nan)
+    for one in np.unique(peers):
+        mine = np.flatnonzero(peers == one)
+        result[mine] = median_of_others(values[mine])
+    return result
+
+
+def _log_ratio(work_at: Floats, peers: Ints) -> Floats:
+    result = np.full(work_at.shape, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for at in range(work_at.shape[1]):
+            column = work_at[:, at]
+            result[:, at] = np.log(column / _by_peers(column, peers))
+    return result
+
+
+def _slowness(
+    cells: Sequence[tuple[int, int, int, int]], names: int, peers: Ints
+) -> tuple[Floats, Floats, Floats]:
+    """Return each rank's slowness, its standard error, and how general it is.
+
+    Kinds of kernel count by how little they vary between ranks: what depends on the data, or
+    on its neighbours in memory, says less.
+    """
+    ranks = len(peers)
+    mean = np.full((ranks, names), np.nan)
+    count = np.zeros((ranks, names))
+    total = np.zeros((ranks, names))
+    if cells:
+        rank, name, n, time = np.array(cells, np.int64).T
+        mean[rank, name] = time / n
+        count[rank, name] = n
+        total[rank, name] = time
+    ratio = np.full((ranks, names), np.nan)
+    groups = [np.flatnonzero(peers == one) for one in np.unique(peers)]
+    # A stage with one rank has no peers; kinds of kernel that all stages share stand in.
+    if any(len(members) < 2 for members in groups):
+        groups = [np.arange(ranks)]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for members in groups:
+            for at in range(names):
+                known = members[np.isfinite(mean[members, at]) & (mean[members, at] > 0)]
+                if len(known) > 1:
+                    values = np.log(mean[known, at])
+                    ratio[known, at] = values - median_of_others(values)
+    weight = _weights(ratio, count)
+    known = np.isfinite(ratio)
+    weight = np.where(known, weight, 0.0)
+    filled = np.where(known, ratio, 0.0)
+    whole = weight.sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slowness = (weight * filled).sum(axis=1) / whole
+        away = weight * np.where(known, ratio - slowness[:, None], 0.0) ** 2
+        kinds = np.maximum(known.sum(axis=1), 1)
+        error = np.sqrt(away.sum(axis=1) / whole / kinds)
+        slower = (total * (known & (ratio > slowness[:, None] / 2))).sum(axis=1)
+        general = slower / np.where(known, total, 0.0).sum(axis=1)
+    slowness[whole == 0] = np.nan
+    return slowness, error, general
+
+
+def _weights(ratio: Floats, count: Floats) -> Floats:
+    """Weigh kinds of kernel by their scatter between ranks, where there are enough of these."""
+    if ratio.shape[0] < _FEW_RANKS:
+        return count
+    scatter = np.array([deviation(ratio[:, at]) for at in range(ratio.shape[1])])
+    seen = np.isfinite(ratio).sum(axis=0) >= _FEW_RANKS
+    usual = float(np.median(scatter[seen & (scatter > 0)])) if (seen & (scatter > 0)).any() else 1.0
+    scatter = np.where(seen, np.maximum(scatter, usual / 4), usual)
+    return np.broadcast_to(1 / scatter**2, ratio.shape)

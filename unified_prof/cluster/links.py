@@ -1,0 +1,271 @@
+"""Which way data moved, how quickly, and which ways are slower than others like them.
+
+Only moving data counts, never waiting: transfers by what the shorter of the two ends took,
+collectives by their least duration without set-up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.matching import Matched
+from unified_prof.cluster.partial import NONE
+from unified_prof.cluster.spread import deviation, farthest, median_of_others
+from unified_prof.cluster.waits import Waits
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+P2P, COLLECTIVE = "p2p", "collective"
+_NS = 1e9
+_LEAST_RATIO = 1.25
+"""What is slower by less is not worth a name, however sure."""
+_SURE_OF_TWO = 1.5
+"""Of two alike one is called slow only from here on: nobody else says which one is usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What moved from one rank (by number in `Matched.ranks`) to another."""
+
+    src: int
+    dst: int
+    kind: str
+    across: bool | None
+    n: int
+    bytes: int
+    transfer_ns: int
+    wait_ns: int | None
+    p50: float
+    """bytes/ns, which is GB/s"""
+    p99: float
+    like: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A pair or a group whose data moves more slowly than that of others like it."""
+
+    ranks: tuple[int, ...]
+    """By number in `Matched.ranks`; of a pair two."""
+    pair: bool
+    ratio: float
+    events: tuple[int, ...]
+    gb_per_s: float
+    like_gb_per_s: float
+    group: int = NONE
+
+
+def across(matched: Matched, a: int, b: int) -> bool | None:
+    """Say whether two ranks are on different hosts; None where that is not known."""
+    one, other = matched.facts[a].host, matched.facts[b].host
+    return None if one is None or other is None else one != other
+
+
+def links(matched: Matched, waits: Waits) -> list[Link]:
+    """Return all of them, transfers first."""
+    return [*_transfers(matched, waits), *_parts(matched)]
+
+
+def _transfers(matched: Matched, waits: Waits) -> list[Link]:
+    events = matched.events
+    usable = np.flatnonzero(
+        matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
+    )
+    if not len(usable):
+        return []
+    # Both rows of a transfer follow one another; the receiver's wait is that of its row.
+    rows = matched.rows
+    first = events.first[usable]
+    receiver = np.where(rows.rank[first] == events.dst[usable], first, first + 1)
+    rate = events.bytes[usable] / waits.transfer[usable]
+    src, dst = events.src[usable], events.dst[usable]
+    order = np.lexsort((rate, dst, src))
+    src, dst, rate = src[order], dst[order], rate[order]
+    usable, receiver = usable[order], receiver[order]
+    heads = np.flatnonzero(np.r_[True, (np.diff(src) != 0) | (np.diff(dst) != 0)])
+    n = np.diff(np.r_[heads, len(src)])
+    size = np.add.reduceat(events.bytes[usable], heads)
+    total = np.add.reduceat(waits.transfer[usable], heads)
+    waited = np.add.reduceat(np.maximum(waits.wait[receiver], 0), heads)
+    p50, p99 = rate[heads + n // 2], rate[heads + n // 100]
+    between = [across(matched, int(a), int(b)) for a, b in zip(src[heads], dst[heads], strict=True)]
+    like = _like(between, _size_class(size / n), p50)
+    return [
+        Link(*row)
+        for row in zip(
+            src[heads].tolist(),
+            dst[heads].tolist(),
+            [P2P] * len(heads),
+            between,
+            n.tolist(),
+            size.tolist(),
+            total.tolist(),
+            waited.tolist(),
+            p50.tolist(),
+            p99.tolist(),
+            like,
+            strict=True,
+        )
+    ]
+
+
+def _parts(matched: Matched) -> list[Link]:
+    number = {rank: index for index, rank in enumerate(matched.ranks)}
+    found: dict[tuple[int, int], list[float]] = {}
+    for one in matched.partials:
+        table = one.links
+        for src, dst, n, size, total, p50, p99 in zip(
+            *(v.tolist() for v in table.values()), strict=True
+        ):
+            if src in number and dst in number:
+                row = found.setdefault((number[src], number[dst]), [0, 0, 0, 0.0, np.inf, 0])
+                row[0] += n
+                row[1] += size
+                row[2] += total
+                if n > row[5]:
+                    row[3], row[5] = p50 / _NS, n
+                row[4] = min(row[4], p99 / _NS)
+    keys = sorted(found)
+    between = [across(matched, *key) for key in keys]
+    size = np.array([found[key][1] / found[key][0] for key in keys])
+    p50 = np.array([found[key][3] for key in keys])
+    like = _like(between, _size_class(size), p50)
+    return [
+        Link(
+            *key,
+            COLLECTIVE,
+            far,
+            int(row[0]),
+            int(row[1]),
+            int(row[2]),
+            None,
+            row[3],
+            row[4],
+            usual,
+        )
+        for key, far, usual in zip(keys, between, like, strict=True)
+        for row in [found[key]]
+    ]
+
+
+def _size_class(size: Floats) -> Ints:
+    return np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
+
+
+def _like(between: list[bool | None], size: Ints, rate: Floats) -> list[float | None]:
+    """Return the median rate of links between or inside hosts with sizes of the same order."""
+    classes: dict[tuple[bool | None, int], list[int]] = {}
+    for index, (far, order) in enumerate(zip(between, size.tolist(), strict=True)):
+        classes.setdefault((far, order), []).append(index)
+    result: list[float | None] = [None] * len(between)
+    for members in classes.values():
+        usual = float(np.median(rate[members]))
+        for index in members:
+            result[index] = usual
+    return result
+
+
+def slow_pairs(matched: Matched, waits: Waits) -> list[Slow]:
+    """Return pairs of ranks whose transfers take longer than those of like pairs."""
+    events = matched.events
+    usable = np.flatnonzero(
+        matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
+    )
+    by_class: dict[tuple[object, int], dict[tuple[int, int], list[int]]] = {}
+    for event in usable.tolist():
+        ends = (int(events.src[event]), int(events.dst[event]))
+        key = (across(matched, *ends), int(events.bytes[event]))
+        by_class.setdefault(key, {}).setdefault(ends, []).append(event)
+    worst: dict[tuple[int, int], Slow] = {}
+    for (_, size), pairs in by_class.items():
+        keys = list(pairs)
+        took = np.array([float(np.median(waits.transfer[pairs[key]])) for key in keys])
+        for place, ratio, usual in _outliers(took):
+            ends = keys[place]
+            pair = (min(ends), max(ends))
+            found = Slow(pair, True, ratio, tuple(pairs[ends]), size / took[place], size / usual)
+            old = worst.get(pair)
+            both = found if old is None or found.ratio > old.ratio else old
+            joined = found.events if old is None else (*old.events, *found.events)
+            worst[pair] = Slow(pair, True, both.ratio, joined, both.gb_per_s, both.like_gb_per_s)
+    return sorted(worst.values(), key=lambda one: -one.ratio)
+
+
+def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
+    """Return groups whose collectives move data more slowly than those of like groups."""
+    events = matched.events
+    usable = np.flatnonzero(
+        ~matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
+    )
+    number = {rank: index for index, rank in enumerate(matched.ranks)}
+    hosts = [
+        len({matched.facts[number[rank]].host for rank in group.ranks if rank in number})
+        for group in matched.groups
+    ]
+    by_class: dict[tuple[int, int, int, int], dict[int, list[int]]] = {}
+    for event, group, kind, size in zip(
+        usable.tolist(),
+        events.group[usable].tolist(),
+        events.kind[usable].tolist(),
+        events.bytes[usable].tolist(),
+        strict=True,
+    ):
+        key = (kind, size, matched.groups[group].size, hosts[group])
+        by_class.setdefault(key, {}).setdefault(group, []).append(event)
+    worst: dict[int, Slow] = {}
+    for (_, size, *_), groups in by_class.items():
+        keys = list(groups)
+        took = np.array([float(np.median(waits.transfer[groups[key]])) for key in keys])
+        for place, ratio, usual in _outliers(took):
+            group = keys[place]
+            ranks = tuple(sorted(number[rank] for rank in matched.groups[group].ranks))
+            found = Slow(
+                ranks,
+                len(ranks) == 2,
+                ratio,
+                tuple(groups[group]),
+                size / took[place],
+                size / usual,
+                group,
+            )
+            old = worst.get(group)
+            # The largest messages say most about bandwidth.
+            best = found if old is None or len(found.events) * size > _moved(matched, old) else old
+            events_of = found.events if old is None else (*old.events, *found.events)
+            worst[group] = Slow(
+                ranks,
+                best.pair,
+                best.ratio,
+                events_of,
+                best.gb_per_s,
+                best.like_gb_per_s,
+                group,
+            )
+    return sorted(worst.values(), key=lambda one: -one.ratio)
+
+
+def _moved(matched: Matched, slow: Slow) -> int:
+    return int(matched.events.bytes[list(slow.events)].sum())
+
+
+def _outliers(took: Floats) -> list[tuple[int, float, float]]:
+    """Return (place, ratio, what is usual) of times that are longer than chance allows."""
+    if len(took) < 2:
+        return []
+    usual = median_of_others(took)
+    away = np.log(took / usual)
+    if len(took) == 2:
+        return [
+            (place, float(np.exp(away[place])), float(usual[place]))
+            for place in range(2)
+            if away[place] > np.log(_SURE_OF_TWO)
+        ]
+    limit = max(farthest(len(took)) * deviation(away), np.log(_LEAST_RATIO))
+    return [
+        (int(place), float(np.exp(away[place])), float(usual[place]))
+        for place in np.flatnonzero(away > limit)
+    ]

@@ -1,0 +1,399 @@
+"""Puts the ranks' partials together: which rows of which ranks are one collective or transfer.
+
+The key is (global ranks, kind, sequence), of transfers (source, target, sequence); never a name:
+names collide and differ between ranks. Where the sequences of a group do not begin at the same
+operation (one recording began later), they are shifted by the numbers of the steps, else by the
+sizes; a group that fits neither way is left out and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.kinds import POINT_TO_POINT, RECEIVE, SEND
+from unified_prof.cluster.partial import NONE, Partial, RankFacts
+from unified_prof.ledger import Ledger
+
+Ints = NDArray[np.int64]
+
+_AGREEMENT = 0.9
+"""How many of the sizes must be equal for two sequences to be taken for the same."""
+_FARTHEST_SHIFT = 4096
+
+
+@dataclass(slots=True)
+class ClusterGroup:
+    """A group of ranks, whatever its ranks call it."""
+
+    ranks: tuple[int, ...]
+    """Global ranks; where nobody tells them, those whose recordings name the group."""
+    told: bool
+    """Whether the ranks are told, and not only found."""
+    size: int
+    """How many they are; NONE: not known."""
+    kind: str = "other"
+    names: set[str] = field(default_factory=set)
+    titles: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """All communication of all ranks, a row an operation of a rank, and the events they make up.
+
+    Rows are sorted by event, then by rank; those that match nothing come last, their event is
+    NONE.
+    """
+
+    rank: Ints
+    """Number of the rank in `Matched.ranks`."""
+    op: Ints
+    """The row in its partial."""
+    group: Ints
+    kind: Ints
+    seq: Ints
+    start: Ints
+    end: Ints
+    bytes: Ints
+    peer: Ints
+    move: Ints
+    step: Ints
+    covered: Ints
+    event: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+@dataclass(slots=True, eq=False)
+class Events:
+    """Collectives and transfers: a row each, by the first of its rows in `Rows`."""
+
+    first: Ints
+    """Number of its first row; its rows follow one another."""
+    members: Ints
+    """How many ranks' rows there are."""
+    complete: NDArray[np.bool_]
+    group: Ints
+    kind: Ints
+    step: Ints
+    bytes: Ints
+    src: Ints
+    """Of transfers: number of the sender's rank in `Matched.ranks`; NONE of collectives."""
+    dst: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(slots=True, eq=False)
+class Matched:
+    """The run as one."""
+
+    ranks: tuple[int, ...]
+    """Global ranks that were read, ascending."""
+    facts: tuple[RankFacts, ...]
+    partials: tuple[Partial, ...]
+    groups: list[ClusterGroup]
+    kinds: list[str]
+    rows: Rows
+    events: Events
+    left_out: Ledger
+
+    def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
+        """Return which codes are of these kinds."""
+        wanted = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
+        return np.isin(codes, wanted)
+
+    @property
+    def transfers(self) -> NDArray[np.bool_]:
+        """Which events are sends with their receives."""
+        return np.asarray(self.events.src >= 0)
+
+
+def match(partials: Iterable[Partial]) -> Matched:
+    """Match the communication of ranks, each of which is there once."""
+    found = tuple(sorted(partials, key=lambda one: one.facts.rank))
+    ranks = tuple(one.facts.rank for one in found)
+    left_out = Ledger()
+    kinds: list[str] = [SEND, RECEIVE]
+    groups, numbers = _groups(found)
+    columns = _joined(found, numbers, kinds)
+    peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"])
+    known = (columns["peer"] >= 0) & (peer < len(ranks))
+    known &= np.array([*ranks, NONE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
+    transfer = columns["kind"] < len(POINT_TO_POINT)
+    sends = columns["kind"] == 0
+    # What a transfer is keyed by in place of group and kind: the pair, from source to target.
+    src = np.where(sends, columns["rank"], peer)
+    dst = np.where(sends, peer, columns["rank"])
+    pair = -1 - (src * (len(ranks) + 1) + dst)
+    first = np.where(transfer, pair, columns["group"])
+    second = np.where(transfer, 0, columns["kind"])
+    usable = np.where(transfer, known, True)
+    lost = int((transfer & (columns["peer"] < 0)).sum())
+    left_out.add(
+        "transfer_without_peer", f"{lost} sends or receives do not say to or from whom", lost
+    )
+    shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
+    usable &= ~bad
+    seq = columns["seq"] + shift
+    event_key = np.lexsort((columns["rank"], seq, second, first, ~usable))
+    ordered = {name: values[event_key] for name, values in columns.items()}
+    keys = [one[event_key] for one in (first, second, seq)]
+    count = int(usable.sum())
+    new = np.ones(count, bool)
+    if count:
+        new[1:] = np.logical_or.reduce([key[1:count] != key[: count - 1] for key in keys])
+    number = np.full(len(event_key), NONE, np.int64)
+    number[:count] = np.cumsum(new) - 1
+    rows = Rows(
+        rank=ordered["rank"],
+        op=ordered["op"],
+        group=ordered["group"],
+        kind=ordered["kind"],
+        seq=keys[2],
+        start=ordered["start"],
+        end=ordered["end"],
+        bytes=ordered["bytes"],
+        peer=ordered["peer"],
+        move=ordered["move"],
+        step=ordered["step"],
+        covered=ordered["covered"],
+        event=number,
+    )
+    heads = np.flatnonzero(new)
+    members = np.diff(np.r_[heads, count])
+    sizes = np.array([group.size for group in groups] or [0], np.int64)
+    is_transfer = transfer[event_key][heads]
+    expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]] if len(groups) else 2)
+    events = Events(
+        first=heads,
+        members=members,
+        complete=members == expected,
+        group=ordered["group"][heads],
+        kind=ordered["kind"][heads],
+        step=np.maximum.reduceat(ordered["step"][:count], heads) if count else heads,
+        bytes=np.maximum.reduceat(ordered["bytes"][:count], heads) if count else heads,
+        src=np.where(is_transfer, src[event_key][heads], NONE),
+        dst=np.where(is_transfer, dst[event_key][heads], NONE),
+    )
+    return Matched(
+        ranks, tuple(one.facts for one in found), found, groups, kinds, rows, events, left_out
+    )
+
+
+def _joined(found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str]) -> dict[str, Ints]:
+    """Put the ranks' rows one after another, kinds and groups in numbers that hold for all."""
+    parts: dict[str, list[Ints]] = {}
+    code = {kind: index for index, kind in enumerate(kinds)}
+    for index, one in enumerate(found):
+        table = one.communication
+        count = len(table["start"])
+        own = [code.setdefault(kind, len(code)) for kind in one.kinds]
+        parts.setdefault("rank", []).append(np.full(count, index, np.int64))
+        parts.setdefault("op", []).append(np.arange(count))
+        for name, values in table.items():
+            if name == "kind":
+                values = np.array([*own, NONE], np.int64)[values]
+            elif name == "group":
+                values = np.append(numbers[index], NONE)[values]
+            parts.setdefault(name, []).append(values)
+    kinds[:] = list(code)
+    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+
+
+def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
+    """Find out which ranks' groups are one: by their ranks, where these are told.
+
+    Several communicators of the same ranks are told apart by name if all use the same names,
+    else by the order in which a rank first uses them.
+    """
+    with_ranks: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
+    by_name: dict[str, list[tuple[int, int]]] = {}
+    for index, one in enumerate(found):
+        own: dict[tuple[int, ...], list[int]] = {}
+        for number in _by_first_use(one):
+            group = one.groups[number]
+            if group.ranks:
+                own.setdefault(tuple(sorted(group.ranks)), []).append(number)
+            elif group.name:
+                by_name.setdefault(group.name, []).append((index, number))
+        for ranks, mine in own.items():
+            with_ranks.setdefault(ranks, []).append((index, mine))
+    result: list[ClusterGroup] = []
+    numbers = [np.full(len(one.groups), NONE, np.int64) for one in found]
+
+    def place(key: ClusterGroup, index: int, number: int) -> None:
+        group = found[index].groups[number]
+        key.names.add(group.name)
+        key.titles |= {group.title} - {""}
+        if key.kind == "other":
+            key.kind = group.kind
+        numbers[index][number] = len(result) - 1  # the one that was just added
+
+    for _, users in sorted(with_ranks.items()):
+        names = [{found[index].groups[number].name for number in mine} for index, mine in users]
+        alike = all(one == names[0] for one in names)
+        apart: dict[object, list[tuple[int, int]]] = {}
+        for index, mine in users:
+            for order, number in enumerate(mine):
+                key = found[index].groups[number].name if alike else order
+                apart.setdefault(key, []).append((index, number))
+        for members in apart.values():
+            index, number = members[0]
+            told = found[index].groups[number].ranks
+            result.append(ClusterGroup(told, True, len(told)))
+            for member in members:
+                place(result[-1], *member)
+    for _, members in sorted(by_name.items()):
+        named = tuple(found[index].facts.rank for index, _ in members)
+        sizes = {found[index].groups[number].size for index, number in members} - {NONE}
+        result.append(ClusterGroup(named, False, max(sizes) if sizes else NONE))
+        for member in members:
+            place(result[-1], *member)
+    return result, numbers
+
+
+def _by_first_use(one: Partial) -> list[int]:
+    groups, first = np.unique(one.communication["group"], return_index=True)
+    used = groups[np.argsort(first)].tolist()
+    return [number for number in used if number >= 0]
+
+
+def _shifts(
+    columns: dict[str, Ints],
+    first: Ints,
+    second: Ints,
+    usable: NDArray[np.bool_],
+    groups: Sequence[ClusterGroup],
+    ranks: Sequence[int],
+    left_out: Ledger,
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return what to add to each row's sequence, and which rows cannot be put into one.
+
+    A sequence is one rank's operations of one group and kind, or one side of a pair.
+    """
+    shift = np.zeros(len(first), np.int64)
+    bad = np.zeros(len(first), bool)
+    chosen = np.flatnonzero(usable)
+    if not len(chosen):
+        return shift, bad
+    order = chosen[np.lexsort(_key(columns, chosen, first, second))]
+    side = [columns["rank"][order], columns["kind"][order]]
+    together = [first[order], second[order]]
+    new_group = _changes(together)
+    new_sequence = new_group | _changes(side)
+    starts = np.flatnonzero(new_sequence)
+    counts = np.diff(np.r_[starts, len(order)])
+    number = np.cumsum(new_group)[starts]  # which group each sequence is of
+    steps = columns["step"][order]
+    # Quickly: as many operations everywhere, the first and the last in the same step.
+    head, tail = steps[starts], steps[starts + counts - 1]
+    odd = np.zeros(int(number[-1]) + 1, bool)
+    same = np.diff(number) == 0
+    for values in (counts, head, tail):
+        odd[number[1:][same & (np.diff(values) != 0)]] = True
+    for one in np.flatnonzero(odd).tolist():
+        sequences = np.flatnonzero(number == one)
+        rows = [order[starts[at] : starts[at] + counts[at]] for at in sequences.tolist()]
+        found = _aligned(
+            [columns["step"][row] for row in rows], [columns["bytes"][row] for row in rows]
+        )
+        if found is None:
+            everything = np.concatenate(rows)
+            bad[everything] = True
+            left_out.add(
+                "sequences_do_not_fit",
+                _words(int(first[everything[0]]), groups, ranks),
+                len(everything),
+            )
+            continue
+        for row, value in zip(rows, found, strict=True):
+            shift[row] = value
+    return shift, bad
+
+
+def _key(
+    columns: dict[str, Ints], chosen: NDArray[np.intp], first: Ints, second: Ints
+) -> tuple[Ints, ...]:
+    return (
+        columns["seq"][chosen],
+        columns["kind"][chosen],
+        columns["rank"][chosen],
+        second[chosen],
+        first[chosen],
+    )
+
+
+def _changes(columns: Sequence[Ints]) -> NDArray[np.bool_]:
+    result = np.ones(len(columns[0]), bool)
+    result[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in columns])
+    return result
+
+
+def _words(key: int, groups: Sequence[ClusterGroup], ranks: Sequence[int]) -> str:
+    if key < 0:
+        source, target = divmod(-1 - key, len(ranks) + 1)
+        return f"transfers from rank {ranks[source]} to {ranks[target]}"
+    group = groups[key]
+    shown = ", ".join(map(str, group.ranks[:4])) + (", ..." if len(group.ranks) > 4 else "")
+    return f"{group.kind} group of ranks {shown}"
+
+
+def _aligned(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
+    """Return by how much each sequence is to be shifted so that equal numbers mean one event."""
+    reference = max(range(len(steps)), key=lambda at: len(steps[at]))
+    result = []
+    for step, size in zip(steps, sizes, strict=True):
+        found = _by_steps(step, steps[reference], size, sizes[reference])
+        if found is None:
+            found = _by_sizes(size, sizes[reference])
+        if found is None:
+            return None
+        result.append(found)
+    low = min(result)
+    return [one - low for one in result]
+
+
+def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | None:
+    """Shift so that each step that both have begins at the same number."""
+    mine, mine_at = np.unique(step, return_index=True)
+    theirs, theirs_at = np.unique(other, return_index=True)
+    both, left, right = np.intersect1d(mine, theirs, return_indices=True)
+    # A first step may be cut off, and -1 is no step.
+    differences = [
+        int(theirs_at[at] - mine_at[here])
+        for number, here, at in zip(both.tolist(), left.tolist(), right.tolist(), strict=True)
+        if number >= 0 and (mine_at[here] or theirs_at[at] or _equal_counts(step, other, number))
+    ]
+    if not differences:
+        return None
+    shift = max(set(differences), key=differences.count)
+    return shift if _agreement(size, other_size, shift) >= _AGREEMENT else None
+
+
+def _equal_counts(step: Ints, other: Ints, number: int) -> bool:
+    return int((step == number).sum()) == int((other == number).sum())
+
+
+def _by_sizes(size: Ints, other: Ints) -> int | None:
+    """Shift so that sizes agree, where one shift does that best."""
+    if len(size) == len(other) and _agreement(size, other, 0) >= _AGREEMENT:
+        return 0
+    farthest = min(max(len(size), len(other)) // 2, _FARTHEST_SHIFT)
+    scores = {at: _agreement(size, other, at) for at in range(-farthest, farthest + 1)}
+    best = max(scores.values())
+    winners = [at for at, score in scores.items() if score == best]
+    return winners[0] if best >= _AGREEMENT and len(winners) == 1 else None
+
+
+def _agreement(size: Ints, other: Ints, shift: int) -> float:
+    """Return which part of the sizes agree where `size[n]` stands beside `other[n + shift]`."""
+    low, high = max(0, shift), min(len(other), len(size) + shift)
+    if high <= low:
+        return 0.0
+    return float((size[low - shift : high - shift] == other[low:high]).mean())

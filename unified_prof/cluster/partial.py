@@ -1,0 +1,205 @@
+"""A partial: what the cluster needs of one rank, as a few compact columns.
+
+Written as one Parquet file (needs pyarrow): one table of all rows, `part` telling which room they
+are of, so that an engine may read the communication of ten thousand ranks by a plain query; texts
+about the rank stand in the file's metadata. In memory NumPy alone is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import StoreError, UsageError
+
+VERSION = 1
+"""Part of the files' names: partials of another version are made anew."""
+
+Ints = NDArray[np.int64]
+Columns = Mapping[str, Ints]
+
+NONE = -1
+"""In columns of non-negative numbers: not known, or none."""
+
+# The parts and their columns, all int64 in memory. `kind`, `name` and `module` are numbers of
+# texts in the file's metadata.
+COMMUNICATION = (
+    *("group", "kind", "seq", "start", "end", "bytes", "peer", "move", "step"),
+    *("covered",),
+)
+"""One row a collective or transfer, by start. `seq` counts from 0 within group and kind (of
+transfers: and peer); `move` is the time in which data moved, `covered` is how much of it kernels
+cover."""
+
+MARKS = ("time", "op", "what", "lead", "busy", "tail", "kernels")
+"""The rank's timeline, cut where communication or a step begins or ends: of the stretch from here
+to the next mark, the time before the first kernel, with kernels, after the last one."""
+START, END, STEP = 0, 1, 2
+
+STEPS = ("step", "start", "end", "compute", "communication", "exposed", "idle", "input")
+KERNELS = ("step", "name", "module", "n", "total", "min", "max")
+LINKS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
+"""Parts of collectives from rank to rank; the rates are bytes/s."""
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "communication": COMMUNICATION,
+    "marks": MARKS,
+    "steps": STEPS,
+    "kernels": KERNELS,
+    "links": LINKS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A communicator that the rank takes part in."""
+
+    name: str
+    kind: str
+    """tp, dp, pp, ep, cp, world or other, as far as its title says."""
+    title: str
+    ranks: tuple[int, ...]
+    """Global ranks by their place; empty: not told."""
+    size: int = NONE
+    """How many they are, where that is known without their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """Who a rank is."""
+
+    rank: int
+    world_size: int | None = None
+    host: str | None = None
+    device_id: int | None = None
+    device_name: str | None = None
+    vendor: str | None = None
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """tp, pp, dp, ep, cp: how many each, where the recording says it."""
+    steps_recorded: bool = False
+    """Whether steps are the recording's own; else all of it is one."""
+    loader_recorded: bool = False
+    notes: tuple[str, ...] = ()
+    """What is missing, in words."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """One rank's columns."""
+
+    facts: RankFacts
+    groups: tuple[Group, ...]
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    communication: Columns
+    marks: Columns
+    steps: Columns
+    kernels: Columns
+    links: Columns
+
+
+def empty(part: str) -> dict[str, Ints]:
+    """Return the columns of a part without rows."""
+    return {name: np.empty(0, np.int64) for name in PARTS[part]}
+
+
+def written(partial: Partial) -> bytes:
+    """Return the Parquet file of a partial.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
+    arrow, parquet = _pyarrow()
+    sizes = [len(getattr(partial, part)[columns[0]]) for part, columns in PARTS.items()]
+    rows = sum(sizes)
+    columns: dict[str, Any] = {"part": np.repeat(np.arange(len(PARTS), dtype=np.int8), sizes)}
+    begin = 0
+    merged: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
+    for (part, names), size in zip(PARTS.items(), sizes, strict=True):
+        for name in names:
+            if name not in merged:
+                merged[name] = (np.zeros(rows, np.int64), np.ones(rows, bool))
+            values, absent = merged[name]
+            values[begin : begin + size] = getattr(partial, part)[name]
+            absent[begin : begin + size] = False
+        begin += size
+    for name, (values, absent) in merged.items():
+        columns[name] = arrow.array(values, mask=absent)
+    columns["part"] = arrow.array(columns["part"])
+    table = arrow.table(columns)
+    table = table.replace_schema_metadata({"uprof": json.dumps(_about(partial))})
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(
+        table, sink, compression="zstd", use_dictionary=False, write_statistics=["part"]
+    )
+    return bytes(sink.getvalue())
+
+
+def read(data: bytes, name: str) -> Partial:
+    """Return the partial that a Parquet file holds.
+
+    Raises:
+        StoreError: it is damaged, of another version, or no partial; `name` says which.
+        UsageError: pyarrow is not installed.
+    """
+    arrow, parquet = _pyarrow()
+    try:
+        table = parquet.read_table(arrow.BufferReader(data), use_threads=False)
+        about = json.loads((table.schema.metadata or {})[b"uprof"])
+        if about["version"] != VERSION:
+            raise StoreError(f"{name} is a partial of version {about['version']}, not {VERSION}")
+        return _partial(table, about)
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
+        raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
+
+
+def _about(partial: Partial) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "facts": asdict(partial.facts),
+        "groups": [asdict(group) for group in partial.groups],
+        "kinds": partial.kinds,
+        "names": partial.names,
+        "modules": partial.modules,
+    }
+
+
+def _partial(table: Any, about: Mapping[str, Any]) -> Partial:
+    part = table.column("part").to_numpy()
+    edges = np.searchsorted(part, np.arange(len(PARTS) + 1)).tolist()
+    parts = {
+        name: {
+            column: table.column(column).slice(begin, end - begin).to_numpy().astype(np.int64)
+            for column in columns
+        }
+        for (name, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)
+    }
+    facts = dict(about["facts"])
+    facts["notes"] = tuple(facts["notes"])
+    return Partial(
+        facts=RankFacts(**facts),
+        groups=tuple(
+            Group(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"]
+        ),
+        kinds=tuple(about["kinds"]),
+        names=tuple(about["names"]),
+        modules=tuple(about["modules"]),
+        **parts,
+    )
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as err:
+        raise UsageError(
+            "partials are Parquet files, which needs pyarrow",
+            hint="run: pip install 'unified-prof[cluster]'",
+        ) from err

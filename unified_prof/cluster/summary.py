@@ -1,0 +1,498 @@
+"""All partials of a run to the rows of its summary file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster import links as moved
+from unified_prof.cluster.clocks import Clocks, clocks
+from unified_prof.cluster.evidence import Evidence, evidence
+from unified_prof.cluster.findings import Case, Finding, findings
+from unified_prof.cluster.kinds import bus_factor
+from unified_prof.cluster.matching import Matched, match
+from unified_prof.cluster.partial import NONE, Partial
+from unified_prof.cluster.roles import KINDS, Roles, roles
+from unified_prof.cluster.waits import Waits, waits
+from unified_prof.cluster.walk import Walk
+from unified_prof.errors import StoreError
+from unified_prof.ledger import Ledger
+
+Ints = NDArray[np.int64]
+Row = tuple[Any, ...]
+
+_MOST_OPERATIONS = 64
+"""Kinds of kernel that are listed of a rank; the others are one row."""
+_OTHERS = "(others)"
+_MOST_OPERATIONS_WALKED = 2_000_000
+"""Operations of all ranks that a walk takes in: so many steps from the first one on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a rank's columns come from."""
+
+    file: str | None = None
+    partial: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A recording that could not be read."""
+
+    file: str
+    why: str
+    rank: int | None = None
+    """None: it does not say whose it is."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What the summary file holds: table -> rows, in the order of the schema's columns."""
+
+    tables: dict[str, list[Row]]
+    findings: list[Finding]
+    world_size: int
+    ranks_read: int
+    absent: tuple[int, ...]
+    unread: tuple[Unread, ...]
+    steps: tuple[int, ...]
+    left_out: Ledger = field(default_factory=Ledger)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every rank of the run could be read."""
+        return not self.absent and not self.unread
+
+
+def summarise(
+    partials: Iterable[Partial],
+    where: Mapping[int, Where] | None = None,
+    unread: Sequence[Unread] = (),
+) -> Summary:
+    """Read partials of one run, each rank once, as one run.
+
+    Raises:
+        StoreError: there is no rank that could be read.
+    """
+    found = list(partials)
+    where = where or {}
+    found, strangers = _one_run(found, where)
+    unread = (*unread, *strangers)
+    if not found:
+        why = f": {unread[0].why}" if unread else ""
+        raise StoreError(f"no rank's recording could be read{why}")
+    matched = match(found)
+    waited = waits(matched)
+    steps = _compared_steps(matched)
+    part = roles(matched, steps)
+    clock = clocks(matched)
+    proof = evidence(matched, part, steps)
+    walked = _walked_steps(matched, steps)
+    offset = clock.offset if int(clock.island.max(initial=0)) == 0 else np.zeros_like(clock.offset)
+    case = Case(
+        matched,
+        waited,
+        part,
+        proof,
+        Walk(matched, waited, offset, walked),
+        tuple(steps),
+        _step_length(matched, steps),
+    )
+    told = findings(case)
+    world = _world(matched)
+    bad = {one.rank for one in unread}
+    absent = tuple(rank for rank in range(world) if rank not in matched.ranks and rank not in bad)
+    tables = {
+        "META_DATA": _facts(matched, clock, steps, world, unread),
+        "RANK": _rank_rows(matched, part, clock, where, unread, absent),
+        "GROUP": _group_rows(matched),
+        "STEP_RANK": _step_rows(matched, waited, proof),
+        "COLLECTIVE": _collective_rows(matched, waited),
+        "BLAME": _blame_rows(matched, waited, part, proof, told),
+        "LINK": _link_rows(matched, waited),
+        "OPERATION_RANK": _operation_rows(matched, steps),
+        "FINDING": _finding_rows(told),
+    }
+    return Summary(
+        tables,
+        told,
+        world,
+        len(matched.ranks),
+        absent,
+        tuple(unread),
+        tuple(steps),
+        matched.left_out,
+    )
+
+
+def _one_run(
+    found: Sequence[Partial], where: Mapping[int, Where]
+) -> tuple[list[Partial], list[Unread]]:
+    """Keep the ranks of the run that most are of; those of another world size are another's."""
+    sizes = Counter(one.facts.world_size for one in found if one.facts.world_size)
+    if len(sizes) < 2:
+        return list(found), []
+    usual = max(sizes, key=lambda size: (sizes[size], size))
+    kept, others = [], []
+    for one in found:
+        size = one.facts.world_size
+        if size is None or size == usual:
+            kept.append(one)
+        else:
+            file = where.get(one.facts.rank, Where()).file or f"rank {one.facts.rank}"
+            words = f"it is of a run of {size} ranks, the others of one of {usual}"
+            others.append(Unread(file, words, one.facts.rank))
+    return kept, others
+
+
+def _world(matched: Matched) -> int:
+    told = [one.world_size for one in matched.facts if one.world_size]
+    if told:
+        return max(told)
+    in_groups = [max(group.ranks) for group in matched.groups if group.told]
+    return max([*matched.ranks, *in_groups]) + 1
+
+
+def _compared_steps(matched: Matched) -> list[int]:
+    """Return the steps that all ranks have; where there is none, those that most have."""
+    counts: Counter[int] = Counter()
+    for one in matched.partials:
+        counts.update(set(one.steps["step"].tolist()))
+    if not counts:
+        return []
+    most = max(counts.values())
+    return sorted(step for step, count in counts.items() if count == most)
+
+
+def _walked_steps(matched: Matched, steps: list[int]) -> list[int]:
+    return steps
+
+
+def _step_length(matched: Matched, steps: list[int]) -> float:
+    lengths: list[int] = []
+    for one in matched.partials:
+        chosen = np.isin(one.steps["step"], steps)
+        lengths += (one.steps["end"] - one.steps["start"])[chosen].tolist()
+    return float(np.median(lengths)) if lengths else 0.0
+
+
+def _facts(
+    matched: Matched, clock: Clocks, steps: list[int], world: int, unread: Sequence[Unread]
+) -> list[Row]:
+    nameless = [{"file": one.file, "why": one.why} for one in unread if one.rank is None]
+    facts = {
+        "world_size": world,
+        "ranks_read": len(matched.ranks),
+        "steps": steps,
+        "clock_islands": len(set(clock.island.tolist())),
+        "unnumbered": nameless,
+        "left_out": [
+            {"what": name, "n": count, "first": detail}
+            for name, (count, detail) in matched.left_out.items()
+        ],
+    }
+    return [(name, json.dumps(value)) for name, value in facts.items()]
+
+
+def _rank_rows(
+    matched: Matched,
+    part: Roles,
+    clock: Clocks,
+    where: Mapping[int, Where],
+    unread: Sequence[Unread],
+    absent: Sequence[int],
+) -> list[Row]:
+    nothing = (None,) * (len(KINDS) + 3)
+    alone = Counter(clock.island.tolist())
+    rows: list[Row] = []
+    for index, (rank, facts) in enumerate(zip(matched.ranks, matched.facts, strict=True)):
+        place = where.get(rank, Where())
+        lacks = _lacks(matched, index)
+        aligned = alone[int(clock.island[index])] > 1 or len(matched.ranks) == 1
+        rows.append(
+            (
+                rank,
+                facts.host,
+                facts.device_id,
+                facts.device_name,
+                facts.vendor,
+                place.file,
+                place.partial,
+                "partly" if lacks else "read",
+                "; ".join(lacks) or None,
+                *(part.place[kind][index] for kind in KINDS),
+                int(clock.offset[index]) if aligned else None,
+                int(clock.error[index]) if aligned else None,
+                int(clock.island[index]),
+            )
+        )
+    rows += [
+        (one.rank, None, None, None, None, one.file, None, "failed", one.why, *nothing)
+        for one in unread
+        if one.rank is not None
+    ]
+    words = "its recording is not there"
+    rows += [
+        (rank, None, None, None, None, None, None, "absent", words, *nothing) for rank in absent
+    ]
+    return sorted(rows)
+
+
+def _lacks(matched: Matched, index: int) -> list[str]:
+    one = matched.partials[index]
+    lacks = list(one.facts.notes)
+    others = any(len(other.communication["start"]) for other in matched.partials)
+    if others and not len(one.communication["start"]):
+        lacks.append("no communication is recorded")
+    if not len(one.kernels["n"]):
+        lacks.append("no kernels are recorded")
+    return lacks
+
+
+def _group_rows(matched: Matched) -> list[Row]:
+    number = {rank: index for index, rank in enumerate(matched.ranks)}
+    rows: list[Row] = []
+    for index, group in enumerate(matched.groups):
+        hosts = {
+            matched.facts[number[rank]].host if rank in number else None for rank in group.ranks
+        }
+        names = sorted(group.titles | group.names)
+        rows.append(
+            (
+                index,
+                group.kind,
+                json.dumps(names),
+                json.dumps(list(group.ranks)),
+                group.size if group.size > 0 else len(group.ranks),
+                None if None in hosts else len(hosts),
+            )
+        )
+    return rows
+
+
+def _step_rows(matched: Matched, waited: Waits, proof: Evidence) -> list[Row]:
+    rows, events = matched.rows, matched.events
+    matched_rows = np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0))
+    event = rows.event[matched_rows]
+    setup = np.maximum(waited.setup[event], 0) if len(events) else event
+    knows_setup = bool((waited.setup >= 0).any())
+    in_pipeline = events.src[event] >= 0 if len(events) else event
+    sums: dict[tuple[int, int], list[int]] = {}
+    for rank, step, wait, exposed, first, bubble in zip(
+        rows.rank[matched_rows].tolist(),
+        rows.step[matched_rows].tolist(),
+        waited.wait[matched_rows].tolist(),
+        waited.exposed[matched_rows].tolist(),
+        setup.tolist(),
+        in_pipeline.tolist(),
+        strict=True,
+    ):
+        cell = sums.setdefault((step, rank), [0, 0, 0, 0])
+        cell[0] += wait
+        cell[1] += exposed
+        cell[2] += first
+        cell[3] += exposed if bubble else 0
+    late = {
+        (step, index): max(0, int(value))
+        for at, step in enumerate(proof.steps)
+        for index, value in enumerate(proof.input_at[:, at].tolist())
+        if value == value
+    }
+    result: list[Row] = []
+    for index, one in enumerate(matched.partials):
+        table = one.steps
+        for step, start, end, compute, talk, exposed, idle, waiting in zip(
+            *(table[name].tolist() for name in table), strict=True
+        ):
+            known_waits = sums.get((step, index))
+            known = waiting if waiting != NONE else late.get((step, index))
+            result.append(
+                (
+                    step,
+                    one.facts.rank,
+                    start,
+                    end,
+                    compute,
+                    talk,
+                    exposed,
+                    known_waits[0] if known_waits else None,
+                    known_waits[1] if known_waits else None,
+                    known_waits[2] if known_waits and knows_setup else None,
+                    known_waits[3] if known_waits else None,
+                    known,
+                    idle,
+                )
+            )
+    return sorted(result)
+
+
+def _collective_rows(matched: Matched, waited: Waits) -> list[Row]:
+    events, rows = matched.events, matched.rows
+    chosen = np.flatnonzero(~matched.transfers)
+    if not len(chosen):
+        return []
+    total_wait = np.zeros(len(events), np.int64)
+    known = np.flatnonzero((rows.event >= 0) & (waited.wait > 0))
+    np.add.at(total_wait, rows.event[known], waited.wait[known])
+    keys = [events.group[chosen], events.kind[chosen], events.step[chosen], events.bytes[chosen]]
+    order = chosen[np.lexsort((waited.transfer[chosen], *keys[::-1]))]
+    keys = [events.group[order], events.kind[order], events.step[order], events.bytes[order]]
+    new = np.ones(len(order), bool)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    heads = np.flatnonzero(new)
+    counts = np.diff(np.r_[heads, len(order)])
+    result: list[Row] = []
+    for number, (head, count) in enumerate(zip(heads.tolist(), counts.tolist(), strict=True)):
+        mine = order[head : head + count]
+        usable = mine[events.members[mine] > 1]
+        took = waited.transfer[usable]
+        group, kind, step, size = (int(key[head]) for key in keys)
+        factor = bus_factor(matched.kinds[kind], matched.groups[group].size)
+        middle = int(took[len(took) // 2]) if len(took) else None
+        result.append(
+            (
+                number,
+                group,
+                matched.kinds[kind],
+                None if step == NONE else step,
+                None if size == NONE else size,
+                count,
+                int(events.complete[mine].sum()),
+                int(took.sum()),
+                int(total_wait[usable].sum()),
+                int(np.maximum(waited.setup[usable], 0).sum()),
+                middle,
+                int(took[min(len(took) - 1, len(took) * 99 // 100)]) if len(took) else None,
+                factor * size / middle if factor and size > 0 and middle else None,
+            )
+        )
+    return result
+
+
+def _blame_rows(
+    matched: Matched, waited: Waits, part: Roles, proof: Evidence, told: Sequence[Finding]
+) -> list[Row]:
+    rows, events = matched.rows, matched.events
+    caused = np.zeros(len(matched.ranks), np.int64)
+    times = np.zeros(len(matched.ranks), np.int64)
+    whole = np.flatnonzero(events.complete & (events.members > 1))
+    if len(whole):
+        total = np.zeros(len(events), np.int64)
+        known = np.flatnonzero((rows.event >= 0) & (waited.wait > 0))
+        np.add.at(total, rows.event[known], waited.wait[known])
+        culprit = rows.rank[waited.last[whole]]
+        np.add.at(caused, culprit, total[whole])
+        np.add.at(times, culprit, 1)
+    cause: dict[int, Finding] = {}
+    for one in told:
+        if not one.links:
+            for rank in one.ranks:
+                cause.setdefault(rank, one)
+    late = np.nansum(np.maximum(proof.input_at - proof.peers_input_at, 0), axis=1)
+    some: list[bool] = np.asarray(np.isfinite(proof.input_at).any(axis=1)).tolist()
+    result: list[Row] = []
+    for index, rank in enumerate(matched.ranks):
+        reason = cause.get(rank)
+        gap = proof.peers_gap[index] * proof.kernels[index]
+        result.append(
+            (
+                rank,
+                int(caused[index]),
+                int(times[index]),
+                int(proof.work[index]),
+                _whole(proof.peers_work[index]),
+                _real(np.exp(proof.slowness[index])),
+                int(proof.host_gap[index]),
+                _whole(gap),
+                int(late[index]) if some[index] else None,
+                reason.cost_ms_per_step * 1e6 if reason and len(reason.ranks) == 1 else None,
+                reason.kind if reason else None,
+            )
+        )
+    return result
+
+
+def _whole(value: float) -> int | None:
+    return None if value != value else round(float(value))
+
+
+def _real(value: float) -> float | None:
+    return None if value != value else float(value)
+
+
+def _link_rows(matched: Matched, waited: Waits) -> list[Row]:
+    return [
+        (
+            matched.ranks[one.src],
+            matched.ranks[one.dst],
+            one.kind,
+            None if one.across is None else int(one.across),
+            one.n,
+            one.bytes,
+            one.transfer_ns,
+            one.wait_ns,
+            one.p50,
+            one.p99,
+            one.like,
+        )
+        for one in moved.links(matched, waited)
+    ]
+
+
+def _operation_rows(matched: Matched, steps: Sequence[int]) -> list[Row]:
+    result: list[Row] = []
+    for one in matched.partials:
+        table = one.kernels
+        inside = np.flatnonzero(np.isin(table["step"], steps))
+        cells: dict[tuple[str, str], list[int]] = {}
+        for name, module, n, total, low, high in zip(
+            *(table[c][inside].tolist() for c in ("name", "module", "n", "total", "min", "max")),
+            strict=True,
+        ):
+            _add(cells, (one.names[name], one.modules[module]), n, total, low, high)
+        ordered = sorted(cells.items(), key=lambda cell: (-cell[1][1], cell[0]))
+        for _, (n, total, low, high) in ordered[_MOST_OPERATIONS:]:
+            _add(cells, (_OTHERS, ""), n, total, low, high)
+        shown = [key for key, _ in ordered[:_MOST_OPERATIONS]]
+        shown += [(_OTHERS, "")] if len(ordered) > _MOST_OPERATIONS else []
+        result += [(one.facts.rank, *key, *cells[key]) for key in shown]
+    return result
+
+
+def _add(
+    cells: dict[tuple[str, str], list[int]],
+    key: tuple[str, str],
+    n: int,
+    total: int,
+    low: int,
+    high: int,
+) -> None:
+    cell = cells.setdefault(key, [0, 0, low, high])
+    cell[0] += n
+    cell[1] += total
+    cell[2] = min(cell[2], low)
+    cell[3] = max(cell[3], high)
+
+
+def _finding_rows(told: Sequence[Finding]) -> list[Row]:
+    return [
+        (
+            place,
+            one.kind,
+            json.dumps(one.ranks),
+            json.dumps(one.hosts),
+            json.dumps(one.links),
+            json.dumps(one.steps),
+            one.cost_ms_per_step,
+            json.dumps(one.figures),
+            one.text,
+        )
+        for place, one in enumerate(told, start=1)
+    ]

@@ -1,0 +1,275 @@
+"""What a step would take if something were otherwise: the recorded run, walked again.
+
+Every rank's timeline is a row of stretches (kernels and the idle time around them) cut by the
+begins and ends of its communication. A collective ends when its last member has begun, plus what
+it takes itself; a rank goes on past an end only where the recording shows that it stood idle for
+it. Walking that with a culprit's kernels shortened gives what the run would gain, which is less
+than the waiting it caused: somebody else would then come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.matching import Matched
+from unified_prof.cluster.partial import END, NONE, START, STEP, Partial
+from unified_prof.cluster.waits import Waits
+
+Ints = NDArray[np.int64]
+
+# What a rank's program consists of.
+_GO, _BEGIN, _AWAIT, _STEP = range(4)
+_QUEUED_NS = 5_000
+"""An operation that begins this soon after another one of its group was waiting for it."""
+_LEAST_IDLE_NS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is otherwise."""
+
+    work: Mapping[int, float] = field(default_factory=dict)
+    """Rank (by number) -> what its kernels' time is multiplied with."""
+    gap_ns: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> what the idle time behind each of its kernels is shortened by."""
+    input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(rank, step) -> what its idle time at the step's begin is shortened by."""
+    transfer: Mapping[int, float] = field(default_factory=dict)
+    """Event -> what its transfer is multiplied with."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    code: list[int]
+    first: list[float]
+    second: list[float]
+    third: list[int]
+    begin: float
+    """When it begins, on the common clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What came of a walk."""
+
+    span_ns: float
+    """From the first begin of a step to the last end of one."""
+    end_ns: NDArray[np.float64]
+    """Of each rank."""
+    whole: bool
+    """Whether every rank came to its end."""
+
+
+class Walk:
+    """The programs of all ranks."""
+
+    def __init__(self, matched: Matched, waits: Waits, offset: Ints, steps: Sequence[int]) -> None:
+        """Make them.
+
+        Args:
+            matched: the run.
+            waits: what its communication took.
+            offset: of each rank's clock.
+            steps: the steps to walk.
+        """
+        events = matched.events
+        self._members = events.members.tolist()
+        self._least = waits.least.astype(np.float64)
+        self._transfer = waits.transfer.astype(np.float64)
+        self._steps = max(len(steps), 1)
+        event_of = _events_of_rows(matched)
+        origin = min(
+            (
+                int(one.marks["time"][0]) + int(offset[i])
+                for i, one in enumerate(matched.partials)
+                if len(one.marks["time"])
+            ),
+            default=0,
+        )
+        self._ranks = [
+            _program(one, event_of[index], int(offset[index]) - origin, set(steps))
+            for index, one in enumerate(matched.partials)
+        ]
+
+    def cost_ns(self, change: Change) -> float:
+        """Return what a step would gain."""
+        return (self.run(Change()).span_ns - self.run(change).span_ns) / self._steps
+
+    def run(self, change: Change) -> Walked:
+        """Walk the run."""
+        least = self._least
+        if change.transfer:
+            least = least.copy()
+            for event, factor in change.transfer.items():
+                least[event] -= self._transfer[event] * (1 - factor)
+        takes = least.tolist()
+        missing = list(self._members)
+        last = [0.0] * len(missing)
+        end: list[float | None] = [None] * len(missing)
+        blocked: dict[int, list[int]] = {}
+        behind: dict[int, list[tuple[int, float]]] = {}
+        at = [0] * len(self._ranks)
+        now = [rank.begin for rank in self._ranks]
+        todo = list(range(len(self._ranks)))[::-1]
+
+        def begin(event: int, time: float) -> None:
+            settled = [(event, time)]
+            while settled:
+                one, when = settled.pop()
+                if when > last[one]:
+                    last[one] = when
+                missing[one] -= 1
+                if missing[one]:
+                    continue
+                finish = end[one] = last[one] + takes[one]
+                todo.extend(blocked.pop(one, ()))
+                settled += [(other, finish + delay) for other, delay in behind.pop(one, ())]
+
+        while todo:
+            index = todo.pop()
+            rank = self._ranks[index]
+            code, first, second, third = rank.code, rank.first, rank.second, rank.third
+            work = change.work.get(index, 1.0)
+            gap = change.gap_ns.get(index, 0.0)
+            time, place, count = now[index], at[index], len(code)
+            while place < count:
+                what = code[place]
+                if what == _GO:
+                    idle = second[place]
+                    if gap:
+                        idle = max(idle - gap * third[place], 0.0)
+                    time += first[place] * work + idle
+                elif what == _BEGIN:
+                    event, after = third[place], int(second[place])
+                    if after >= 0 and end[after] is None:
+                        behind.setdefault(after, []).append((event, first[place]))
+                    elif after >= 0:
+                        begin(event, max(time, end[after] + first[place]))  # type: ignore[operator]
+                    else:
+                        begin(event, time)
+                elif what == _AWAIT:
+                    finish = end[third[place]]
+                    if finish is None:
+                        blocked.setdefault(third[place], []).append(index)
+                        break
+                    time = max(time, finish)
+                else:
+                    time = max(time - change.input_ns.get((index, third[place]), 0.0), 0.0)
+                place += 1
+            now[index], at[index] = time, place
+        whole = all(place == len(rank.code) for place, rank in zip(at, self._ranks, strict=True))
+        ends = np.array(now)
+        begins = [rank.begin for rank in self._ranks if rank.code]
+        span = float(ends.max() - min(begins)) if begins else 0.0
+        return Walked(span, ends, whole)
+
+
+def _events_of_rows(matched: Matched) -> list[Ints]:
+    """Return for each rank the event of each of its operations, NONE where it has no mate."""
+    rows, events = matched.rows, matched.events
+    result = [np.full(len(one.communication["start"]), NONE, np.int64) for one in matched.partials]
+    usable = np.flatnonzero(rows.event >= 0)
+    alone = events.members[rows.event[usable]] < 2
+    usable = usable[~alone]
+    order = usable[np.argsort(rows.rank[usable], kind="stable")]
+    edges = np.searchsorted(rows.rank[order], np.arange(len(result) + 1))
+    for index, one in enumerate(result):
+        mine = order[edges[index] : edges[index + 1]]
+        one[rows.op[mine]] = rows.event[mine]
+    return result
+
+
+def _program(one: Partial, event_of: Ints, shift: int, steps: set[int]) -> _Rank:
+    marks, ops = one.marks, one.communication
+    count = len(marks["time"])
+    if not count:
+        return _Rank([], [], [], [], 0.0)
+    what, op = marks["what"], marks["op"]
+    time, lead, busy, tail = marks["time"], marks["lead"], marks["busy"], marks["tail"]
+    kernels = marks["kernels"]
+    # Nothing is known of how long the last stretch is idle at its end.
+    length = np.append(np.diff(time), lead[-1] + busy[-1])
+    is_end = what == END
+    matched = np.full(count, NONE, np.int64)
+    of_op = what != STEP
+    matched[of_op] = event_of[op[of_op]]
+    # Time idle just before each mark, and whether the device is idle when it comes.
+    before = np.r_[0, np.where(busy > 0, tail, length)[:-1]]
+    gaps = int((length - lead - tail - busy)[busy > 0].sum()) / max(int(kernels.sum()), 1)
+    enough = max(_LEAST_IDLE_NS, 2 * gaps)
+    uncovered = np.zeros(count, bool)
+    uncovered[of_op] = ops["covered"][op[of_op]] == 0
+    awaited = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
+    # The idle time before an end that is waited for goes when the end comes earlier.
+    waits_next = np.r_[awaited[1:], False]
+    nothing = busy == 0
+    idle = np.where(waits_next, np.where(nothing, 0, length - busy - tail), length - busy)
+    queued = _queued(one, matched, awaited)
+    code: list[int] = []
+    first: list[float] = []
+    second: list[float] = []
+    third: list[int] = []
+
+    def add(kind: int, a: float, b: float, c: int) -> None:
+        code.append(kind)
+        first.append(a)
+        second.append(b)
+        third.append(c)
+
+    whats, events = what.tolist(), matched.tolist()
+    numbers = one.steps["step"]
+    for index, (kind, event, is_awaited, work, rest, n) in enumerate(
+        zip(
+            whats,
+            events,
+            awaited.tolist(),
+            busy.tolist(),
+            idle.tolist(),
+            kernels.tolist(),
+            strict=True,
+        )
+    ):
+        if kind == START and event >= 0:
+            after, delay = queued.get(index, (NONE, 0))
+            add(_BEGIN, float(delay), float(after), event)
+        elif is_awaited:
+            add(_AWAIT, 0.0, 0.0, event)
+        if work or rest:
+            add(_GO, float(work), float(rest), n)
+        if kind == STEP and op[index] >= 0 and int(numbers[op[index]]) in steps:
+            add(_STEP, 0.0, 0.0, int(numbers[op[index]]))
+    return _Rank(code, first, second, third, float(int(time[0]) + shift))
+
+
+def _queued(one: Partial, matched: Ints, awaited: NDArray[np.bool_]) -> dict[int, tuple[int, int]]:
+    """Return the begins that stood behind another operation's end: mark -> (its event, delay).
+
+    Such an operation was asked for earlier, when nobody knows; it begins when the other one ends.
+    """
+    marks, ops = one.marks, one.communication
+    result: dict[int, tuple[int, int]] = {}
+    starts = np.flatnonzero((marks["what"] == START) & (matched >= 0))
+    if not len(starts):
+        return result
+    ends = np.flatnonzero((marks["what"] == END) & (matched >= 0) & ~awaited)
+    latest: dict[tuple[int, int], list[int]] = {}
+    for mark in ends.tolist():
+        op = int(marks["op"][mark])
+        latest.setdefault((int(ops["group"][op]), int(ops["kind"][op])), []).append(mark)
+    times = marks["time"]
+    for mark in starts.tolist():
+        op = int(marks["op"][mark])
+        same = latest.get((int(ops["group"][op]), int(ops["kind"][op])))
+        if not same:
+            continue
+        place = int(np.searchsorted(times[same], times[mark], side="right")) - 1
+        if place >= 0:
+            other = same[place]
+            delay = int(times[mark] - times[other])
+            if delay <= _QUEUED_NS and int(marks["op"][other]) != op:
+                result[mark] = (int(matched[other]), delay)
+    return result
