@@ -8,6 +8,7 @@ the business of the packages that fsspec uses: of the environment and files of t
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -215,8 +216,24 @@ class Folder:
             assert isinstance(data, bytes)
             return data
 
-    def write(self, name: str, data: bytes) -> None:
+    def ends_with(self, name: str, end: bytes) -> bool:
+        """Tell whether the file is whole as far as its end says; elsewhere there are only such."""
+        if self.is_remote:
+            return True
+        try:
+            with local_path(self.at(name)).open("rb") as file:
+                file.seek(-len(end), os.SEEK_END)
+                return file.read() == end
+        except OSError:
+            return False
+
+    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Write a file, in place of one that is there; folders that lack are made.
+
+        Args:
+            name: Its name.
+            data: All of it.
+            durable: Wait until the disk has it; not needed for what can be made again.
 
         Raises:
             OutputError: it cannot be written; what was there before is still there.
@@ -227,7 +244,7 @@ class Folder:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as err:
                 raise output_error(target, err) from err
-            with replacing(target, overwrite=True) as partial:
+            with replacing(target, overwrite=True, durable=durable) as partial:
                 partial.write_bytes(data)
             return
         with in_words(self.at(name), OutputError):

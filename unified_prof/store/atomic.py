@@ -39,8 +39,11 @@ class AtomicFile:
         OutputError: the target exists and `overwrite` is false, or cannot be written.
     """
 
-    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    def __init__(
+        self, target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
+    ) -> None:
         self.target = Path(target)
+        self._durable = durable
         self._overwrite = overwrite
         # Through a symbolic link, the file it points to is written, as `open` would.
         refuse_existing(self.target, overwrite=self._overwrite)
@@ -56,9 +59,10 @@ class AtomicFile:
             raise output_error(self.target, err) from err
 
     def commit(self) -> None:
-        """Make the bytes durable and give them their final name."""
+        """Make the bytes durable, unless that is not wanted, and give them their final name."""
         try:
-            _fsync(self.partial)
+            if self._durable:
+                _fsync(self.partial)
             refuse_existing(self.target, overwrite=self._overwrite)
             if self._overwrite:
                 # What is left of an old database would be replayed into the new one.
@@ -67,7 +71,8 @@ class AtomicFile:
                 self.partial.replace(self._final)
             else:
                 self._rename_without_overwriting()
-            _fsync(self._final.parent)
+            if self._durable:
+                _fsync(self._final.parent)
         except OSError as err:
             raise output_error(self.target, err) from err
 
@@ -92,14 +97,18 @@ class AtomicFile:
 
 
 @contextmanager
-def replacing(target: str | os.PathLike[str], *, overwrite: bool = False) -> Iterator[Path]:
+def replacing(
+    target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
+) -> Iterator[Path]:
     """Yield the path to write instead of `target`; rename it when the block ends well.
+
+    Unless it is to be `durable`, a machine that goes down soon may leave less than all of it.
 
     Raises:
         OutputError: the target exists and `overwrite` is false, or it cannot be written; also
             in place of an OSError or SQLite's complaint raised in the block.
     """
-    output = AtomicFile(target, overwrite=overwrite)
+    output = AtomicFile(target, overwrite=overwrite, durable=durable)
     try:
         yield output.partial
         output.commit()

@@ -1,0 +1,161 @@
+"""What the files of a cluster's run are: one input a rank, whatever else lies beside them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import kernel, write
+from tests.prof_generator import Recipe, generate
+from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in, resolved
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.remote import Folder, fetched
+
+
+def database(path: Path, text: str = "x") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path)
+    connection.execute(f"CREATE TABLE {text} (a)")
+    connection.close()
+    return path
+
+
+def ascend_pt(folder: Path, rank: int) -> Path:
+    """The folder of a rank in which torch_npu's own database lies."""
+    (folder / f"host_{rank}_ascend_pt").mkdir(parents=True)
+    (folder / f"host_{rank}_ascend_pt" / f"profiler_info_{rank}.json").write_text("{}")
+    output = folder / f"host_{rank}_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    database(output / "analysis.db")
+    return database(output / f"ascend_pytorch_profiler_{rank}.db")
+
+
+def locations(*given: Path | str) -> list[str]:
+    inputs, errors = inputs_of([str(text) for text in given])
+    assert errors == []
+    return [one.location for one in inputs]
+
+
+def test_a_mixed_folder_gives_one_input_a_rank(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    made = ascend_pt(run, 0)
+    trace = write(run / "rank1.json", [kernel(1, 2, 3)])
+    prof = generate(run / "rank2", Recipe(operators=1)).path
+    built = database(run / "rank3" / "msprof_20260101000000.db")
+    for name in ("run_time.sqlite", "memory_rank3.sqlite", "cluster.sqlite", "cluster_analysis.db"):
+        database(run / name)
+    for name in ("truth.json", "run.json", "notes.txt", "config.json"):
+        (run / name).write_text("{}")
+    database(run / "old.cluster" / "partials.db")
+    database(run / ".hidden" / "rank4.db")
+    assert locations(run) == [str(path) for path in (made, trace, prof, built)]
+
+
+def test_a_recording_of_which_a_database_was_made_counts_once(tmp_path: Path) -> None:
+    trace = write(tmp_path / "rank0.json", [kernel(1, 2, 3)])
+    prof = generate(tmp_path / "rank1", Recipe(operators=1)).path
+    assert locations(tmp_path) == [str(trace), str(prof)]
+    inside = convert(prof).database
+    beside = convert(trace, tmp_path / "rank0.db").database
+    assert locations(tmp_path) == [str(beside), str(inside)]
+
+
+def test_cut_and_empty_databases_are_ranks_too(tmp_path: Path) -> None:
+    path = ascend_pt(tmp_path, 5)
+    path.write_bytes(path.read_bytes()[:100])
+    (tmp_path / "rank6.db").write_bytes(b"")
+    inputs, _ = inputs_of([str(tmp_path)])
+    assert [one.likely_rank for one in inputs] == [5, 6]
+
+
+def test_ranks_that_the_user_says(tmp_path: Path) -> None:
+    one, other = database(tmp_path / "a.db"), database(tmp_path / "b.db")
+    inputs, errors = inputs_of([f"3={one}", f"12={other}"])
+    assert [(i.rank, i.location) for i in inputs] == [(3, str(one)), (12, str(other))]
+    assert not errors
+    inputs, errors = inputs_of([f"3={tmp_path}"])
+    assert "holds 2 recordings, which rank 3 has not" in str(errors[0][1])
+    odd = database(tmp_path / "1=c.db")
+    os.chdir(tmp_path)
+    assert [(i.rank, i.location) for i in inputs_of([odd.name])[0]] == [(None, str(odd))]
+
+
+@pytest.fixture(autouse=True)
+def where_it_was() -> Iterator[None]:
+    before = Path.cwd()
+    yield
+    os.chdir(before)
+
+
+def test_patterns_repetitions_and_what_is_not_there(tmp_path: Path) -> None:
+    paths = [database(tmp_path / f"rank{rank}" / "x.db") for rank in range(3)]
+    assert locations(tmp_path / "rank*", paths[0]) == [str(path) for path in paths]
+    (tmp_path / "empty").mkdir()
+    inputs, errors = inputs_of([str(tmp_path / "none"), str(tmp_path / "empty"), str(paths[0])])
+    assert [one.location for one in inputs] == [str(paths[0])]
+    assert "holds no database or recording of a rank" in str(errors[1][1])
+    assert [given for given, _ in errors] == [str(tmp_path / "none"), str(tmp_path / "empty")]
+
+
+@pytest.mark.parametrize(
+    ("location", "rank"),
+    [
+        ("/run/x_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_77.db", 77),
+        ("/run/rank3/msprof_2026.db", 3),
+        ("/run/rank00012.pt.trace.json.gz", 12),
+        ("/rank1/of/trace_rank-9.json", 9),
+        ("/run/trace.rank_4.json", 4),
+        ("s3://bucket/rank5/x.db", 5),
+        ("/run/ranking2/x.db", None),
+        ("/run/rank3x/x.db", None),
+        ("/run/x.db", None),
+    ],
+)
+def test_ranks_in_names(location: str, rank: int | None) -> None:
+    assert rank_in(location) == rank
+
+
+def test_the_rank_of_a_folder_whose_database_is_not_called_after_it(tmp_path: Path) -> None:
+    made = ascend_pt(tmp_path, 7)
+    assert rank_in(str(made.rename(made.with_name("ascend_pytorch_profiler.db")))) == 7
+    assert rank_in(str(tmp_path / "host_7_ascend_pt")) == 7
+
+
+def test_contents_change_with_the_file_its_place_and_its_rank(tmp_path: Path) -> None:
+    path = database(tmp_path / "rank0.db")
+    (before,), _ = inputs_of([str(path)])
+    assert inputs_of([str(path)])[0] == [before]
+    os.utime(path, ns=(1, 1))
+    (after,), _ = inputs_of([str(path)])
+    other = shutil.copy2(path, tmp_path / "rank1.db")
+    contents = {
+        before.content,
+        after.content,
+        inputs_of([str(other)])[0][0].content,
+        inputs_of([f"1={path}"])[0][0].content,
+    }
+    assert len(contents) == 4
+
+
+def test_elsewhere() -> None:
+    fsspec = pytest.importorskip("fsspec")
+    store = Folder("memory://cluster/run")
+    store.write("a_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", b"x")
+    store.write("a_ascend_pt/profiler_info_0.json", b"{}")
+    store.write("rank1.json.gz", b"y")
+    store.write("truth.json", b"{}")
+    store.write("cluster.sqlite", b"z")
+    try:
+        inputs, errors = inputs_of(["memory://cluster/run", "memory://cluster/none"])
+        assert [type(error).__name__ for _, error in errors] == ["RawFormatError"]
+        assert [Path(one.location).name for one in inputs] == ["a_ascend_pt", "rank1.json.gz"]
+        assert all(isinstance(one, Input) and one.elsewhere for one in inputs)
+        assert inputs[0].elsewhere is not None
+        with fetched(inputs[0].elsewhere) as path:
+            assert [local.path.name for local in resolved(path)] == ["ascend_pytorch_profiler_0.db"]
+    finally:
+        fsspec.filesystem("memory").store.clear()

@@ -1,0 +1,247 @@
+"""What a user means by the files of a cluster's run: one input a recording or database.
+
+A folder is searched by names and first bytes alone, for there may be ten thousand ranks in it;
+whether a database is one of a rank turns out where it is opened. A recording of which a database
+was made lies beside it and is passed over.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from unified_prof.errors import RawFormatError, UprofError, UsageError
+from unified_prof.pipeline import discovery, remote, sources
+from unified_prof.pipeline.remote import Remote
+from unified_prof.pipeline.sources import Source
+
+DEEPEST = discovery.DEEPEST
+
+_DATABASES = (".db", ".sqlite", ".sqlite3")
+_SQLITE = b"SQLite format 3\0"
+_OTHERS = re.compile(
+    r"(?:analysis|cluster_analysis|communication_analyzer)\.db\Z"
+    r"|(?:run_time|memory)[^/]*\.sqlite\Z|cluster\.sqlite\Z"
+)
+"""Databases that are no rank's, by their names."""
+_FACTS = re.compile(r"(?:profiler_info|profiler_metadata|truth|run)[^/]*\.json\Z")
+_GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
+_MADE_IN = ("ASCEND_PROFILER_OUTPUT", "")
+"""Where in a recording that is a folder a database of it lies."""
+_RANKS = (
+    re.compile(r"ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db\Z"),
+    re.compile(r"(?:\A|[/_.-])rank[_-]?(\d+)(?=[/_.-]|\Z)"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One recording or database, of one rank or of several."""
+
+    location: str
+    """Its path or URL, as it is shown; absolute, for whoever opens it."""
+    stamp: str
+    """Changes when its contents do."""
+    rank: int | None = None
+    """Whose it is, where the user said so."""
+    elsewhere: Remote | None = None
+
+    @property
+    def content(self) -> str:
+        """What the names of its partials hold."""
+        text = f"{self.location}\0{self.stamp}\0{self.rank}"
+        return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=10).hexdigest()
+
+    @property
+    def likely_rank(self) -> int | None:
+        """Whose it is by its name, None if that says nothing; what it holds knows better."""
+        return self.rank if self.rank is not None else rank_in(self.location)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A file or folder of this machine: a database, or with its source what becomes one."""
+
+    path: Path
+    source: Source | None = None
+
+
+def inputs_of(
+    given: Sequence[str], progress: Callable[[str], None] = lambda _: None
+) -> tuple[list[Input], list[tuple[str, UprofError]]]:
+    """Return all inputs that paths, patterns, URLs and `RANK=PATH` name, and what names none.
+
+    Args:
+        given: As the user gives them.
+        progress: Told in a few words what is going on.
+    """
+    inputs: dict[str, Input] = {}
+    errors: list[tuple[str, UprofError]] = []
+    for text in given:
+        rank, location = _rank_given(text)
+        try:
+            count = 0
+            for found in (
+                _elsewhere(location)
+                if remote.is_remote(location)
+                else _here(remote.local_path(location), progress)
+            ):
+                count += 1
+                inputs.setdefault(
+                    found.location, Input(found.location, found.stamp, rank, found.elsewhere)
+                )
+            if rank is not None and count > 1:
+                raise UsageError(f"{location} holds {count} recordings, which rank {rank} has not")
+        except UprofError as err:
+            errors.append((text, err))
+    return list(inputs.values()), errors
+
+
+def rank_in(location: str) -> int | None:
+    """Return the rank that a name says, as torch_npu, torch.profiler's users and uprof write it."""
+    place = location.replace(os.sep, "/")
+    for pattern in _RANKS:
+        if ranks := pattern.findall(place):
+            return int(ranks[-1])
+    facts = [path.name for path in _facts_beside(Path(location))]
+    ranks = [rank for name in facts for rank in re.findall(r"profiler_info_(\d+)\.json\Z", name)]
+    return int(ranks[0]) if len(ranks) == 1 else None
+
+
+def resolved(path: Path) -> list[Local]:
+    """Return what is to be opened of `path`: itself, its database, or what lies in it."""
+    return list(_found(path, DEEPEST, lambda _: None, asked=True))
+
+
+def _facts_beside(path: Path) -> list[Path]:
+    """Return what torch_npu writes about a rank into the folder of its recording."""
+    for folder in (path, path.parent.parent):
+        if folder.name.endswith("_ascend_pt"):
+            try:
+                return list(folder.glob("profiler_info_*.json"))
+            except OSError:
+                return []
+    return []
+
+
+def _rank_given(text: str) -> tuple[int | None, str]:
+    match = _GIVEN_RANK.fullmatch(text)
+    if match is None or os.path.lexists(text):
+        return None, text
+    return int(match["rank"]), match["location"]
+
+
+def _elsewhere(url: str) -> Iterator[Input]:
+    for found in remote.found(url):
+        if not _OTHERS.search(found.name) and not _FACTS.search(found.name):
+            yield Input(found.url, found.stamp, None, found)
+
+
+def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
+    paths = [given]
+    if glob.has_magic(str(given)) and not os.path.lexists(given):
+        names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
+        paths = [Path(name) for name in sorted(names)] or paths
+    count = 0
+    for path in paths:
+        if not path.exists():
+            raise discovery.refusal(path)
+        for local in _found(path, DEEPEST, progress, asked=True):
+            count += 1
+            yield Input(os.path.abspath(local.path), _stamp(local))  # noqa: PTH100 (links stay)
+    if not count:
+        raise RawFormatError(
+            f"{given} holds no database or recording of a rank",
+            hint="expected msprof databases, PROF_* and *_ascend_pt folders, traces",
+        )
+
+
+def _stamp(local: Local) -> str:
+    """Return what changes with the contents; a file that goes meanwhile is told of when opened."""
+    try:
+        if local.source is not None and local.path.is_dir():
+            return f"{local.source.changed_ns(local.path)}"
+        status = local.path.stat()
+        return f"{status.st_size} {status.st_mtime_ns}"
+    except (OSError, UprofError) as err:
+        return type(err).__name__
+
+
+def _found(
+    path: Path, depth: int, progress: Callable[[str], None], *, asked: bool = False
+) -> Iterator[Local]:
+    if not path.is_dir():
+        yield from _of_file(path, asked=asked)
+        return
+    source = sources.surely(path)
+    if source is not None or path.name.endswith("_ascend_pt"):
+        if (made := _made_in(path)) is not None:
+            yield Local(made)
+            return
+        if source is not None:
+            yield Local(path, source)
+            return
+    if not depth:
+        return
+    if asked:
+        progress(f"looking into {path}")
+    try:
+        with os.scandir(path) as entries:
+            children = sorted(entries, key=lambda entry: entry.name)
+    except OSError as err:
+        raise RawFormatError(f"cannot list {path}: {err.strerror}") from err
+    names = {child.name for child in children}
+    for child in children:
+        if child.name.startswith(".") or child.name.endswith(".cluster"):
+            continue
+        below = Path(child.path)
+        if child.is_dir(follow_symlinks=False):
+            yield from _found(below, depth - 1, progress)
+        elif child.is_file():
+            for local in _of_file(below):
+                if local.source is None or f"{local.source.stem(below)}.db" not in names:
+                    yield local
+
+
+def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
+    """Yield the file if it may be a rank's; one that was asked for by name in any case."""
+    name = path.name
+    if not asked and (_OTHERS.search(name) or _FACTS.search(name)):
+        return
+    if name.lower().endswith(_DATABASES) and not name.lower().endswith(".sqlite"):
+        yield Local(path)  # without a look: a cut or empty one is a rank as well
+        return
+    source = sources.source_of(path) if asked else sources.surely(path)
+    if source is not None:
+        yield Local(path, source)
+    elif asked or _is_sqlite(path):
+        yield Local(path)
+
+
+def _is_sqlite(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE)) == _SQLITE
+    except OSError:
+        return False
+
+
+def _made_in(folder: Path) -> Path | None:
+    """Return the newest database that was made of a recording and lies in it."""
+    databases: list[tuple[int, Path]] = []
+    for name in _MADE_IN:
+        try:
+            with os.scandir(folder / name) as entries:
+                databases += [
+                    (entry.stat().st_mtime_ns, Path(entry.path))
+                    for entry in entries
+                    if entry.name.endswith(".db") and not _OTHERS.search(entry.name)
+                ]
+        except OSError:
+            continue
+    return max(databases)[1] if databases else None
