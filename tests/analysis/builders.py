@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -166,8 +167,17 @@ class Device:
             self.writer.write("MEMCPY_INFO", row)
         return identity
 
-    def collective(self, start: int, end: int, name: str, op_type: str, *, device: int = 0) -> None:
-        """Add a communication operator."""
+    def collective(
+        self,
+        start: int,
+        end: int,
+        name: str,
+        op_type: str,
+        *,
+        device: int = 0,
+        group: str | None = None,
+    ) -> None:
+        """Add a communication operator; `group` is its communicator."""
         self._connections += 1
         self.writer.write(
             "COMMUNICATION_OP",
@@ -179,8 +189,14 @@ class Device:
                 "connectionId": 4294967295,
                 "opId": self._connections,
                 "deviceId": device,
+                "groupName": None if group is None else self.text(group),
             },
         )
+
+    def groups(self, **about: Mapping[str, Any]) -> None:
+        """Say what the framework calls each communicator, and its ranks."""
+        row = {"name": "parallel_group_info", "value": json.dumps(about)}
+        self.writer.write("META_DATA", row)
 
     def call(
         self,

@@ -18,6 +18,7 @@ from unified_prof.analysis.model import (
     Step,
     Summary,
 )
+from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
@@ -65,6 +66,10 @@ class Analysis(ABC):
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
         return ()
+
+    def groups(self) -> dict[str, Group]:
+        """Return what is known of the groups that collectives ran in, by what they are called."""
+        return {}
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return one row for each pair of operation and kernel under it, as (operation, row).

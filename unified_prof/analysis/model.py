@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-By = Literal["operation", "module", "line", "kernel", "stream", "step"]
+By = Literal["operation", "module", "line", "kernel", "group", "stream", "step"]
 
 Clock = Literal["device", "host", "operation", "none"]
 """Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
@@ -24,7 +24,7 @@ class Row:
     """One line of a breakdown: everything recorded under one key."""
 
     name: str
-    """What the row is about: an operation, a module path, `file:line`, a kernel, a stream."""
+    """What the row is about: an operation, a module path, `file:line`, a kernel, a group..."""
     kind: str
     """What sort of thing it is: operation, kernel, communication, copy, weight, module, ..."""
     count: int
@@ -41,7 +41,7 @@ class Row:
     detail: str | None = None
     """One more word about it: the module's class, the operator type, the task types."""
     extra: Mapping[str, int | None] = field(default_factory=dict)
-    """Figures that only this breakdown has, named with their unit (`busy_ns`, `wait_ns`)."""
+    """Figures that only this breakdown has, named with their unit (`busy_ns`); counts have none."""
 
     @property
     def size_bytes(self) -> int | None:

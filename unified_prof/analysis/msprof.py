@@ -25,9 +25,10 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.read import collectives, counters, provenance
+from unified_prof.analysis.read import collectives, counters, groups, provenance
 from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import UNCONNECTED, Framework
+from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.read.source import (
     Findings,
     Source,
@@ -36,6 +37,7 @@ from unified_prof.analysis.read.source import (
 )
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.analysis.views import breakdowns, step_trace, timeline, tracks
+from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import (
     DeviceWork,
     OfSteps,
@@ -84,7 +86,7 @@ class MsprofAnalysis(Analysis):
     def work(self) -> Work:
         """Every kernel, copy and collective."""
         allocations = counters.allocations(self._source, self._strings)
-        return Work(self._tasks, self._comms, self._framework, self._strings, allocations)
+        return Work(self._tasks, self._comms, self._framework, self._collective_names, allocations)
 
     @cached_property
     def summary(self) -> Summary:
@@ -118,6 +120,11 @@ class MsprofAnalysis(Analysis):
             return breakdowns.finish(by, self.work.kernel_rows())
         if by == "stream":
             return breakdowns.finish(by, stream_rows(self._tasks))
+        if by == "group":
+            compute = {
+                only: self._devices[name].compute for name, only in self._device_numbers.items()
+            }
+            return breakdowns.finish(by, self._collective_names.group_rows(compute))
         if by == "step":
             return breakdowns.finish(by, self._step_rows())
         return breakdowns.by_label(self.calls, by)
@@ -129,6 +136,10 @@ class MsprofAnalysis(Analysis):
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as torch_npu counts them."""
         return self._step_traces
+
+    def groups(self) -> dict[str, Group]:
+        """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
+        return self._collective_names.known_groups
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return the kernels under each operation; where there are steps, those of the steps."""
@@ -160,11 +171,13 @@ class MsprofAnalysis(Analysis):
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
         """Return the device's work over time."""
-        return timeline.build(self._tasks, self._comms, self._strings, limit=limit)
+        return timeline.build(self._tasks, self._comms, self._collective_names, limit=limit)
 
     def tracks(self) -> Iterator[Track]:
         """Yield streams and host threads as tracks of slices."""
-        return tracks.tracks(self._source, self._tasks, self._comms, self._strings)
+        return tracks.tracks(
+            self._source, self._tasks, self._comms, self._collective_names, self._strings
+        )
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time."""
@@ -185,6 +198,10 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def _comms(self) -> Collectives:
         return collectives.load(self._source, self._tasks, self._findings)
+
+    @cached_property
+    def _collective_names(self) -> CollectiveNames:
+        return CollectiveNames(self._comms, self._strings, groups.load(self._source))
 
     @cached_property
     def _framework(self) -> Framework | None:
@@ -299,6 +316,7 @@ class MsprofAnalysis(Analysis):
             self.calls,
             steps=bool(self._steps),
             kernels=self._clock == "device",
+            groups=self._collective_names.in_groups,
             streams=len(self._tasks) > 0,
         )
 
@@ -356,6 +374,7 @@ _WHY_NOT: dict[str, str] = {
     "module": "no nn.Module was recorded (torch.profiler needs with_modules or with_stack)",
     "line": "no call stack of the user's files was recorded (torch.profiler needs with_stack)",
     "kernel": "no device work was recorded",
+    "group": "no collective with its group was recorded (table COMMUNICATION_OP)",
     "stream": "no device task was recorded",
     "step": "no step was recorded (call profiler.step() after each iteration)",
 }

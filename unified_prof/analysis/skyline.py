@@ -176,6 +176,7 @@ _WHY_NOT: dict[str, str] = {
     "module": "the report does not name the modules of operations (table UPROF_MODULES)",
     "line": "the report has no stack frames",
     "kernel": "Skyline reports time operations, not the kernels under them",
+    "group": "Skyline reports hold no collectives",
     "stream": "Skyline reports time operations, not the streams they ran on",
     "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }

@@ -29,6 +29,7 @@ class ByOption(str, Enum):
     MODULE = "module"
     LINE = "line"
     KERNEL = "kernel"
+    GROUP = "group"
     STREAM = "stream"
     STEP = "step"
 

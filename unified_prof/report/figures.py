@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
@@ -19,6 +19,7 @@ from unified_prof.analysis.model import (
     Summary,
 )
 from unified_prof.analysis.read.coverage import Coverage
+from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report.formats import Request
@@ -56,6 +57,7 @@ class Figures:
     pmu: tuple[PmuFigure, ...]
     memory: tuple[Series, ...]
     step_traces: tuple[StepTrace, ...] = ()
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
 
 def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
@@ -127,6 +129,7 @@ def collect(
         pmu=analysis.pmu() if details else (),
         memory=analysis.memory_series() if details else (),
         step_traces=analysis.step_traces(),
+        groups=analysis.groups(),
         selections=selections,
         summary=analysis.summary,
     )
@@ -220,6 +223,16 @@ def _report(figures: Figures) -> dict[str, Any]:
         "totals": asdict(summary.totals),
         "devices": [_device(one) for one in summary.devices],
         "step_trace": [asdict(one) for one in figures.step_traces],
+        "groups": [
+            {
+                "label": label,
+                "kind": group.kind,
+                "title": group.title or None,
+                "name": group.name,
+                "ranks": list(group.ranks) or None,
+            }
+            for label, group in figures.groups.items()
+        ],
         "launch_delay": None if figures.launch_delay is None else asdict(figures.launch_delay),
         "breakdowns": {one.breakdown.by: _breakdown(one) for one in figures.selections},
         "pmu": [asdict(one) for one in figures.pmu],

@@ -25,6 +25,7 @@ _DETAILS: dict[By, str] = {
     "module": "class",
     "line": "operation",
     "kernel": "operator type",
+    "group": "collectives",
     "stream": "task types",
     "step": "note",
 }
@@ -121,13 +122,23 @@ def columns(selection: Selection) -> list[Column]:
     result += column("backward", lambda row: row.backward_ns, words.duration, 7)
     result += _sizes(rows)
     for key in dict.fromkeys(key for row in rows for key in row.extra):
-        name, _, unit = key.rpartition("_")
-        show = words.duration if unit == "ns" else words.size
-        result += column(name.replace("_", " "), lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
+        name, show = _extra(key)
+        result += column(name, lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
     if any(row.detail for row in rows):
         cells = tuple(words.neutral(row.detail or "") for row in rows)
         result.append(Column(_DETAILS[by], cells, is_name=True, importance=2))
     return result
+
+
+_UNITS = {"_ns": words.duration, "_bytes": words.size}
+
+
+def _extra(key: str) -> tuple[str, Callable[..., str]]:
+    """Return heading and form of a figure of some breakdowns only, by the unit in its key."""
+    for unit, show in _UNITS.items():
+        if key.endswith(unit):
+            return key.removesuffix(unit).replace("_", " "), show
+    return key.replace("_", " "), words.number
 
 
 def _sizes(rows: tuple[Row, ...]) -> list[Column]:

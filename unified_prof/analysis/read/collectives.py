@@ -29,6 +29,8 @@ class Collectives:
     op_type: Ints
     """String id of what it does; MISSING before msprof recorded it."""
     connection: Ints
+    group: Ints
+    """String id of the communicator; MISSING: not recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -66,6 +68,7 @@ def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
             "type": f"coalesce(opType, {MISSING + 1} - 1)",
             "connection": "coalesce(connectionId, -1)",
             "device": "coalesce(deviceId, -1)",
+            "group": f"coalesce(groupName, {MISSING + 1} - 1)",
         },
     )
     valid = possible(columns["start"], columns["duration"])
@@ -84,6 +87,7 @@ def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
         name=columns["name"],
         op_type=columns["type"],
         connection=columns["connection"],
+        group=columns["group"],
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -79,6 +80,65 @@ class Groups(Mapping[str, Group]):
 
     def __len__(self) -> int:
         return len(self._groups)
+
+
+class Labels:
+    """What the groups that a report's collectives run in are called there, each by its own name.
+
+    Two groups of one kind (`dp` and `dp_cp`) are told apart by what the framework calls them, and
+    those that it calls the same by their communicators.
+    """
+
+    def __init__(self, groups: Groups, used: Iterable[str]) -> None:
+        """Name the groups.
+
+        Args:
+            groups: what the report says of its groups.
+            used: the communicators of its collectives, by name or by number.
+        """
+        names = dict.fromkeys(used)
+        found = {name: groups.get(name) for name in names}
+        labels = {
+            name: f"group {name}" if group is None else group.label for name, group in found.items()
+        }
+        for tell_apart in (_by_title, _by_name):
+            shared = {label for label, count in Counter(labels.values()).items() if count > 1}
+            for name, label in labels.items():
+                if label in shared:
+                    labels[name] = tell_apart(name, found[name], label)
+        self._labels, self._found = labels, found
+
+    @property
+    def known(self) -> dict[str, Group]:
+        """The groups of which something is known, by what they are called."""
+        return {
+            self._labels[name]: group for name, group in self._found.items() if group is not None
+        }
+
+    def group(self, name: str) -> Group | None:
+        """Return what is known of a communicator."""
+        return self._found[name]
+
+    def label(self, name: str) -> str:
+        """Return what to call a group."""
+        return self._labels[name]
+
+    def told(self, name: str) -> str | None:
+        """Return the same, None where nobody said what the group is."""
+        group = self._found[name]
+        return (
+            None
+            if group is None or not (group.title or group.kind != "other")
+            else self._labels[name]
+        )
+
+
+def _by_title(name: str, group: Group | None, label: str) -> str:
+    return label if group is None or not group.title else group.title
+
+
+def _by_name(name: str, group: Group | None, label: str) -> str:
+    return label if label == f"group {name}" else f"{label} {name}"
 
 
 def load(source: Source) -> Groups:

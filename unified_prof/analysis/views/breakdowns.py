@@ -16,7 +16,12 @@ ROOT_MODULE = "(root)"
 
 
 def available(
-    calls: Calls, *, steps: bool, kernels: bool = False, streams: bool = False
+    calls: Calls,
+    *,
+    steps: bool,
+    kernels: bool = False,
+    groups: bool = False,
+    streams: bool = False,
 ) -> tuple[By, ...]:
     """Return the breakdowns that a report with these calls can give."""
     result: list[By] = []
@@ -28,6 +33,8 @@ def available(
             result.append("line")
     if kernels:
         result.append("kernel")
+    if groups:
+        result.append("group")
     if streams:
         result.append("stream")
     if steps:

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, Labels
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.tasks import Strings, Tasks
-from unified_prof.analysis.views.work import collective_labels
+from unified_prof.analysis.read.tasks import Tasks
+from unified_prof.analysis.views.communication import CollectiveNames
 
 Ints = NDArray[np.int64]
 
@@ -59,14 +59,14 @@ class Timeline:
 
 
 def build(
-    tasks: Tasks, comms: Collectives, strings: Strings, *, limit: int | None = None
+    tasks: Tasks, comms: Collectives, names: CollectiveNames, *, limit: int | None = None
 ) -> Timeline | None:
     """Return the timeline of a report, None if it has no device work.
 
     Args:
         tasks: the device tasks.
         comms: the collectives, which get a lane of their own.
-        strings: texts of the report.
+        names: what those are called.
         limit: at most about this many blocks; None is no limit.
     """
     labels = Labels()
@@ -75,7 +75,7 @@ def build(
     name = np.concatenate(
         (
             tasks.kernel_labels(labels, shown),
-            collective_labels(comms, labels, strings, by_type=False),
+            names.names(labels),
         )
     )
     start = np.concatenate((tasks.start_ns[shown], comms.start_ns))

@@ -14,8 +14,8 @@ from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
+from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.groups import by_key
-from unified_prof.analysis.views.work import collective_labels
 from unified_prof.arrays import nesting
 from unified_prof.vocabulary import API_QUEUE
 
@@ -72,22 +72,24 @@ class Flows:
         return first + 1, last - first
 
 
-def tracks(source: Source, tasks: Tasks, comms: Collectives, strings: Strings) -> Iterator[Track]:
+def tracks(
+    source: Source, tasks: Tasks, comms: Collectives, names: CollectiveNames, strings: Strings
+) -> Iterator[Track]:
     """Yield the tracks of devices, then those of host threads."""
     calls = source.integers("CANN_API", {"connection": "connectionId"})["connection"]
     flows = Flows(tasks.connection.astype(np.int64), calls)
-    yield from _device_tracks(tasks, comms, strings, flows)
+    yield from _device_tracks(tasks, comms, names, flows)
     for table, title, start, end, name in _HOST_TABLES:
         if table in source.tables:
             yield from _host_tracks(source, strings, table, title, start, end, name, flows)
 
 
 def _device_tracks(
-    tasks: Tasks, comms: Collectives, strings: Strings, flows: Flows
+    tasks: Tasks, comms: Collectives, names: CollectiveNames, flows: Flows
 ) -> Iterator[Track]:
     labels = Labels()
     label = tasks.kernel_labels(labels, np.arange(len(tasks)))
-    comm_label = collective_labels(comms, labels, strings, by_type=False)
+    comm_label = names.names(labels)
     kinds = [*KINDS, "wait"]
     assert len(kinds) == WAIT + 1
     for device, own in by_key(comms.device):

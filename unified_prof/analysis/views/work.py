@@ -27,7 +27,8 @@ from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.counters import Allocations
 from unified_prof.analysis.read.framework import BACKWARD, FORWARD, NONE, Framework, module_class
-from unified_prof.analysis.read.tasks import Strings, Tasks, codes
+from unified_prof.analysis.read.tasks import Tasks
+from unified_prof.analysis.views.communication import CollectiveNames
 
 Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[np.integer]]
@@ -54,7 +55,7 @@ class Work:
         tasks: Tasks,
         comms: Collectives,
         framework: Framework | None,
-        strings: Strings,
+        collectives: CollectiveNames,
         allocations: Allocations,
     ) -> None:
         mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
@@ -62,7 +63,7 @@ class Work:
             if comms.in_parts(device):
                 mask |= (tasks.kind == COMMUNICATION) & (tasks.device == device)
         self._task = np.flatnonzero(mask).astype(np.int32)
-        self._tasks, self._comms, self._strings = tasks, comms, strings
+        self._tasks, self._comms, self._collectives = tasks, comms, collectives
         self._framework, self._allocations = framework, allocations
         self.labels = Labels()
         self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
@@ -82,14 +83,14 @@ class Work:
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each piece, as numbers in `labels`."""
         tasks = self._tasks.operator_labels(self.labels, self._task)
-        comms = collective_labels(self._comms, self.labels, self._strings, by_type=True)
+        comms = self._collectives.types(self.labels)
         return self._with_comms(tasks, comms)
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
         """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
         tasks = self._tasks.kernel_labels(self.labels, self._task)
-        comms = collective_labels(self._comms, self.labels, self._strings, by_type=False)
+        comms = self._collectives.names(self.labels)
         return self._with_comms(tasks, comms)
 
     @cached_property
@@ -258,20 +259,6 @@ def host_calls(framework: Framework) -> Calls:
         **_origin(framework, labels, chosen),
     }
     return _joined(labels, [part])
-
-
-def collective_labels(
-    comms: Collectives, labels: Labels, strings: Strings, *, by_type: bool
-) -> NDArray[np.int32]:
-    """Return the operator type (or the own name) of each collective as numbers in `labels`."""
-    result = np.full(len(comms), UNKNOWN, np.int32)
-    for column in (comms.op_type, comms.name) if by_type else (comms.name, comms.op_type):
-        unnamed = np.flatnonzero(result == UNKNOWN)
-        if len(unnamed):
-            ids, number = codes(column[unnamed])
-            result[unnamed] = labels.numbers(strings.texts(ids))[number]
-    result[result == UNKNOWN] = labels.number("(unnamed collective)")
-    return result
 
 
 def _names(framework: Framework, labels: Labels, chosen: Ints) -> NDArray[np.int32]:

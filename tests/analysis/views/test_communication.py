@@ -1,0 +1,131 @@
+"""Collectives are told by the group of ranks they run in, in every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device
+from tests.analysis.test_skyline import breakdown_of, by_name
+from unified_prof.analysis.load import open_analyses, open_reports
+from unified_prof.errors import UsageError
+from unified_prof.report import csv_text, html, json_text, markdown, text
+from unified_prof.report.formats import Request
+from unified_prof.vocabulary import group_hash
+
+TP = {"group_name": "tp", "group_rank": 0, "global_ranks": [0, 1]}
+DP = {"group_name": "dp", "group_rank": 0, "global_ranks": [0, 2]}
+
+
+def _two_groups(path: Path) -> Path:
+    with Device(path) as device:
+        device.groups(**{"1.2.3.4%eth0_1": TP, "1.2.3.4%eth0_2": DP})
+        device.task(0, 150, kernel=("mm", "MatMul"))
+        reduce = "hcom_allReduce_"
+        device.collective(100, 200, "hcom_allReduce__1_0_1", reduce, group="1.2.3.4%eth0_1")
+        device.collective(180, 300, "hcom_allReduce__1_1_1", reduce, group="1.2.3.4%eth0_1")
+        number = str(group_hash("1.2.3.4%eth0_2"))
+        device.collective(400, 450, "hcom_allReduce__2_0_1", reduce, group=number)
+        device.collective(500, 510, "hcom_send__3_0_1", "hcom_send_", group="elsewhere")
+        device.collective(600, 601, "hcom_send__4_0_1", "hcom_send_")
+    return path
+
+
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _two_groups(tmp_path_factory.mktemp("groups") / "msprof_1.db")
+
+
+def test_collectives_are_named_with_their_group(two_groups: Path) -> None:
+    rows = by_name(breakdown_of(two_groups, "operation"))
+    found = {name: (row.count, row.total_ns) for name, row in rows.items()}
+    assert found == {
+        "MatMul": (1, 150),
+        "hcom_allReduce_ (tp)": (2, 220),
+        "hcom_allReduce_ (dp)": (1, 50),
+        "hcom_send_": (2, 11),
+    }
+    kernels = by_name(breakdown_of(two_groups, "kernel"))
+    assert kernels["hcom_allReduce__1_0_1 (tp)"].detail == "hcom_allReduce_ (tp)"
+
+
+def test_time_is_divided_by_group(two_groups: Path) -> None:
+    rows = by_name(breakdown_of(two_groups, "group"))
+    assert list(rows) == ["tp", "dp", "group elsewhere", "(no group recorded)"]
+    tp, dp = rows["tp"], rows["dp"]
+    assert (tp.count, tp.total_ns, tp.detail) == (2, 220, "hcom_allReduce_ x2")
+    # Both from 100 to 300; until 150 a kernel runs beside them.
+    assert tp.extra == {"busy_ns": 200, "exposed_ns": 150, "ranks": 2}
+    assert dp.extra == {"busy_ns": 50, "exposed_ns": 50, "ranks": 2}
+    assert "ranks" not in rows["group elsewhere"].extra
+    assert sum(row.total_ns or 0 for row in rows.values()) == 281
+
+
+def test_every_format_shows_the_group(two_groups: Path) -> None:
+    with open_reports(two_groups) as opened:
+        (report,) = json.loads(json_text.produce(opened, Request()))["reports"]
+        by_operation = [text.produce(opened, Request()), markdown.produce(opened, Request())]
+        by_operation.append(csv_text.produce(opened, Request()))
+        by_group = text.produce(opened, Request(by="group"))
+        page = html.produce(opened, Request())
+        (analysis,) = opened.analyses
+        timeline = analysis.timeline()
+        traced = {label for track in analysis.tracks() for label in track.labels}
+    for shown in by_operation:
+        assert "hcom_allReduce_ (tp)" in shown.replace("\\", "")
+    assert report["groups"] == [
+        {"label": "tp", "kind": "tp", "title": "tp", "name": "1.2.3.4%eth0_1", "ranks": [0, 1]},
+        {"label": "dp", "kind": "dp", "title": "dp", "name": "1.2.3.4%eth0_2", "ranks": [0, 2]},
+    ]
+    (tp, *_) = report["breakdowns"]["group"]["rows"]
+    assert (tp["name"], tp["total_ns"], tp["exposed_ns"], tp["ranks"]) == ("tp", 220, 150, 2)
+    assert "tp" in by_group
+    assert "150 ns" in by_group
+    assert "hcom_allReduce_ (tp)" in page
+    assert timeline is not None
+    assert "hcom_allReduce__1_0_1 (tp)" in timeline.labels
+    assert "hcom_allReduce__1_0_1 (tp)" in traced
+
+
+def test_groups_of_one_kind_keep_the_frameworks_names(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    groups: dict[str, Any] = {
+        "a": {**DP, "group_name": "dp"},
+        "b": {**DP, "group_name": "dp_cp"},
+        "c": {"group_name": "undefined", "global_ranks": [0]},
+        "d": {"group_name": "default_pg", "global_ranks": [0, 1, 2]},
+        "e": {"group_name": "default_pg", "global_ranks": [0, 1, 2]},
+    }
+    with Device(path) as device:
+        device.groups(**groups)
+        for number, name in enumerate(groups):
+            device.collective(10 * number, 10 * number + 5 + number, "all", "allreduce", group=name)
+    rows = by_name(breakdown_of(path, "group"))
+    assert set(rows) == {"dp", "dp_cp", "group c", "default_pg d", "default_pg e"}
+    operations = set(by_name(breakdown_of(path, "operation")))
+    assert operations == {
+        *("allreduce (dp)", "allreduce (dp_cp)", "allreduce"),
+        *("allreduce (default_pg d)", "allreduce (default_pg e)"),
+    }
+
+
+def test_without_group_info_names_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    with Device(path) as device:
+        device.collective(0, 10, "hcom_send__1", "hcom_send_", group="1.2.3.4%eth0_1")
+    assert set(by_name(breakdown_of(path, "operation"))) == {"hcom_send_"}
+    with open_analyses(path) as (analysis,):
+        assert analysis.groups() == {}
+        assert "group" in analysis.summary.available
+
+
+def test_without_collectives_there_is_no_breakdown_by_group(tmp_path: Path) -> None:
+    path = tmp_path / "msprof_1.db"
+    with Device(path) as device:
+        device.task(0, 150, kernel=("mm", "MatMul"))
+        device.collective(0, 10, "hcom_send__1", "hcom_send_")
+    with pytest.raises(UsageError, match="no collective with its group"):
+        breakdown_of(path, "group")

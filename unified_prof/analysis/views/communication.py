@@ -1,0 +1,137 @@
+"""Collectives under names that say in which group of ranks they run, and their time by group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import UNKNOWN, Labels, sort_rows
+from unified_prof.analysis.model import Row
+from unified_prof.analysis.read import groups
+from unified_prof.analysis.read.collectives import Collectives
+from unified_prof.analysis.read.groups import Groups
+from unified_prof.analysis.read.tasks import Strings, codes
+from unified_prof.analysis.views.groups import by_key
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+
+Ints = NDArray[np.int64]
+
+NO_GROUP = "(no group recorded)"
+_UNNAMED = "(unnamed collective)"
+
+
+class CollectiveNames:
+    """What collectives are called: `hcom_allReduce_ (tp)` where their group is known."""
+
+    def __init__(self, comms: Collectives, strings: Strings, known: Groups) -> None:
+        self._comms, self._strings, self._known = comms, strings, known
+
+    def types(self, labels: Labels) -> NDArray[np.int32]:
+        """Return what each collective does, as numbers in `labels`."""
+        return self._numbers(labels, self._comms.op_type, self._comms.name)
+
+    def names(self, labels: Labels) -> NDArray[np.int32]:
+        """Return the own name of each collective, as numbers in `labels`."""
+        return self._numbers(labels, self._comms.name, self._comms.op_type)
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether the communicator of any collective was recorded."""
+        return any(text is not None for text in self._communicators[0])
+
+    @property
+    def known_groups(self) -> dict[str, groups.Group]:
+        """What is known of the groups that collectives ran in, by what they are called."""
+        return self._labels.known
+
+    def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
+        """Return one row for each group: its collectives, and how much of them nothing hides.
+
+        Args:
+            compute: when kernels ran, by device; None stands for the only one.
+        """
+        texts, number = self._communicators
+        types = Labels()
+        kinds = self._plain(types, self._comms.op_type, self._comms.name)
+        rows = []
+        for group, own in by_key(number):
+            name = texts[group]
+            about = None if name is None else self._labels.group(name)
+            busy, exposed = self._covered(own, compute)
+            extra: dict[str, int | None] = {"busy_ns": busy, "exposed_ns": exposed}
+            if about is not None and about.ranks:
+                extra["ranks"] = len(about.ranks)
+            rows.append(
+                Row(
+                    name=NO_GROUP if name is None else self._labels.label(name),
+                    kind="group",
+                    count=len(own),
+                    total_ns=int(self._comms.duration_ns[own].sum()),
+                    detail=_most(types, kinds[own], self._comms.duration_ns[own]),
+                    extra=extra,
+                )
+            )
+        return sort_rows(rows)
+
+    def _covered(
+        self, own: Ints, compute: Mapping[int | None, IntervalSet]
+    ) -> tuple[int, int | None]:
+        """Return the union of collectives and its part beside no kernel, device by device."""
+        busy = exposed = 0
+        for device, rows in by_key(self._comms.device[own]):
+            chosen = own[rows]
+            talking = intervals.merge(self._comms.start_ns[chosen], self._comms.end_ns[chosen])
+            computing = compute[None] if None in compute else compute.get(device, intervals.EMPTY)
+            busy += talking.total_ns
+            exposed += talking.total_ns - intervals.intersect(talking, computing).total_ns
+        return busy, exposed
+
+    def _numbers(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int32]:
+        plain = Labels()
+        number = self._plain(plain, first, second)
+        texts, group = self._communicators
+        told = [None if text is None else self._labels.told(text) for text in texts]
+        pairs, of_pair = np.unique(number * len(texts) + group, return_inverse=True)
+        named = []
+        for pair in pairs.tolist():
+            name, where = plain.texts[pair // len(texts)], told[pair % len(texts)]
+            named.append(name if where is None else f"{name} ({where})")
+        return labels.numbers(named)[of_pair]
+
+    def _plain(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int64]:
+        """Return the name of each collective without its group, from the first column with one."""
+        result = np.full(len(self._comms), UNKNOWN, np.int64)
+        for column in (first, second):
+            unnamed = np.flatnonzero(result == UNKNOWN)
+            if len(unnamed):
+                ids, number = codes(column[unnamed])
+                result[unnamed] = labels.numbers(self._strings.texts(ids))[number]
+        result[result == UNKNOWN] = labels.number(_UNNAMED)
+        return result
+
+    @cached_property
+    def _communicators(self) -> tuple[list[str | None], NDArray[np.int64]]:
+        """The distinct communicators, and which one each collective ran in."""
+        ids, number = codes(self._comms.group)
+        labels = Labels()
+        of_id = labels.numbers(self._strings.texts(ids)).astype(np.int64)
+        texts: list[str | None] = [*labels.texts, None]
+        of_id[of_id == UNKNOWN] = len(labels.texts)
+        return texts, of_id[number] if len(ids) else np.zeros(0, np.int64)
+
+    @cached_property
+    def _labels(self) -> groups.Labels:
+        texts, _ = self._communicators
+        return groups.Labels(self._known, [text for text in texts if text is not None])
+
+
+def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
+    """Name the kinds of collective that took most of a group's time."""
+    time = np.bincount(kinds, weights=duration_ns + 1, minlength=len(types.texts))
+    count = np.bincount(kinds, minlength=len(types.texts)).tolist()
+    top = np.argsort(-time, kind="stable")[:3].tolist()
+    return ", ".join(f"{types.texts[kind]} x{count[kind]:,}" for kind in top if count[kind])
