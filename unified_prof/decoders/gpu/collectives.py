@@ -100,6 +100,8 @@ class Collective:
     source_rank: int = MISSING
     target_rank: int = MISSING
     sequence: int = MISSING
+    message_bytes: int = MISSING
+    """Bytes of the larger of the two messages, where they are known without elements."""
 
     @property
     def element_bytes(self) -> int:
@@ -109,6 +111,8 @@ class Collective:
     @property
     def size_bytes(self) -> int:
         """Bytes of the larger of the two messages, or `MISSING`."""
+        if self.message_bytes != MISSING:
+            return self.message_bytes
         elements = max(self.in_elements, self.out_elements)
         return elements * self.element_bytes if elements >= 0 and self.element_bytes else MISSING
 

@@ -171,8 +171,10 @@ class _Walker:
     def _put_calls(self, calls: Rows, around: Rows) -> None:
         if len(calls):
             calls = calls.copy()
-            for field in ("operation", "operation_name", "signature", "collective"):
+            for field in ("operation", "operation_name", "signature"):
                 calls[field] = around[field]
+            own = calls["collective"]  # known where the recording tells it of calls
+            calls["collective"] = np.where(own != MISSING, own, around["collective"])
             self._calls.append(calls)
 
 

@@ -11,6 +11,7 @@ from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
+from unified_prof.decoders.nsys.nccl import NcclCalls
 
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 WAITS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -32,8 +33,8 @@ _NONE_32 = 2**32 - 1
 """What CUPTI writes for an event or a stream that does not apply."""
 
 
-def read_calls(fields: Fields) -> None:
-    """Put runtime and driver calls into `Parts.calls`."""
+def read_calls(fields: Fields, nccl: NcclCalls) -> None:
+    """Put runtime and driver calls into `Parts.calls`, each with the collective around it."""
     parts = fields.parts
     wanted = {
         "start": NO_TIME,
@@ -53,9 +54,10 @@ def read_calls(fields: Fields) -> None:
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
         for field in (
             *("external", "size", "geometry", "shared_memory"),
-            *("operation", "operation_name", "signature", "collective"),
+            *("operation", "operation_name", "signature"),
         ):
             rows[field] = MISSING
+        rows["collective"] = nccl.of(packed, rows["start"])
         failed = cells["returnValue"] != _SUCCESS
         if failed.any():
             failures.update(

@@ -11,7 +11,9 @@ from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.nsys import calls, ranges, session, tasks
 from unified_prof.decoders.nsys.fields import Fields, Texts
+from unified_prof.decoders.nsys.nccl import NcclCalls
 from unified_prof.decoders.nsys.others import Others
+from unified_prof.decoders.nsys.payloads import Payloads
 from unified_prof.errors import RawFormatError
 
 NAME = "nsys"
@@ -53,7 +55,8 @@ def decode(
         with Parts(sink) as parts:
             fields = Fields(parts, tables, texts)
             progress("reading events")
-            calls.read_calls(fields)
+            payloads = Payloads(tables)
+            calls.read_calls(fields, NcclCalls(fields, payloads))
             tasks.Tasks(fields).read()
             calls.read_waits(fields)
             others = Others(fields)
@@ -61,7 +64,7 @@ def decode(
             last = when.window[1] if when.window is not None else when.duration_ns
             if last is None:
                 last = parts.span[1] if parts.span is not None else 0
-            marked = ranges.Ranges(fields, others, last, when.base_ns)
+            marked = ranges.Ranges(fields, others, payloads, last, when.base_ns)
             marked.read()
             others.write_metrics(when.base_ns)
             if parts.span is None:

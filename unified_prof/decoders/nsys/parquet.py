@@ -109,7 +109,7 @@ class ParquetTables:
             )
         for name in texts:
             values = batch.column(name).to_pylist() if name in wanted else [None] * rows
-            cells[name] = [value if value is None else str(value) for value in values]
+            cells[name] = [value if value is None else _text(value) for value in values]
         return cells
 
     def _whole(self, place: str, column: Any, default: int) -> Any:
@@ -147,6 +147,10 @@ class ParquetTables:
             return next(batches, None)
         except (OSError, ValueError) as err:
             raise _damaged(self._files[table], err) from err
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _damaged(path: Path, err: Exception) -> RawFormatError:

@@ -14,6 +14,7 @@ from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, 
 from unified_prof.decoders.gpu.numbers import MISSING, ints
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.others import Others
+from unified_prof.decoders.nsys.payloads import Payloads
 from unified_prof.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 
 RANGES = "NVTX_EVENTS"
@@ -34,8 +35,11 @@ _REAL_PAYLOADS = ("doubleValue", "floatValue")
 class Ranges:
     """Puts operations into `Parts.host`, and writes the rest as MSTX_EVENTS."""
 
-    def __init__(self, fields: Fields, others: Others, end_ns: int, base_ns: int) -> None:
+    def __init__(
+        self, fields: Fields, others: Others, payloads: Payloads, end_ns: int, base_ns: int
+    ) -> None:
         self._fields = fields
+        self._binary = payloads
         self._parts = fields.parts
         self._others = others
         self._end_ns = end_ns
@@ -231,16 +235,24 @@ class Ranges:
                 values = [self._payload(name, value) for value in _listed(cells[name])]
                 self._others.write_payloads(cells, self._messages(cells), values)
         if "binaryData" in there:
-            count = sum(
-                len(cells["start"])
-                for cells in self._fields.tables.slices(
-                    RANGES, {"start": NO_TIME}, only=("binaryData", None)
-                )
+            self._binary_payloads(wanted)
+
+    def _binary_payloads(self, wanted: dict[str, int]) -> None:
+        unknown = 0
+        for cells in self._fields.tables.slices(
+            RANGES, wanted, texts=["text", "binaryData"], only=("binaryData", None)
+        ):
+            values = [self._binary.decoded(text) for text in cells["binaryData"]]
+            known = np.array([value is not None for value in values], bool)
+            unknown += int(np.count_nonzero(~known))
+            if known.any():
+                cells = _taken(cells, known)
+                named = [value for value in values if value is not None]
+                self._others.write_payloads(cells, self._messages(cells), named)
+        if unknown:
+            self._parts.sink.anomaly(
+                "binary_payload", unknown, "payloads of NVTX ranges that fit none of their schemas"
             )
-            if count:
-                self._parts.sink.anomaly(
-                    "binary_payload", count, "payloads of NVTX ranges that are not decoded"
-                )
 
     def _payload(self, name: str, value: Any) -> Any:
         if name == "jsonTextId":
