@@ -41,13 +41,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=samples())
 def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Return a sample as a user has it, unpacked where it is not one as it is."""
-    path = SAMPLES / request.param
+    path: Path = SAMPLES / request.param
     if path.name.endswith(".tar.xz"):
         with tarfile.open(path) as archive:
             archive.extractall(tmp_path / "in", filter="data")
         return next((tmp_path / "in").iterdir())
     if path.suffix == ".xz":
-        unpacked = tmp_path / path.stem
+        unpacked: Path = tmp_path / path.stem
         unpacked.write_bytes(lzma.decompress(path.read_bytes()))
         return unpacked
     if path.suffix == ".db":  # nobody's database is opened where it lies
