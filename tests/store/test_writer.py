@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
 from unified_prof.store import layouts, table_writer
@@ -302,3 +302,37 @@ def test_an_unknown_revision_is_refused_before_anything_is_made(path: Path) -> N
     with pytest.raises(UsageError, match=r"no revision '9\.9\.9'"):
         ReportWriter(path, revision="9.9.9")
     assert list(path.parent.iterdir()) == []
+
+
+def test_what_belongs_beside_is_written_before_the_report_has_its_name(path: Path) -> None:
+    seen: list[tuple[bool, int]] = []
+
+    def beside(unnamed: Path) -> None:
+        with closing(sqlite3.connect(unnamed)) as db:
+            rows = db.execute("SELECT count(*) FROM TASK").fetchone()[0]
+        seen.append((path.exists(), rows))
+
+    with ReportWriter(path) as report:
+        report.before_name(beside)
+        report.write("TASK", {"startNs": [1, 2]})
+    assert (seen, path.exists()) == ([(False, 2)], True)
+
+
+def test_if_what_belongs_beside_fails_there_is_no_report(path: Path) -> None:
+    def fails(_: Path) -> None:
+        raise UprofError("no")
+
+    with pytest.raises(UprofError, match="no"), ReportWriter(path) as report:
+        report.before_name(fails)
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_report_may_get_another_name_on_its_way(path: Path) -> None:
+    taken = path.with_name("taken.db")
+    taken.touch()
+    with ReportWriter(path) as report:
+        with pytest.raises(OutputError, match=r"taken\.db already exists"):
+            report.rename("taken.db")
+        report.rename("other.db")
+    assert report.path == path.with_name("other.db")
+    assert sorted(child.name for child in path.parent.iterdir()) == ["other.db", "taken.db"]

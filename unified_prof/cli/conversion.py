@@ -85,7 +85,7 @@ def convert(
         Layout,
         typer.Option(
             help="ascend-pt: the folders in which MindStudio Insight and msprof-analyze look."
-            " For traces."
+            " Not for PROF_* directories and memory snapshots."
         ),
     ] = Layout.PLAIN,
     jobs: Annotated[int, typer.Option(min=1, help="Recordings to convert at a time.")] = 1,

@@ -305,21 +305,9 @@ def _convert(found: Found, place: Place, settings: _Settings, progress: Progress
     if place.folder is not None:  # another second has another name: the writer looks for its own
         remove_abandoned(place.folder)
     converted = _write(found, place, settings, progress)
-    if place.layout == ASCEND_PT:
-        try:
-            database = ascend_layout.complete(
-                place.target, converted.decoded.rank, list(place.existing)
-            )
-        except BaseException:
-            place.target.unlink(missing_ok=True)
-            raise
-        converted = replace(converted, database=database)
-    else:
-        for old in place.existing:
-            if old != place.target:
-                old.unlink(missing_ok=True)
-    if place.folder is not None:
-        found.source.complete(found.path, converted.database, force=settings.force)
+    for old in place.existing:
+        if old != converted.database:
+            old.unlink(missing_ok=True)
     return converted
 
 
@@ -344,17 +332,48 @@ def _write(found: Found, place: Place, settings: _Settings, progress: Progress) 
             **settings.facts,
         }.items():
             writer.fact(name, value)
+        if place.folder is not None:
+            if place.layout == ASCEND_PT:
+                writer.rename(ascend_layout.database_name(decoded.rank))
+            writer.before_name(_Companions(found, place, decoded, stages, force=settings.force))
         stages.now("finish")
     stages.end()
     return Converted(
         found.path,
-        place.target,
+        writer.path,
         source.kind,
         decoded,
         tally.rows,
         dict(writer.anomalies),
         stages.seconds,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Companions:
+    """Writes what belongs beside a report at a place of our choice, before it gets its name.
+
+    So a report that is there has them, whenever the process that made it was killed.
+    """
+
+    found: Found
+    place: Place
+    decoded: Decoded
+    stages: Stages
+    force: bool
+
+    def __call__(self, report: Path) -> None:
+        """Write them; `report` is complete."""
+        with self.stages.stage("beside"):
+            source = self.found.source
+            if self.place.layout == ASCEND_PT:
+                ascend_layout.accompany(
+                    report,
+                    self.decoded.rank,
+                    what=None if source.describes_itself(self.found.path) else source.what,
+                    force=self.force,
+                )
+            source.complete(self.found.path, report, force=self.force)
 
 
 def _ground(revision: str, stages: Stages, *, of_own_run: bool) -> Ground:

@@ -58,6 +58,16 @@ class AtomicFile:
         except OSError as err:
             raise output_error(self.target, err) from err
 
+    def rename(self, name: str) -> None:
+        """Take another final name, in the same folder.
+
+        Raises:
+            OutputError: as when it was opened.
+        """
+        target = self.target.with_name(name)
+        refuse_existing(target, overwrite=self._overwrite)
+        self.target, self._final = target, Path(os.path.realpath(target))
+
     def commit(self) -> None:
         """Make the bytes durable, unless that is not wanted, and give them their final name."""
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -77,6 +77,7 @@ class ReportWriter(Block):
         self._db: sqlite3.Connection | None = None
         self._parameter_limit = 0
         self._failure: BaseException | None = None
+        self._before_name: list[Callable[[Path], None]] = []
 
     @property
     def strings(self) -> StringPool:
@@ -142,6 +143,24 @@ class ReportWriter(Block):
             # What is no UTF-8 becomes an escape that JSON knows.
             value = text.encode("utf-8", "backslashreplace").decode()
         self._facts[name] = None if value is None else storable(str(value))
+
+    def rename(self, name: str) -> None:
+        """Let the report have another name in the same folder.
+
+        Raises:
+            OutputError: it is taken, or cannot be one.
+        """
+        assert self._file is not None
+        self._file.rename(name)
+        self.path = self._file.target
+
+    def before_name(self, action: Callable[[Path], None]) -> None:
+        """Have `action` called with the complete report, which has no name of its own yet.
+
+        What it writes beside the report is there when the report is. If it raises, there is no
+        report.
+        """
+        self._before_name.append(action)
 
     def __enter__(self) -> ReportWriter:
         if self._file is not None:
@@ -222,7 +241,10 @@ class ReportWriter(Block):
             database.execute("COMMIT")
             self._verify()
             database.close()
-            assert self._file is not None
+        assert self._file is not None
+        for action in self._before_name:
+            action(self._file.partial)
+        with self._writing():
             self._file.commit()
 
     def _write_own_tables(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING
 from unified_prof.pipeline import ascend_layout
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
 from unified_prof.pipeline.sources.prof import Prof
-from unified_prof.store.atomic import replacing
 
 if TYPE_CHECKING:
     from unified_prof.columns import Sink
 
 _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
-_CONTROL = re.compile(r"profiler_(?:info(?:_\d+)?|metadata)\.json")
 _NO_DEVICES = "Level_none"
 _PROF = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 
@@ -75,7 +72,9 @@ class AscendPt(Source):
     def changed_ns(self, path: Path) -> int:
         """Return when a raw file was last written to, ns since 1970."""
         prof = _prof_in(path)
-        files = [child for child in path.iterdir() if _CONTROL.fullmatch(child.name)]
+        files = [
+            child for child in path.iterdir() if ascend_layout.DESCRIPTION.fullmatch(child.name)
+        ]
         if (path / "FRAMEWORK").is_dir():
             files += (path / "FRAMEWORK").iterdir()
         times = [file.lstat().st_mtime_ns for file in files]
@@ -98,10 +97,16 @@ class AscendPt(Source):
         return outer / ascend_layout.OUTPUT_FOLDER / database
 
     def reports_at(self, target: Path) -> list[Path]:
-        """Return the databases that viewers would take for this one, and what was made of them."""
-        databases = ascend_layout.databases_in(target.parents[1])
-        analysis = target.with_name(ascend_layout.ANALYSIS)
-        return [*([analysis] if analysis.exists() else []), *databases]
+        """Return the databases that viewers would take for this one.
+
+        What was made of one, analysis.db, is nothing without it: it is written first, so a process
+        that was killed may have left it.
+        """
+        return ascend_layout.databases_in(target.parents[1])
+
+    def describes_itself(self, path: Path) -> bool:
+        """It does, unless somebody took the files away."""
+        return ascend_layout.is_described(path)
 
     def complete(self, path: Path, report: Path, *, force: bool) -> None:
         """Write analysis.db, and put what torch_npu says of the recording beside it.
@@ -117,12 +122,9 @@ class AscendPt(Source):
             recorded = analysis_db.read_recorded(folder.prof)
             with open_report(report) as opened:
                 analysis_db.write_analysis(opened, report.parent, overwrite=True, recorded=recorded)
-        outer = report.parents[1]
-        if not outer.samefile(path):
-            for child in sorted(path.iterdir()):
-                if _CONTROL.fullmatch(child.name) and child.is_file():
-                    with replacing(outer / child.name, overwrite=True) as partial:
-                        shutil.copyfile(child, partial)
+        elif force:
+            report.with_name(ascend_layout.ANALYSIS).unlink(missing_ok=True)
+        ascend_layout.copy_description(path, report.parents[1])
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name, which torch_npu makes of host, process and time."""

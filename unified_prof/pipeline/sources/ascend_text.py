@@ -74,6 +74,15 @@ class AscendText(Source):
             rank=decoded.rank,
         )
 
+    def describes_itself(self, path: Path) -> bool:
+        """It does where the export lies in the folder of its recording."""
+        return ascend_layout.is_described(_export(path).around)
+
+    def complete(self, path: Path, report: Path, *, force: bool) -> None:
+        """Put what torch_npu says of the recording beside the report, in its folder."""
+        if report.parent.name == ascend_layout.OUTPUT_FOLDER:
+            ascend_layout.copy_description(_export(path).around, report.parents[1])
+
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return the name of the recording and the length of its trace."""
         export = _export(path)

@@ -137,16 +137,24 @@ class Source(ABC):
         """
         return True
 
+    def describes_itself(self, path: Path) -> bool:
+        """Whether files of it say what torch_npu says of a recording (profiler_info*.json).
+
+        `complete` puts them where viewers look.
+        """
+        return False
+
     def complete(  # noqa: B027 (most have nothing to add)
         self, path: Path, report: Path, *, force: bool
     ) -> None:
-        """Write what readers of the layout expect beside the finished report.
+        """Write what readers of the layout expect beside the report.
 
-        It is called where the report stands at a place of the source's own choice.
+        It is called where the report's place is of the source's or the layout's choice, before
+        the report gets its name: a report that is there has all that belongs to it.
 
         Args:
             path: The recording.
-            report: Under its final name.
+            report: Complete, in its folder, under a name for the time being.
             force: Whether what is there already may be replaced.
         """
 

@@ -24,6 +24,7 @@ class Nsys(Source):
     kind = "nsys"
     what = "an Nsight Systems export (.sqlite, parquetdir)"
     command = "import"
+    layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the names of the tables, as versions differ in all else."""

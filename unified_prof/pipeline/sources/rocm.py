@@ -25,6 +25,7 @@ class Rocm(Source):
     kind = "rocm"
     what = "a rocprofv3 recording (rocpd .db, .json)"
     command = "import"
+    layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the table that every rocpd database has, or by the first key."""
