@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
-from unified_prof.store import columns
-from unified_prof.store.columns import MISSING
+from unified_prof.store import printed
+from unified_prof.store.btree import scan
+from unified_prof.store.integers import MISSING
 
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
 VALUES = st.one_of(
@@ -52,15 +53,16 @@ def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[
 
 
 @pytest.mark.parametrize("narrow", [(), ("start",)])
-def test_two_readers_keep_the_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...]
+@pytest.mark.parametrize("expression", ["startNs", "startNs + 0"], ids=["pages", "printed"])
+def test_parts_keep_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...], expression: str
 ) -> None:
-    monkeypatch.setattr(columns, "_CHUNK_ROWS", 10)
-    monkeypatch.setattr(columns, "_TWO_READERS_FROM_ROWS", 20)
+    monkeypatch.setattr(printed, "_CHUNK_ROWS", 10)
+    monkeypatch.setattr(scan, "_BYTES_AT_A_TIME", 1)
     rows = [(number, None if number == 44 else number**5) for number in range(1, 100)]
     path = database(tmp_path / "report.db", rows)
     with open_report(path, any_revision=True) as report:
-        found = report.integers("TASK", {"start": "startNs"}, narrow=narrow)
+        found = report.integers("TASK", {"start": expression}, narrow=narrow)
     assert found["start"].tolist() == expected(rows)
 
 
@@ -86,7 +88,7 @@ def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> N
 
 
 def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(printed, "_ROWS_AT_A_TIME", 2)
     path = tmp_path / "msprof_1.db"
     with Device(path, "1.1.1_20250820") as device:
         for number in range(5):

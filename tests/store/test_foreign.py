@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from unified_prof.errors import StoreError
-from unified_prof.store import foreign
+from unified_prof.store import foreign_cells
 from unified_prof.store.foreign import foreign_tables, table_names
 
 
@@ -89,7 +89,7 @@ def test_nothing_that_computes_is_read(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "LONGEST_TEXT", 4)
+    monkeypatch.setattr(foreign_cells, "LONGEST_TEXT", 4)
     path = database(tmp_path / "a.db", "CREATE TABLE t (a)", "INSERT INTO t VALUES ('abcdefgh')")
     with foreign_tables(path) as tables:
         (cells,) = tables.slices("t", {}, texts=["a"])

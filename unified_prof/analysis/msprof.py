@@ -53,7 +53,7 @@ from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import Work, host_calls, step_of
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.errors import UsageError
-from unified_prof.store.columns import MISSING
+from unified_prof.store.integers import MISSING
 
 
 class MsprofAnalysis(Analysis):

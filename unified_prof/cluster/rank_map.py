@@ -26,7 +26,7 @@ from unified_prof.cluster.partial import END, NONE, START, STEP, Group, Partial,
 from unified_prof.cluster.timeline import Cover
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import MSPROF
-from unified_prof.store.columns import MISSING
+from unified_prof.store.integers import MISSING
 from unified_prof.store.reader import Report, open_report
 from unified_prof.vocabulary import NO_RANK
 

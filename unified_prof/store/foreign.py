@@ -8,30 +8,24 @@ table whose pages lead in circles is given up when it has more rows than the fil
 from __future__ import annotations
 
 import sqlite3
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import starmap
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.columns import Cells, Tables
 from unified_prof.errors import StoreError
+from unified_prof.store.btree.scan import Slice, Unusual, scan
+from unified_prof.store.foreign_cells import LONGEST_TEXT, Query
 from unified_prof.store.opening import is_database, open_read_only
-from unified_prof.store.sql import READ_ERRORS, TABLES, declared, quoted, reading
+from unified_prof.store.sql import READ_ERRORS, TABLES, declared, reading
 from unified_prof.store.watching import watch
 
-LONGEST_TEXT = 1 << 16
-"""Characters of a text that are read: names of C++ templates have some ten thousand."""
+__all__ = ["LONGEST_TEXT", "foreign_tables", "table_names"]
 
 _ROWS = 1 << 14
 _ROWS_WITH_TEXTS = 1 << 11
 _MOST_NAMES = 100_000
-_INT64 = range(-(2**63), 2**63)
 
 
 @contextmanager
@@ -107,101 +101,59 @@ class _DatabaseTables:
         there = self._columns.get(table, ())
         if not there or (only is not None and only[0] not in there):
             return
-        found = [name for name in (*numbers, *reals, *texts) if name in there]
-        wanted = [_expression(name, numbers.get(name), text=name in texts) for name in found]
-        statement = f"SELECT {', '.join(wanted) or 'NULL'} FROM main.{quoted(table)}{_where(only)}"
-        rows_at_a_time = _ROWS_WITH_TEXTS if any(name in there for name in texts) else _ROWS
+        query = Query(table, there, numbers, reals, texts, only, self._unreadable)
         count = 0
+        is_done = False
+        for cells, rows in self._from_pages(query):
+            if cells is None:
+                is_done = True
+            else:
+                yield cells
+                count += rows
+        if not is_done:
+            yield from self._from_sqlite(query, count)
+
+    def _from_pages(self, query: Query) -> Iterator[tuple[Cells | None, int]]:
+        """Yield slices and how many rows they have; None at the end if nothing is left."""
         with reading(self._path):
-            cursor = self._db.execute(statement)
+            pages = scan(self._db, query.table)
+        if pages is None or not query.fits(pages):
+            return
+        with closing(pages.slices()) as slices:
+            while (one := self._next(slices)) is not None:
+                try:
+                    cells, rows = query.of_slice(pages, one)
+                except Unusual:
+                    cells, rows = self._of_rows(query, one)
+                if rows:
+                    yield cells, rows
+        if pages.is_done:
+            yield None, 0
+
+    def _next(self, slices: Iterator[Slice]) -> Slice | None:
+        with reading(self._path):
+            return next(slices, None)
+
+    def _of_rows(self, query: Query, one: Slice) -> tuple[Cells, int]:
+        """Read the rows of a slice through SQLite."""
+        with reading(self._path):
+            rows = self._db.execute(query.statement(between=one.bounds)).fetchall()
+        if len(rows) > len(one):
+            raise self._too_many(query)
+        return query.of_rows(rows), len(rows)
+
+    def _from_sqlite(self, query: Query, count: int) -> Iterator[Cells]:
+        """Read all rows but the first `count` through SQLite."""
+        rows_at_a_time = _ROWS_WITH_TEXTS if query.has_texts else _ROWS
+        with reading(self._path):
+            cursor = self._db.execute(query.statement(skip=count))
             while rows := cursor.fetchmany(rows_at_a_time):
                 count += len(rows)
                 if count > self._most_rows:
-                    raise StoreError(
-                        f"{self._path} is damaged: table {table} has more rows than the file "
-                        "has bytes"
-                    )
-                yield self._cells(table, found, rows, numbers, reals, texts)
+                    raise self._too_many(query)
+                yield query.of_rows(rows)
 
-    def _cells(
-        self,
-        table: str,
-        found: Sequence[str],
-        rows: list[tuple[Any, ...]],
-        numbers: Mapping[str, int],
-        reals: Sequence[str],
-        texts: Sequence[str],
-    ) -> Cells:
-        cells: dict[str, Any] = {
-            name: np.full(len(rows), default, np.int64) for name, default in numbers.items()
-        }
-        cells |= {name: np.full(len(rows), np.nan) for name in reals}
-        cells |= {name: [None] * len(rows) for name in texts}
-        if all(name in numbers for name in found):
-            with suppress(struct.error):  # raised where a value is no whole number of 64 bits
-                return cells | dict(zip(found, _packed(rows, len(found)), strict=False))
-        for name, values in zip(found, zip(*rows, strict=True), strict=False):
-            place = f"{table}.{name}"
-            if name in numbers:
-                cells[name] = self._whole(place, values, numbers[name])
-            elif name in reals:
-                cells[name] = self._real(place, values)
-            else:
-                cells[name] = [_text(value) for value in values]
-        return cells
-
-    def _whole(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
-        if set(map(type, values)) == {int}:
-            return np.fromiter(values, np.int64, len(values))
-        whole = [value if type(value) is int else _from_other(value) for value in values]
-        self._count(place, sum(value is None for value in whole))
-        return np.array([default if value is None else value for value in whole], np.int64)
-
-    def _real(self, place: str, values: tuple[Any, ...]) -> NDArray[np.float64]:
-        known = [value if type(value) in (int, float) else None for value in values]
-        odd = sum(
-            value is None and given is not None for value, given in zip(known, values, strict=True)
+    def _too_many(self, query: Query) -> StoreError:
+        return StoreError(
+            f"{self._path} is damaged: table {query.table} has more rows than the file has bytes"
         )
-        self._count(place, odd)
-        return np.array(known, np.float64)
-
-    def _count(self, place: str, odd: int) -> None:
-        if odd:
-            self._unreadable[place] += odd
-
-
-def _packed(rows: list[tuple[Any, ...]], columns: int) -> NDArray[np.int64]:
-    """Return rows of whole numbers as an array of columns, the quickest way out of Python."""
-    data = b"".join(starmap(struct.Struct(f"={columns}q").pack, rows))
-    return np.frombuffer(data, np.int64).reshape(len(rows), columns).T.copy()
-
-
-def _where(only: tuple[str, Collection[int] | None] | None) -> str:
-    if only is None:
-        return ""
-    name, values = only
-    if values is None:
-        return f" WHERE {quoted(name)} IS NOT NULL"
-    return f" WHERE {quoted(name)} IN ({', '.join(map(str, sorted(values)))})"
-
-
-def _expression(name: str, default: int | None, *, text: bool) -> str:
-    if text:
-        return f"substr({quoted(name)}, 1, {LONGEST_TEXT})"
-    return quoted(name) if default is None else f"coalesce({quoted(name)}, {default})"
-
-
-def _from_other(value: object) -> int | None:
-    """Understand a whole number that is stored as a real or as text."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
-        return int(value)
-    if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdecimal():
-        number = int(value)
-        return number if number in _INT64 else None
-    return None
-
-
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

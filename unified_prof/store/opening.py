@@ -13,13 +13,14 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.store.atomic import SQLITE_SIDE_FILES
+from unified_prof.store.btree.pages import FileConnection
 from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.sql import READ_ERRORS, is_locked, read_error, reading
 from unified_prof.store.watching import raise_kept, watch
@@ -160,15 +161,32 @@ def _truncated(path: Path, found: int, expected: int) -> StoreError:
     return StoreError(f"{path} is cut off: {found:,} bytes, expected {expected:,}")
 
 
-def _connect(path: Path, options: str, resources: ExitStack) -> sqlite3.Connection:
+def _connect(
+    path: Path, options: str, resources: ExitStack, *, is_whole: bool = True
+) -> sqlite3.Connection:
+    """Return a connection to a file.
+
+    Args:
+        path: the file.
+        options: of SQLite's URI.
+        resources: closes the connection.
+        is_whole: whether all there is stands in the file, and nothing in a log beside it.
+    """
     uri = f"{path.absolute().as_uri()}?{options}"  # as a URI, any file name is safe
-    db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S)
+    before = None
+    with suppress(OSError):
+        before = path.stat() if is_whole else None
+    db = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S, factory=FileConnection
+    )
     try:
         db.execute("PRAGMA trusted_schema = OFF")  # the file is somebody else's
         if hasattr(db, "setlimit"):  # since Python 3.11
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
         watch(db, steps=_STEPS_OF_RECOGNISING)
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if before is not None:
+            db.hold(path, before)
     except BaseException:
         db.close()
         raise
@@ -200,7 +218,7 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
             hint="set TMPDIR to a folder with enough space",
         ) from err
     with reading(path):
-        return _connect(folder / "copy", "mode=rw", resources)
+        return _connect(folder / "copy", "mode=rw", resources, is_whole=False)
 
 
 def _ending(side_file: Path) -> str:

@@ -18,6 +18,7 @@ from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
 from unified_prof.store import columns as in_columns
 from unified_prof.store import detect, views
+from unified_prof.store import integers as whole_tables
 from unified_prof.store.batches import plain
 from unified_prof.store.opening import open_read_only
 from unified_prof.store.sql import READ_ERRORS, TABLES, quoted, read_error, reading
@@ -119,7 +120,7 @@ class Report:
         """Return integer expressions over all rows of a table, in the file's order of rows.
 
         Several times as fast as `columns` for millions of rows. What is no integer is
-        `store.columns.MISSING`.
+        `store.integers.MISSING`.
 
         Args:
             table: One of the newest schema; one that the file lacks has no rows.
@@ -131,11 +132,11 @@ class Report:
         """
         if table not in self.tables:
             return {name: np.empty(0, np.int64) for name in columns}
-        return in_columns.of_table(self._db, self.path, table, columns, narrow=narrow)
+        return whole_tables.of_table(self._db, self.path, table, columns, narrow=narrow)
 
     def windows(
         self, table: str, columns: Mapping[str, str]
-    ) -> Iterator[tuple[dict[str, NDArray[np.int64]], in_columns.Window]]:
+    ) -> Iterator[tuple[dict[str, NDArray[np.int64]], whole_tables.Window]]:
         """Yield what `integers` returns some thousand rows at a time, and where those rows stand.
 
         Raises:
@@ -143,7 +144,7 @@ class Report:
         """
         if table not in self.tables:
             return iter(())
-        return in_columns.windows(self._db, self.path, table, columns)
+        return whole_tables.windows(self._db, self.path, table, columns)
 
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
         # A NumPy number would be bound as a BLOB, which equals nothing.

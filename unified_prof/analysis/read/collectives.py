@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Tasks, possible
 from unified_prof.arrays.lookup import Lookup
-from unified_prof.store.columns import MISSING
+from unified_prof.store.integers import MISSING
 
 Ints = NDArray[np.int64]
 

@@ -25,7 +25,7 @@ from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, possible
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
-from unified_prof.store.columns import MISSING
+from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import (
     API_OPERATION,
     API_PYTHON,

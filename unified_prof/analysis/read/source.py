@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from unified_prof.analysis.model import Anomaly
 from unified_prof.ledger import Ledger
 from unified_prof.redaction import MASK, is_secret_name, redact, redact_arguments
-from unified_prof.store.columns import Window
 from unified_prof.store.detect import Detection
+from unified_prof.store.integers import Window
 
 
 class Source(Protocol):

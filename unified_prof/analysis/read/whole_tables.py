@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read.source import Source
-from unified_prof.store import columns as in_store
+from unified_prof.store import integers as in_store
 from unified_prof.store.sql import quoted
 
 MISSING = in_store.MISSING

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.read.source import Source
 from unified_prof.arrays.intervals import merge, subtract, union
 from unified_prof.arrays.lookup import Lookup
-from unified_prof.store.columns import MISSING
+from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import API_OPERATION
 
 _NODE = 10_000

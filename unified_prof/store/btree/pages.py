@@ -1,0 +1,112 @@
+"""The pages of a database, read from the file itself and not through SQLite."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.store.btree.format import HEADER_BYTES, Header, read_header
+
+if TYPE_CHECKING:
+    from io import FileIO
+
+Bytes = NDArray[np.uint8]
+Int64s = NDArray[np.int64]
+
+SLACK = 8
+"""Bytes after the last page of what `Pages.read` returns: any place in it starts eight bytes."""
+
+
+class Irregular(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
+    """Pages are not as those of a plain, whole table: what they say, SQLite shall say."""
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection with the file under it, open for as long as the connection is.
+
+    Not shorter: where a process closes a file, POSIX takes all locks on it from the process, those
+    of SQLite too.
+    """
+
+    file: FileIO | None = None
+    """None where SQLite knows more than the file says, such as a log beside it."""
+
+    def hold(self, path: Path, before: os.stat_result) -> None:
+        """Open the file of a connection that has just been made.
+
+        Args:
+            path: Its name.
+            before: What the name stood for before the connection was made. Where it stands for
+                another file by now, or none, nothing is held.
+        """
+        with suppress(OSError):
+            file = path.open("rb", buffering=0)
+            if os.path.samestat(before, os.fstat(file.fileno())):
+                self.file = file
+            else:
+                file.close()
+
+    def close(self) -> None:
+        """Close the connection, then the file."""
+        super().close()
+        if self.file is not None:
+            self.file.close()
+
+
+class Pages:
+    """The pages of a file that nobody changes; the caller holds a lock on it.
+
+    Raises:
+        Irregular: it has no pages that could be read without SQLite.
+    """
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+        header = None
+        try:
+            state = os.fstat(file.fileno())
+            file.seek(0)
+            header = read_header(file.read(HEADER_BYTES) or b"")
+        except OSError as err:
+            raise Irregular from err
+        if header is None:
+            raise Irregular
+        self.header: Header = header
+        self._state = (state.st_size, state.st_mtime_ns)
+        self._count = state.st_size // header.page_bytes
+        if header.version_valid_for == header.change_counter:
+            self._count = min(self._count, header.pages)
+
+    def read(self, numbers: Int64s) -> Bytes:
+        """Return pages, one after another, and SLACK zeros.
+
+        Raises:
+            Irregular: a number is none of a page of a table, or the file has changed.
+        """
+        size = self.header.page_bytes
+        if not len(numbers) or int(numbers.min()) < 1 or int(numbers.max()) > self._count:
+            raise Irregular
+        if (numbers == self.header.lock_page).any():
+            raise Irregular
+        data = np.empty(len(numbers) * size + SLACK, np.uint8)
+        data[-SLACK:] = 0
+        view = data.data
+        cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+        firsts = numbers[cuts[:-1]].tolist()
+        try:
+            for first, begin, end in zip(firsts, cuts, cuts[1:], strict=False):
+                self._file.seek((first - 1) * size)
+                if self._file.readinto(view[begin * size : end * size]) != (end - begin) * size:
+                    raise Irregular
+            state = os.fstat(self._file.fileno())
+        except OSError as err:
+            raise Irregular from err
+        if (state.st_size, state.st_mtime_ns) != self._state:
+            raise Irregular
+        return data

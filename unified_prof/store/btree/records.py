@@ -1,0 +1,248 @@
+"""What stands in records: the values of a column, whatever their types.
+
+A record is a header of types and the values behind it, so a column's values are found by walking
+over the columns before it, in all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.store.btree.cells import Rows
+from unified_prof.store.btree.format import (
+    FIRST_BLOB,
+    FIRST_TEXT,
+    FLOAT,
+    NULL,
+    ONE,
+    WIDTHS,
+    ZERO,
+)
+from unified_prof.store.btree.pages import Bytes, Int64s
+from unified_prof.store.btree.varints import read_varints
+
+_ONE_BYTE_TYPES = 0x80
+_OF_ONE_BYTE = np.concatenate(
+    [WIDTHS, (np.arange(FIRST_BLOB, _ONE_BYTE_TYPES) - FIRST_BLOB) // 2]
+).astype(np.int64)
+"""Bytes of a value by its type, for types that take one byte of the header."""
+
+_SHIFTS = np.array([63, 56, 48, 40, 32, 16, 0, 0, 63, 63, 63, 63], np.int64)
+"""How far eight bytes that begin with an integer are to be shifted, to be it."""
+_ALIKE = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
+"""Types that NumPy has too."""
+_LONGEST = 2**31
+
+
+class Unusual(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
+    """Some values are of a kind that only SQLite knows how to give as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A column of some rows: the types of its values, and where they stand."""
+
+    data: Bytes
+    types: NDArray[np.integer]
+    """Serial types; NULL where a record ends before the column."""
+    only: int | None
+    """The type, where all have the same."""
+    places: Int64s
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def is_null(self) -> NDArray[np.bool_]:
+        """Which values are NULL."""
+        return np.asarray(self.types == NULL)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether all are integers or NULL."""
+        types = self.types
+        if self.only is not None:
+            return self.only in (ZERO, ONE) or self.only < FLOAT
+        return bool(((types < FLOAT) | (types == ZERO) | (types == ONE)).all())
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether all are texts or NULL."""
+        types = self.types
+        return bool(((types == NULL) | ((types >= FIRST_TEXT) & (types & 1 == 1))).all())
+
+    def where(self, chosen: NDArray[np.bool_]) -> Values:
+        """Return the values of some rows."""
+        return Values(self.data, self.types[chosen], self.only, self.places[chosen])
+
+    def integers(self, missing: int) -> Int64s:
+        """Return the integers, `missing` for what is none."""
+        if self.only is not None:
+            return self._alike(self.only, missing)
+        types = self.types
+        highest = int(types.max())
+        if highest > ONE:
+            types = np.where(types > ONE, NULL, types)
+        found = self._eight_bytes()
+        found >>= _SHIFTS.take(types)
+        if highest >= FLOAT:
+            found[types == ZERO] = 0
+            found[types == ONE] = 1
+            found[types == FLOAT] = missing
+        found[types == NULL] = missing
+        return found
+
+    def _alike(self, kind: int, missing: int) -> Int64s:
+        if kind in _ALIKE:
+            dtype = np.dtype(_ALIKE[kind])
+            size = len(self.data) - dtype.itemsize + 1
+            there = np.ndarray((size,), dtype, self.data.data, 0, (1,))
+            return there[self.places].astype(np.int64)
+        if kind in (3, 5):
+            found = self._eight_bytes()
+            found >>= _SHIFTS[kind]
+            return found
+        value = {ZERO: 0, ONE: 1}.get(kind, missing)
+        return np.full(len(self), value, np.int64)
+
+    def _eight_bytes(self) -> Int64s:
+        there = np.ndarray((len(self.data) - 7,), ">i8", self.data.data, 0, (1,))
+        return there[self.places].astype(np.int64)
+
+    def reals(self) -> NDArray[np.float64]:
+        """Return the numbers, NaN for NULL.
+
+        Raises:
+            Unusual: some are no numbers.
+        """
+        if self.only == FLOAT:
+            return self._eight_bytes().view(np.float64)
+        types = self.types
+        if (types > ONE).any():
+            raise Unusual
+        found = self.integers(0).astype(np.float64)
+        found[types == NULL] = np.nan
+        are_float = types == FLOAT
+        if are_float.any():
+            found[are_float] = self._eight_bytes().view(np.float64)[are_float]
+        return found
+
+    def texts(self, longest: int) -> list[str | None]:
+        r"""Return the texts, None for NULL, bytes that are no UTF-8 as \xNN.
+
+        Raises:
+            Unusual: some are no texts, hold zeros, or take more than `longest` bytes.
+        """
+        if not self.are_texts:
+            raise Unusual
+        types = self.types.astype(np.int64)
+        is_null = types == NULL
+        sizes = np.where(is_null, 0, (types - FIRST_TEXT) >> 1)
+        if int(sizes.max(initial=0)) > longest:
+            raise Unusual
+        ends = self.places + sizes
+        data = self.data.tobytes()
+        found: list[str | None] = [
+            data[begin:end].decode("utf-8", "backslashreplace")
+            for begin, end in zip(self.places.tolist(), ends.tolist(), strict=True)
+        ]
+        if any("\0" in text for text in found if text):
+            raise Unusual
+        for row in np.flatnonzero(is_null).tolist():
+            found[row] = None
+        return found
+
+
+def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> dict[int, Values]:
+    """Return columns by their places in the records.
+
+    Args:
+        rows: At least one.
+        wanted: Places of columns.
+        absent: Those that are NULL where a record ends before them, as one written before the
+            column was added does.
+
+    Raises:
+        Unusual: records are not what they seem, or go on in other pages.
+    """
+    found = {}
+    walk = _Walk(rows)
+    for column in range(max(wanted, default=-1) + 1):
+        values = walk.step()
+        if column in wanted:
+            if walk.is_short and column not in absent:
+                raise Unusual
+            found[column] = values
+    walk.finish()
+    return found
+
+
+class _Walk:
+    """From column to column over the records."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        sizes, self._types_at = read_varints(rows.data, rows.begin)
+        self._places = rows.begin + sizes
+        self._header_end = self._places
+        if (sizes < 1).any() or (self._header_end > rows.end_here).any():
+            raise Unusual
+        self._surely = int((self._header_end - self._types_at).min())
+        """How many bytes of types every record still has."""
+        self.is_short = False
+        """Whether the last step went past the end of some records."""
+
+    def step(self) -> Values:
+        """Return the next column."""
+        data, places = self._rows.data, self._places
+        ended = None
+        if self._surely <= 0:
+            ended = self._types_at >= self._header_end
+            self.is_short = bool(ended.any())
+        at = np.minimum(self._types_at, len(data) - 1) if self.is_short else self._types_at
+        types: NDArray[np.integer] = data[at]
+        lowest, highest = int(types.min()), int(types.max())
+        if highest >= _ONE_BYTE_TYPES:
+            types, self._types_at = read_varints(data, at)
+            self._surely = 0  # so that every record is asked from now on
+            crossed = self._types_at > self._header_end
+            if ended is not None:
+                types[ended] = NULL
+                crossed &= ~ended
+            if crossed.any() or int(types.min()) < 0 or int(types.max()) > _LONGEST:
+                raise Unusual
+            low = np.minimum(types, FIRST_BLOB - 1)
+            sizes = np.where(types < FIRST_BLOB, WIDTHS.take(low), (types - FIRST_BLOB) >> 1)
+            self._places = places + sizes
+            return Values(data, types, None, places)
+        self._types_at = self._types_at + 1
+        self._surely -= 1
+        if self.is_short and ended is not None:
+            types[ended] = NULL
+            lowest, highest = int(types.min()), int(types.max())
+        if lowest == highest:
+            width = int(_OF_ONE_BYTE[lowest])
+            if width:
+                self._places = places + width
+            return Values(data, types, lowest, places)
+        self._places = places + _OF_ONE_BYTE.take(types)
+        return Values(data, types, None, places)
+
+    def finish(self) -> None:
+        """Look at the ends of what was walked over, as SQLite does.
+
+        Raises:
+            Unusual: values end after their record, or in another page; or a record's types say
+                another size than its own.
+        """
+        rows = self._rows
+        if (self._places > rows.end_here).any():
+            raise Unusual
+        if self._surely <= 0:
+            ended = self._types_at >= self._header_end
+            if (self._places != rows.end)[ended].any():
+                raise Unusual
