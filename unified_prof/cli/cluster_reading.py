@@ -175,6 +175,7 @@ def diff(
     force: Force = False,
     json_: AsJsonFormat = False,
     full_names: FullNames = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare two runs of many ranks by what ranks do, so that 64 and 128 ranks compare."""
     from unified_prof.cluster import compare
@@ -185,6 +186,7 @@ def diff(
     shape = shapes.chosen(context, _DIFF_SUFFIXES, asked=asked, as_json=json_, file=file)
     with ExitStack() as stack:
         before, after = (stack.enter_context(opened(path)) for path in (base, new))
+        _warn(before, after, quiet=quiet)
         found = compare.diff(before, after, by=by.value)
         if shape == "json":
             text = comparison.json_text(found)
@@ -244,10 +246,7 @@ def gate(
     with ExitStack() as stack:
         before, after = (stack.enter_context(opened(path)) for path in (base, new))
         verdict = compare.gate(before, after, metric or ["step"], limits)
-        if not quiet:
-            for one in (before, after):
-                if one.missing:
-                    printing.say(f"uprof: warning: {one.run.path}: {one.coverage}")
+        _warn(before, after, quiet=quiet)
     labels = (str(base), str(new))
     if file is not None:
         printing.write(file, verdict_text(verdict, labels, shape, to_file=True), force=force)
@@ -255,6 +254,13 @@ def gate(
         printing.put(verdict_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
     append_summary(verdict, labels)
     raise typer.Exit(verdict.exit_code)
+
+
+def _warn(*sides: Overview, quiet: bool) -> None:
+    """Tell of ranks that are missing."""
+    for one in sides:
+        if one.missing and not quiet:
+            printing.say(f"uprof: warning: {one.run.path}: {one.coverage}")
 
 
 def register(app: Any) -> None:

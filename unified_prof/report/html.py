@@ -1,30 +1,23 @@
 """A report as one HTML file: no network, no framework, every name shown and none executed.
 
-The page's style and script stand beside this module in `page/`. The figures travel as JSON in a
-script element that is data only, and a content security policy allows no script but ours.
+The page's style and script stand beside this module in `page/`; `page_file` puts them together.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
-from unified_prof.report import names, oddities, page_data, words
+from unified_prof.report import names, oddities, page_data, page_file
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
-from unified_prof.version import VERSION
 
-_SCRIPTS = ("base.js", "icicle.js", "table.js", "timeline.js", "chart.js", "main.js")
+_SCRIPTS = ("base.js", "frame.js", "icicle.js", "table.js", "timeline.js", "chart.js", "main.js")
 _FEWEST_BLOCKS = 10_000
 _ROWS = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
@@ -43,24 +36,11 @@ def _blocks(opened: Opened) -> int:
 
 def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
     files_shown = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
-    style = _part("page.css")
-    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, _SCRIPTS)) + "\n})();"
     data = {
-        "uprof": VERSION,
         "coverage": coverage_fields(coverage) | {"headline": coverage.headline},
         "reports": reports,
     }
-    return _fill(
-        _part("page.html"),
-        {
-            "title": html.escape(f"{words.neutral(files_shown)} - uprof report"),
-            "style": style,
-            "style_hash": _hash(style),
-            "data": _inert(data),
-            "script": script,
-            "script_hash": _hash(script),
-        },
-    )
+    return page_file.filled(f"{files_shown} - uprof report", ("page.css",), _SCRIPTS, data)
 
 
 def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
@@ -89,27 +69,3 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
 def _lines_shown(figures: dict[str, Any], trees: list[dict[str, Any]]) -> set[str]:
     shown = {row["name"] for row in figures["breakdowns"].get("line", {"rows": []})["rows"]}
     return shown.union(*(tree["names"] for tree in trees if tree["kind"] == "line"))
-
-
-def _part(name: str) -> str:
-    return files("unified_prof.report").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
-
-
-def _inert(data: dict[str, Any]) -> str:
-    """Return data as JSON that cannot end the element it stands in, or begin another."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _fill(template: str, values: dict[str, str]) -> str:
-    """Put each value in its one place; what a value contains is never looked at again."""
-    pieces = template.split("{{")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        filled += (values[name], rest)
-    return "".join(filled)

@@ -5,26 +5,6 @@ const FAMILIES = {
   "skyline-run-time + skyline-memory": "Skyline run time and memory reports", msprof: "msprof database",
 };
 const CLOCKS = { device: "Device work", host: "Host time", operation: "Operations", none: "Time" };
-const THEMES = ["auto", "light", "dark"];
-
-const page = JSON.parse(document.getElementById("data").textContent);
-const live = make("div", { class: "hidden", role: "status", "aria-live": "polite" });
-const announce = (text) => { live.textContent = text; };
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-let theme = "auto";
-
-function applyTheme() {
-  document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
-  document.dispatchEvent(new CustomEvent("themechange"));
-}
-
-function figure(what, value, note, exact, id) {
-  return make("div", { class: "figure" },
-    make("div", { class: "what", text: what }),
-    make("div", { class: "value", text: value, title: exact, "data-figure": id }),
-    note ? make("div", { class: "note", text: note }) : null);
-}
-
 function figures(report) {
   const { totals, devices, clock, launch_delay: delay } = report.figures;
   const found = [];
@@ -45,19 +25,6 @@ function figures(report) {
   }
   if (delay) found.push(figure("Launch delay", words.duration(delay.median_ns), `median; 90 % below ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
-}
-
-/** A strip whose parts add up to a whole, with a legend. */
-function strip(label, whole, parts, inWords) {
-  const shown = parts.filter((one) => one.value !== null && one.value !== undefined);
-  const share = (value) => (whole ? (100 * value) / whole : 0);
-  return make("div", { class: "split" },
-    make("div", { class: "label" }, make("span", { text: label }), make("span", { class: "soft", text: inWords(whole) })),
-    make("div", { class: "strip", role: "img", "aria-label": shown.map((one) => `${one.name} ${words.percent(share(one.value))}`).join(", ") },
-      ...shown.filter((one) => one.value > 0 && !one.within).map((one) => make("span", { title: `${one.name}: ${inWords(one.value)}`, style: { width: `${share(one.value)}%`, background: `var(--${one.color})` } }))),
-    make("ul", { class: "legend" }, ...shown.map((one) => make("li", {},
-      one.color ? make("span", { class: "swatch", style: { background: `var(--${one.color})` } }) : null,
-      `${one.name} ${inWords(one.value)}`, make("span", { class: "soft", text: words.percent(share(one.value)) })))));
 }
 
 function splitSection(report) {
@@ -174,32 +141,10 @@ function withoutCommonFolder(paths) {
   return parts.map((one) => one.slice(same).join("/"));
 }
 
-function start() {
-  const main = make("main", { id: "content" });
-  const nav = make("nav", { "aria-label": "Sections" });
-  const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
-  const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colours: ${theme}`); };
-
-  function show(number) {
-    main.replaceChildren(...reportView(page.reports[number]), make("footer", { text: `Made by uprof ${page.uprof}. Everything on this page is in this file.` }));
-    nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
-      make("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })));
-  }
-
-  const shortened = withoutCommonFolder(page.reports.map((report) => report.figures.path));
-  const chooser = page.reports.length > 1
-    ? make("select", { "aria-label": "Report", on: { change: (event) => show(Number(event.target.value)) } },
-      ...page.reports.map((report, number) => make("option", { value: number, text: shortened[number] })))
-    : null;
-  label();
-  applyTheme();
-  dark.addEventListener("change", applyTheme);
-  document.body.append(
-    make("a", { class: "skip", href: "#content", text: "Skip to the report" }),
-    make("div", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
-    main, live);
-  show(0);
-  document.documentElement.dataset.ready = "yes";
-}
-
-start();
+const shortened = withoutCommonFolder(page.reports.map((report) => report.figures.path));
+let shown = 0;
+const chooser = page.reports.length > 1
+  ? make("select", { "aria-label": "Report", on: { change: (event) => { shown = Number(event.target.value); drawPage(); } } },
+    ...page.reports.map((report, number) => make("option", { value: number, text: shortened[number] })))
+  : null;
+const drawPage = startPage(chooser, () => reportView(page.reports[shown]));

@@ -1,0 +1,63 @@
+// What every page has: its data, its colours, the bar above, figures and strips.
+
+const THEMES = ["auto", "light", "dark"];
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const live = make("div", { class: "hidden", role: "status", "aria-live": "polite" });
+const announce = (text) => { live.textContent = text; };
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+let theme = "auto";
+
+function applyTheme() {
+  document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+  document.dispatchEvent(new CustomEvent("themechange"));
+}
+
+function figure(what, value, note, exact, id) {
+  return make("div", { class: "figure" },
+    make("div", { class: "what", text: what }),
+    make("div", { class: "value", text: value, title: exact, "data-figure": id }),
+    note ? make("div", { class: "note", text: note }) : null);
+}
+
+/** A strip whose parts add up to a whole, with a legend. */
+function strip(label, whole, parts, inWords) {
+  const shown = parts.filter((one) => one.value !== null && one.value !== undefined);
+  const share = (value) => (whole ? (100 * value) / whole : 0);
+  return make("div", { class: "split" },
+    make("div", { class: "label" }, make("span", { text: label }), make("span", { class: "soft", text: inWords(whole) })),
+    make("div", { class: "strip", role: "img", "aria-label": shown.map((one) => `${one.name} ${words.percent(share(one.value))}`).join(", ") },
+      ...shown.filter((one) => one.value > 0 && !one.within).map((one) => make("span", { title: `${one.name}: ${inWords(one.value)}`, style: { width: `${share(one.value)}%`, background: `var(--${one.color})` } }))),
+    make("ul", { class: "legend" }, ...shown.map((one) => make("li", {},
+      one.color ? make("span", { class: "swatch", style: { background: `var(--${one.color})` } }) : null,
+      `${one.name} ${inWords(one.value)}`, make("span", { class: "soft", text: words.percent(share(one.value)) })))));
+}
+
+/**
+ * Put the bar and what `draw` returns on the page.
+ * @param chooser an element for the bar, or null
+ * @returns a function that draws again
+ */
+function startPage(chooser, draw) {
+  const main = make("main", { id: "content" });
+  const nav = make("nav", { "aria-label": "Sections" });
+  const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
+  const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colours: ${theme}`); };
+
+  function show() {
+    main.replaceChildren(...draw(), make("footer", { text: `Made by uprof ${page.uprof}. Everything on this page is in this file.` }));
+    nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
+      make("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })));
+  }
+
+  label();
+  applyTheme();
+  dark.addEventListener("change", applyTheme);
+  document.body.append(
+    make("a", { class: "skip", href: "#content", text: "Skip to the report" }),
+    make("div", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
+    main, live);
+  show();
+  document.documentElement.dataset.ready = "yes";
+  return show;
+}
