@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
 from unified_prof.analysis.model import (
@@ -22,6 +23,23 @@ from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
+
+
+class OverTime(Protocol):
+    """What has points in time: all that a trace for a viewer is written from."""
+
+    @property
+    def path(self) -> str:
+        """The file, or the files."""
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the streams and threads, of devices first."""
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time."""
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return other counters over time."""
 
 
 class Analysis(ABC):

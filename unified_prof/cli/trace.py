@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import converting, hints, printing
+from unified_prof.cli import cluster_ranks, converting, hints, printing
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJson, Force, Quiet
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.base import Analysis
+    from unified_prof.analysis.base import OverTime
     from unified_prof.analysis.load import Opened
+    from unified_prof.report.traces import Lose, Written
 
 _PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
@@ -46,6 +47,16 @@ def trace(
             help="OUT.perfetto-trace for ui.perfetto.dev, or OUT.json in Chrome's format.",
         ),
     ],
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Of a run of `uprof cluster`: these ranks on one clock; 0,8-11 for instance.",
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(metavar="N", help="With --ranks: this step alone.")
+    ] = None,
     convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -54,7 +65,7 @@ def trace(
     """Write the timeline of a report: streams, host calls, who launched whom, counters."""
     from unified_prof.analysis.load import open_reports
     from unified_prof.report.figures import coverage_fields
-    from unified_prof.store.atomic import refuse_existing, replacing
+    from unified_prof.store.atomic import refuse_existing
 
     if not output.name.endswith(_PERFETTO + _CHROME):
         raise UsageError(
@@ -62,35 +73,59 @@ def trace(
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
         )
     refuse_existing(output, overwrite=force)
+    if ranks is not None or step is not None:
+        wanted = cluster_ranks.Wanted.of(ranks, step)
+        with cluster_ranks.timelines(path, wanted, convert=convert, quiet=quiet) as found:
+            written = _write(output, found.named, None, force=force)
+        if json_:
+            told = {"output": str(output), **asdict(written), "ranks": found.ranks}
+            printing.put_json(told | {"clock_islands": found.islands})
+        elif not quiet:
+            printing.say(_sentence(output, written))
+        return
     ready = converting.reports_of(path, convert=convert, quiet=quiet)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         named = _with_times(opened)
-        if output.name.endswith(_CHROME):
-            from unified_prof.report.chrome_trace import write
-        else:
-            from unified_prof.report.perfetto import write
 
-        def lose(analysis: Analysis, error: StoreError) -> None:
+        def lose(lost: OverTime, error: StoreError) -> None:
+            (analysis,) = (one for one in opened.analyses if one is lost)
             opened.lose(analysis, error, part="only a part of it is in the trace")
 
-        with replacing(output, overwrite=force) as partial:
-            written = write(partial, named, lose if len(named) > 1 else None)
+        written = _write(output, named, lose if len(named) > 1 else None, force=force)
         coverage = opened.coverage
     if json_:
         printing.put_json(
             {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
         )
     elif not quiet:
-        printing.say(
-            f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
-            f"{written.flows:,} flows, {written.counters:,} counters"
-        )
+        printing.say(_sentence(output, written))
     if coverage.missing:
         printing.say(f"uprof: error: {coverage.sentence}")
         raise typer.Exit(StoreError.exit_code)
 
 
-def _with_times(opened: Opened) -> list[tuple[str, Analysis]]:
+def _write(
+    output: Path, named: list[tuple[str, OverTime]], lose: Lose | None, *, force: bool
+) -> Written:
+    """Write the trace in the format that the file's name asks for, whole or not at all."""
+    from unified_prof.store.atomic import replacing
+
+    if output.name.endswith(_CHROME):
+        from unified_prof.report.chrome_trace import write
+    else:
+        from unified_prof.report.perfetto import write
+    with replacing(output, overwrite=force) as partial:
+        return write(partial, named, lose)
+
+
+def _sentence(output: Path, written: Written) -> str:
+    return (
+        f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
+        f"{written.flows:,} flows, {written.counters:,} counters"
+    )
+
+
+def _with_times(opened: Opened) -> list[tuple[str, OverTime]]:
     """Return the reports that have points in time, each with a prefix for its names."""
     from unified_prof.report.figures import answers
 

@@ -32,12 +32,11 @@ class RankRow:
     blame: Blame | None
 
     @property
-    def cost_ns(self) -> float:
-        """What orders ranks, the worst first: what a step would gain, else the waiting caused."""
+    def cost_ns(self) -> tuple[float, float]:
+        """What orders ranks: what a step would gain without it, then the waiting that it causes."""
         if self.blame is None:
-            return 0.0
-        saved = self.blame.saved_ns_per_step
-        return saved if saved is not None else self.blame.caused_wait_ns / max(1, self.steps)
+            return 0.0, 0.0
+        return self.blame.saved_ns_per_step or 0.0, self.blame.caused_wait_ns / max(1, self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Overview:
     def worst(self) -> tuple[RankRow, ...]:
         """The ranks that have figures, the costliest first."""
         known = (row for row in self.ranks if row.steps)
-        return tuple(sorted(known, key=lambda row: (-row.cost_ns, row.rank.rank)))
+        return tuple(sorted(known, key=lambda row: row.cost_ns, reverse=True))
 
     @cached_property
     def whole(self) -> dict[str, float | None]:

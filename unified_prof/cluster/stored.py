@@ -50,6 +50,7 @@ class Rank:
     device_name: str | None
     vendor: str | None
     file: str | None
+    partial: str | None
     status: str
     why: str | None
     tp: int | None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.base import OverTime
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
@@ -17,7 +17,7 @@ from unified_prof.report.traces import Lose, TraceWriter, Written
 
 
 def write(
-    path: Path, analyses: Iterable[tuple[str, Analysis]], lose: Lose | None = None
+    path: Path, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None = None
 ) -> Written:
     """Write analyses, each under a prefix for the names of its groups, as one trace.
 
@@ -35,7 +35,7 @@ def write(
         return written
 
 
-def _first_ns(analysis: Analysis) -> int | None:
+def _first_ns(analysis: OverTime) -> int | None:
     """Return the first moment of a report as far as it can be read, None where there is none."""
     times: list[int] = []
     with suppress(StoreError):  # told when it is written

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.base import OverTime
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import UsageError
@@ -20,7 +20,7 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 
 
 def write(
-    path: Path, analyses: Iterable[tuple[str, Analysis]], lose: Lose | None = None
+    path: Path, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None = None
 ) -> Written:
     """Write analyses, each under a prefix for the names of its groups, as one trace.
 

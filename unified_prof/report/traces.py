@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.base import OverTime
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
@@ -22,7 +22,7 @@ class Written:
     counters: int = 0
 
 
-Lose = Callable[[Analysis, StoreError], None]
+Lose = Callable[[OverTime, StoreError], None]
 
 
 class TraceWriter(ABC):
@@ -33,7 +33,7 @@ class TraceWriter(ABC):
         self._flow_base = 0
         """Number after which those of the report's arrows begin."""
 
-    def write(self, analyses: Iterable[tuple[str, Analysis]], lose: Lose | None) -> Written:
+    def write(self, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None) -> Written:
         """Write each report, under a prefix for the names of its groups; return what there is.
 
         What is damaged ends only itself, if somebody is to be told of it.
@@ -47,7 +47,7 @@ class TraceWriter(ABC):
                 lose(analysis, err)
         return self.written
 
-    def _analysis(self, prefix: str, analysis: Analysis) -> None:
+    def _analysis(self, prefix: str, analysis: OverTime) -> None:
         """Write all tracks and counters of one report."""
         highest = 0
         for track in analysis.tracks():

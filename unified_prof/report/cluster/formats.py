@@ -23,6 +23,7 @@ _MODULES = {
     "json": "json_text",
     "csv": "csv_text",
     "markdown": "markdown",
+    "html": "page",
 }
 
 FORMATS: tuple[Format, ...] = tuple(one for one in ALL if one.name in _MODULES)

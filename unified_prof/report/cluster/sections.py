@@ -42,8 +42,8 @@ class Section:
     """Rows that are not shown."""
 
 
-def title(overview: Overview) -> str:
-    """Return what the run is, in a line."""
+def title(overview: Overview, *, folder: bool = True) -> str:
+    """Return what the run is, in a line, with the folder that it is in if that is wanted."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
     parts = [f"{run.world_size:,} ranks"]
@@ -54,7 +54,8 @@ def title(overview: Overview) -> str:
     devices = sorted({one.device_name for one in run.ranks if one.device_name})
     if devices:
         parts.append(" and ".join(devices[:3]))
-    return f"{words.neutral(str(run.path))}: {words.neutral(', '.join(parts))}"
+    name = str(run.path) if folder else run.path.absolute().name
+    return f"{words.neutral(name)}: {words.neutral(', '.join(parts))}"
 
 
 def headline(overview: Overview) -> list[tuple[str, str]]:

@@ -1,0 +1,98 @@
+"""Chosen ranks of a run as one trace, on one clock and cut to a step."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import training_step
+from tests.cli.test_report import refused, uprof
+from tests.cluster.summaries import Made, make
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two ranks that recorded the same, the clock of the second one 1 ms behind."""
+    folder = make(tmp_path / "run", Made(tp=2, dp=1, pp=1, steps=1))
+    files = [training_step(tmp_path / f"rank{rank}.db") for rank in (0, 1)]
+    with closing(sqlite3.connect(files[0])) as db:
+        begin, end = db.execute("SELECT MIN(startNs), MAX(endNs) FROM TASK").fetchone()
+    with closing(sqlite3.connect(folder / "cluster.sqlite")) as db:
+        for rank, file in enumerate(files):
+            db.execute("UPDATE RANK SET file = ? WHERE rank = ?", [str(file), rank])
+        db.execute("UPDATE RANK SET clock_offset_ns = 1000000 * rank")
+        middle = (int(begin) + int(end)) // 2
+        db.execute("UPDATE STEP_RANK SET start_ns = ?, end_ns = ?", [int(begin), middle])
+        db.commit()
+    return folder
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return found
+
+
+def starts_of(found: list[dict[str, Any]], rank: int) -> list[int]:
+    groups = {
+        one["pid"]
+        for one in found
+        if one["name"] == "process_name" and one["args"]["name"].startswith(f"rank {rank} ")
+    }
+    return [round(1000 * one["ts"]) for one in found if one["ph"] == "X" and one["pid"] in groups]
+
+
+def test_ranks_are_moved_to_one_clock(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "both.json"
+    done = uprof("trace", run, "--ranks", "0-1", "-o", out)
+    assert done.returncode == 0, done.stderr
+    first, second = (starts_of(events(out), rank) for rank in (0, 1))
+    assert len(first) == len(second) > 0
+    assert [after - before for before, after in zip(first, second, strict=True)] == (
+        [1_000_000] * len(first)
+    )
+
+
+def test_a_step_is_cut_out(run: Path, tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole.json", tmp_path / "part.json"
+    uprof("trace", run, "--ranks", "1", "-o", whole)
+    uprof("trace", run, "--ranks", "1", "--step", "0", "-o", part)
+    assert 0 < len(starts_of(events(part), 1)) < len(starts_of(events(whole), 1))
+
+
+def test_ranks_without_a_common_clock_are_told_of(run: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("UPDATE RANK SET clock_island = rank")
+        db.commit()
+    done = uprof("trace", run, "--ranks", "0,1", "-o", tmp_path / "o.json", "--json")
+    assert "share no event" in done.stderr
+    assert json.loads(done.stdout)["clock_islands"] == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--ranks", "2"), 2, ("has no rank 2",)),
+        (("--ranks", "1-0"), 2, ("--ranks takes numbers",)),
+        (("--ranks", "all"), 2, ("--ranks takes numbers",)),
+        (("--ranks", "0-100000"), 2, ("256 ranks at most",)),
+        (("--ranks", "0", "--step", "7"), 2, ("has no step 7",)),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused(
+    run: Path, tmp_path: Path, options: tuple[str, ...], code: int, words: tuple[str, ...]
+) -> None:
+    out = tmp_path / "o.json"
+    refused(uprof("trace", run, *options, "-o", out), code, *words)
+    assert not out.exists()
+
+
+def test_a_recording_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "rank1.db").unlink()
+    out = tmp_path / "o.json"
+    refused(uprof("trace", run, "--ranks", "0,1", "-o", out), 7, "rank 1", "not there any more")
+    assert not out.exists()

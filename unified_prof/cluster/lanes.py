@@ -1,0 +1,179 @@
+"""What some ranks did in one step, on one clock: a lane a rank, from their partials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster import partial
+from unified_prof.cluster.overview import Overview
+from unified_prof.cluster.partial import Partial
+from unified_prof.cluster.stored import Rank, Run
+from unified_prof.errors import UprofError
+
+Ints = NDArray[np.int64]
+
+KERNELS = "kernels"
+"""Label of stretches with kernels: the first of all labels."""
+FOLDER = "partials"
+"""Name of the partials' folder in a run's."""
+_MOST = 16
+_BLOCKS = 5_000
+"""Of a lane; what is shorter than the others is left out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """One rank; times are of the common clock where it is aligned."""
+
+    rank: int
+    host: str | None
+    aligned: bool
+    """Whether its clock is known beside that of the first lane."""
+    step_start_ns: int
+    step_end_ns: int
+    start_ns: Ints
+    end_ns: Ints
+    label: Ints
+    """Numbers of the lanes' labels."""
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """Ranks in one step."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    error_ns: int
+    """The largest error of a clock among them."""
+    labels: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+
+
+def chosen_lanes(
+    overview: Overview, *, step: int | None = None, ranks: Iterable[int] | None = None
+) -> Lanes | None:
+    """Return the ranks that tell most, in the step that does, unless they are given.
+
+    Returns:
+        None where the run has no steps, or its partials are not beside it or cannot be read.
+    """
+    run = overview.run
+    if step is None:
+        step = _telling_step(overview)
+    if step is None:
+        return None
+    chosen = list(ranks) if ranks is not None else telling_ranks(overview)
+    by_number = {one.rank: one for one in run.ranks}
+    found = [
+        (by_number[number], columns)
+        for number in chosen
+        if number in by_number and (columns := _partial(run, by_number[number])) is not None
+    ]
+    return _lanes(found, step) if found else None
+
+
+def telling_ranks(overview: Overview, *, most: int = _MOST) -> list[int]:
+    """Return ranks to look at: those of findings, those that wait for them, one of each stage."""
+    run = overview.run
+    named: list[int] = []
+    for one in run.findings:
+        named += one.ranks[:4]
+        named += [rank for pair in one.links[:2] for rank in pair]
+    culprit = named[0] if named else None
+    for group in run.groups:
+        if culprit is not None and culprit in group.ranks and group.size <= most:
+            named += group.ranks[:4]
+    stages: dict[int | None, int] = {}
+    for rank in run.read:
+        stages.setdefault(rank.pp, rank.rank)
+    known = {one.rank for one in run.read}
+    ordered = dict.fromkeys((*named, *stages.values(), *sorted(known)))
+    return sorted([rank for rank in ordered if rank in known][:most])
+
+
+def _telling_step(overview: Overview) -> int | None:
+    steps = overview.steps
+    for one in overview.run.findings:
+        if one.steps:
+            named = [row for row in steps if row.step in one.steps]
+            if named:
+                return max(named, key=lambda row: row.longest_ns).step
+    return max(steps, key=lambda row: row.longest_ns).step if steps else None
+
+
+def _partial(run: Run, rank: Rank) -> Partial | None:
+    """Return a rank's partial; None where there is none that can be read."""
+    if rank.partial is None:
+        return None
+    path = run.file.parent / FOLDER / Path(rank.partial).name
+    try:
+        return partial.read(path.read_bytes(), str(path))
+    except (OSError, UprofError):  # the summary is whole without it
+        return None
+
+
+def _lanes(found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
+    labels: dict[str, int] = {KERNELS: 0}
+    lanes = []
+    island = found[0][0].clock_island
+    for rank, columns in found:
+        rows = np.flatnonzero(columns.steps["step"] == step)
+        if not len(rows):
+            continue
+        begin, end = (int(columns.steps[name][rows[0]]) for name in ("start", "end"))
+        aligned = rank.clock_island is not None and rank.clock_island == island
+        shift = (rank.clock_offset_ns or 0) if aligned else 0
+        lanes.append(_lane(rank, columns, (begin, end), shift, aligned, labels))
+    if not lanes:
+        return None
+    return Lanes(
+        step,
+        min(min(lane.step_start_ns, *lane.start_ns[:1].tolist()) for lane in lanes),
+        max(max(lane.step_end_ns, *lane.end_ns.tolist()[-1:]) for lane in lanes),
+        max((rank.clock_error_ns or 0 for rank, _ in found), default=0),
+        tuple(labels),
+        tuple(lanes),
+    )
+
+
+def _lane(
+    rank: Rank,
+    columns: Partial,
+    step: tuple[int, int],
+    shift: int,
+    aligned: bool,
+    labels: dict[str, int],
+) -> Lane:
+    begin, end = step
+    marks, calls = columns.marks, columns.communication
+    until = np.r_[marks["time"][1:], marks["time"][-1:]]
+    first, last = marks["time"] + marks["lead"], until - marks["tail"]
+    kernels = (marks["kernels"] > 0) & (last > first) & (first < end) & (last > begin)
+    called = (calls["start"] < end) & (calls["end"] > begin)
+    numbers = np.array([labels.setdefault(kind, len(labels)) for kind in columns.kinds], np.int64)
+    start_ns = np.r_[first[kernels], calls["start"][called]]
+    end_ns = np.r_[last[kernels], calls["end"][called]]
+    label = np.r_[
+        np.zeros(int(kernels.sum()), np.int64),
+        numbers[calls["kind"][called]] if len(numbers) else np.zeros(0, np.int64),
+    ]
+    kept = np.argsort(start_ns - end_ns, kind="stable")[:_BLOCKS]
+    order = kept[np.argsort(start_ns[kept], kind="stable")]
+    return Lane(
+        rank.rank,
+        rank.host,
+        aligned,
+        begin + shift,
+        end + shift,
+        start_ns[order] + shift,
+        end_ns[order] + shift,
+        label[order],
+        max(0, len(start_ns) - _BLOCKS),
+    )
