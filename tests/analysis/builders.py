@@ -193,6 +193,12 @@ class Device:
             },
         )
 
+    def memory(self, at: int, component: str, allocated: int, *, device: int = 0) -> None:
+        """Add a state of an allocator."""
+        row: dict[str, Any] = {"component": [self.text(component)], "timestamp": self.T0 + at}
+        row |= {"totalAllocated": allocated, "totalReserved": 2 * allocated, "deviceId": device}
+        self.writer.write("MEMORY_RECORD", row)
+
     def groups(self, **about: Mapping[str, Any]) -> None:
         """Say what the framework calls each communicator, and its ranks."""
         row = {"name": "parallel_group_info", "value": json.dumps(about)}

@@ -329,7 +329,7 @@ class MsprofAnalysis(Analysis):
             backward_ns=sums["backward_ns"],
             other_ns=self.work.other_pass_ns() if self._clock == "device" else None,
             count=self._timed_calls() if self._clock != "none" else None,
-            peak_bytes=counters.peak_memory(self._source),
+            peak_bytes=counters.peak_memory(self._source, self._strings),
             iteration_ns=int(np.median(steps)) if steps else None,
             iterations=len(steps) or None,
         )

@@ -35,7 +35,7 @@ def test_a_communicator_has_its_group(tmp_path: Path) -> None:
     }
     found = _groups(_report(tmp_path / "r.db", json.dumps(info)))
     assert found["10.0.0.1%eth0_60000_0_17"] == groups.Group(
-        "10.0.0.1%eth0_60000_0_17", "tp", "tp", (4, 5)
+        "10.0.0.1%eth0_60000_0_17", "tp", "tp", (4, 5), 1
     )
     assert [group.label for group in found.values()] == ["tp", "world", "group 7"]
     assert found["hccl_world_group"].ranks == (0, 1, 2)

@@ -53,7 +53,7 @@ class Collectives:
 
 def device_name(number: int) -> str:
     """Return what a device is called by its number."""
-    return "unknown device" if number == UNKNOWN_DEVICE else f"device {number}"
+    return "unknown device" if number < 0 else f"device {number}"
 
 
 def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:

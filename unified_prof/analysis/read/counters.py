@@ -11,8 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.model import PmuFigure, Series
-from unified_prof.analysis.read.source import Source
+from unified_prof.analysis.read.collectives import device_name
+from unified_prof.analysis.read.source import Source, recorded_facts
 from unified_prof.analysis.read.tasks import MAX_TIME_NS, NOTHING_KNOWN, Strings
+
+TORCH = "PTA"
+"""Component of MEMORY_RECORD: torch's caching allocator on an accelerator, whoever made it."""
+HOST = "CPU"
+"""The same of the host's memory, as `uprof import` writes it."""
+_TORCH_IN_WORDS = "(torch's allocator)"
+_ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
 MAX_BYTES = 1 << 53
 """No memory has that many: 8 PiB."""
@@ -100,36 +108,68 @@ def counter_series(source: Source, strings: Strings) -> tuple[Series, ...]:
     return _series(source, strings, _COUNTERS)
 
 
-def peak_memory(source: Source) -> int | None:
-    """Return the highest memory that the framework's allocator had in use, if it was recorded.
+def peak_memory(source: Source, strings: Strings) -> int | None:
+    """Return the highest memory that torch's allocator had in use on a device, if it was recorded.
 
-    Without the framework's records it is the highest use of device memory.
+    That is what `torch.cuda.max_memory_allocated` says. Sums with the graph engine's memory
+    (`PTA+GE`) are not it: they add the last that either side said of itself, whenever that was.
+    Without torch's records it is the highest use that others recorded, of a device before the host.
     """
-    for table, column in (("MEMORY_RECORD", "totalAllocated"), ("NPU_MEM", "hbm")):
-        ((peak,),) = source.rows(
-            f"SELECT max({column}) FROM {table} WHERE typeof({column}) IN ('integer', 'real')"
-            f" AND {column} > 0 AND {column} < {MAX_BYTES}"
+    by_component = {
+        strings.get(component) if isinstance(component, int) else None: int(peak)
+        for component, peak in source.rows(
+            "SELECT component, max(totalAllocated) FROM MEMORY_RECORD"
+            f" WHERE {_possible_size('totalAllocated')} GROUP BY component"
         )
-        if peak is not None:
-            return int(peak)
-    return None
+    }
+    if TORCH in by_component:
+        return by_component[TORCH]
+    on_host = by_component.pop(HOST, None)
+    if by_component:
+        return max(by_component.values())
+    ((peak,),) = source.rows(f"SELECT max(hbm) FROM NPU_MEM WHERE {_possible_size('hbm')}")
+    return on_host if peak is None else int(peak)
+
+
+def _possible_size(column: str) -> str:
+    return f"typeof({column}) IN ('integer', 'real') AND {column} > 0 AND {column} < {MAX_BYTES}"
 
 
 def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) -> tuple[Series, ...]:
     result: list[Series] = []
     for counter in counters:
         if counter.table in source.tables:
-            result += _of_table(source, strings, counter)
+            result += _of_table(source, strings, counter, in_words=_is_of_gpu(source))
     return tuple(result)
 
 
-def _of_table(source: Source, strings: Strings, counter: _Counter) -> list[Series]:
+def _is_of_gpu(source: Source) -> bool:
+    """Tell whether a recording was made of GPUs, whose users never heard of Ascend's allocators."""
+    decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
+    return bool(decoders - _ASCEND_DECODERS)
+
+
+def _of_table(
+    source: Source, strings: Strings, counter: _Counter, *, in_words: bool
+) -> list[Series]:
     groups = sorted(_samples(source, counter).items(), key=lambda item: repr(item[0]))
     return [
         one
         for (where, *parts), samples in groups
-        for one in _of_group(counter, where, _suffix(counter, parts, strings), samples)
+        for one in _of_group(
+            counter,
+            _place(where, on_host=in_words),
+            _suffix(counter, parts, strings, in_words=in_words),
+            samples,
+        )
     ]
+
+
+def _place(device: object, *, on_host: bool) -> str:
+    """Return where a quantity was measured; a negative device of a GPU's recording is the host."""
+    if device is None or (on_host and isinstance(device, int) and device < 0):
+        return "host"
+    return device_name(device) if isinstance(device, int) else f"device {device}"
 
 
 def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list[_Sample]]:
@@ -146,15 +186,18 @@ def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list
     return found
 
 
-def _suffix(counter: _Counter, parts: list[Any], strings: Strings) -> str:
+def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: bool) -> str:
     """Return what tells one source of a table from its others: numbers, then words."""
     numbers = [f"{part}" for part in parts[: len(counter.keys)]]
     words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
-    return " ".join([*numbers, *(word for word in words if word not in NOTHING_KNOWN and word)])
+    told = [word for word in words if word not in NOTHING_KNOWN and word]
+    if in_words and counter.table == "MEMORY_RECORD":
+        told = [_TORCH_IN_WORDS if word in (TORCH, HOST) else word for word in told]
+    return " ".join([*numbers, *told])
 
 
 def _of_group(
-    counter: _Counter, where: object, suffix: str, samples: list[_Sample]
+    counter: _Counter, where: str, suffix: str, samples: list[_Sample]
 ) -> Iterator[Series]:
     """Yield the series of one source: one for each column that has a number."""
     samples.sort(key=lambda sample: sample[0])
@@ -168,7 +211,7 @@ def _of_group(
             yield Series(
                 name=f"{name} {suffix}".strip(),
                 unit=counter.unit,
-                device="host" if where is None else f"device {where}",
+                device=where,
                 time_ns=np.array([point[0] for point in points], np.int64),
                 value=np.array([point[1] for point in points], np.float64),
             )

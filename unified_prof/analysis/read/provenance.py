@@ -35,7 +35,10 @@ def _devices(source: Source) -> Facts:
 
 def _ranks(source: Source) -> Facts:
     return [
-        (f"rank of device {device}", str(rank))
+        (
+            f"rank of device {device}" if isinstance(device, int) and device >= 0 else "rank",
+            str(rank),
+        )
         for rank, device in source.rows("SELECT rankId, deviceId FROM RANK_DEVICE_MAP")
         if isinstance(rank, int) and rank >= 0
     ]
