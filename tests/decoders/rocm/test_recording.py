@@ -137,11 +137,11 @@ def test_directions_of_copies(tmp_path: Path) -> None:
 
 def test_what_is_not_read_is_told(tmp_path: Path) -> None:
     tables = small()
-    tables["pmc_event"] = [{"id": 1, "event_id": 3, "pmc_id": 1, "value": 5}]
+    tables["info_shader"] = [{"id": 1}]
     tables["sample"] = []
     sink = decode(write(tmp_path / "a.db", tables))
     assert sink.anomalies == {"relative_times": 1, "table_not_read": 1}
-    assert sink.details["table_not_read"] == "rocpd_pmc_event"
+    assert sink.details["table_not_read"] == "rocpd_info_shader"
 
 
 def test_views_are_not_run(tmp_path: Path) -> None:

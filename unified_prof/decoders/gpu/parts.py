@@ -13,6 +13,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.chains import CallChains
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication
+from unified_prof.decoders.gpu.counters import Counters
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
 from unified_prof.decoders.gpu.numbers import Bools, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
@@ -40,6 +41,7 @@ class Parts:
         self.geometries = Geometries()
         self.collectives = Collectives()
         self.chains = CallChains(is_outside)
+        self.counters = Counters()
 
         def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
             return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))

@@ -77,6 +77,7 @@ GPU_TASK = np.dtype(
         ("graph", "i8"),
         ("graph_node", "i8"),
         ("process", "i4"),  # id, where the device's record says it
+        ("counted", "i8"),  # of Counters, MISSING: no counter is of it
         # Found by correlation, and through the call by nesting.
         ("connection", "i8"),
         ("thread", "i4"),  # that launched it

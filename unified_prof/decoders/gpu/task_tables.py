@@ -140,6 +140,10 @@ class TaskTables:
             if mine.any():
                 write(rows[mine], ids[mine])
         self._write_details(rows, ids)
+        tasks, names, values = self._parts.counters.of(rows["counted"], ids)
+        if len(tasks):
+            columns = {"globalTaskId": tasks, "name": names, "value": values}
+            self._sink.write("TASK_PMU_INFO", columns)
 
     def _write_kernels(self, rows: Rows, ids: Int64s) -> None:
         signatures, geometries = self._parts.signatures, self._parts.geometries

@@ -155,6 +155,7 @@ class Collector(Fields):
         rows["bandwidth"] = to_float64([a.bandwidth for a in args])
         rows["graph"] = self.ids([a.graph_id for a in args])
         rows["graph_node"] = self.ids([a.graph_node_id for a in args])
+        rows["counted"] = MISSING
         rows["collective"] = ints(
             [
                 MISSING if a.collective is None else self.collectives[bytes(event.args)]

@@ -187,7 +187,7 @@ class Tasks:
         rows["graph_node"] = cells["graphNodeId"]
         for field in (
             *("external", "geometry", "queued", "registers", "shared_memory", "size", "graph"),
-            *("connection", "thread", "operation_name", "signature", "collective"),
+            *("connection", "thread", "operation_name", "signature", "collective", "counted"),
         ):
             rows[field] = MISSING
         for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):

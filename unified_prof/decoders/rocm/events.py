@@ -45,6 +45,11 @@ class Events:
         keys = self._of(events, self._keys)
         return np.where(keys == MISSING, MISSING, self._first_key + keys)
 
+    def key(self, events: Int64s) -> Int64s:
+        """Return numbers of events that are different in all sessions, MISSING of what is none."""
+        known = (events > 0) & (events < _MOST_ID)
+        return np.where(known, self._first_key + events, MISSING)
+
     def _of(self, events: Int64s, values: Int64s) -> Int64s:
         place = find(self._ids, events)
         found = np.full(len(events), MISSING)

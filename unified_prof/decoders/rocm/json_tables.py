@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ class JsonTables:
                 name: self._whole(f"{table}.{name}", [row.get(name) for row in part], default)
                 for name, default in numbers.items()
             }
-            cells |= {name: np.full(len(part), np.nan) for name in reals}
+            cells |= {name: self._real(table, name, part) for name in reals}
             cells |= {
                 name: [value if isinstance(value := row.get(name), str) else None for row in part]
                 for name in texts
@@ -106,6 +107,16 @@ class JsonTables:
             self._unreadable[place] += odd
         return np.array([default if value is None else value for value in whole], np.int64)
 
+    def _real(self, table: str, name: str, rows: list[Row]) -> Any:
+        values = [row.get(name) for row in rows]
+        known = [value if _is_real(value) else None for value in values]
+        odd = sum(
+            given is not None and value is None for given, value in zip(values, known, strict=True)
+        )
+        if odd:
+            self._unreadable[f"{table}.{name}"] += odd
+        return np.array([math.nan if value is None else float(value) for value in known])
+
 
 class _Converted:
     """The rows of one session, by table of the rocpd schema."""
@@ -116,10 +127,13 @@ class _Converted:
             for name in (
                 *("metadata", "string", "event", "region", "kernel_dispatch", "memory_copy"),
                 *("memory_allocate", "info_agent", "info_process", "info_kernel_symbol"),
+                *("info_pmc", "pmc_event"),
             )
         }
         self._strings: dict[str, int] = {}
         self._events = 0
+        self._dispatches: dict[Any, int] = {}
+        """Events of dispatches by the number that the runtime gave them."""
         self._pid = _get(session, "metadata", "pid")
         self.tables["metadata"].append({"tag": "schema_version", "value": "rocprofv3 JSON"})
         self._agents(session.get("agents"))
@@ -137,6 +151,7 @@ class _Converted:
                 self._region(record)
         for record in _mappings(records.get("kernel_dispatch")):
             self._dispatch(record)
+        self._counters(session)
         for record in _mappings(records.get("memory_copy")):
             self._copy(record)
         for record in _mappings(records.get("memory_allocation")):
@@ -226,6 +241,9 @@ class _Converted:
             for what in ("grid_size", "workgroup_size")
             for axis in "xyz"
         }
+        event = self._event(record)
+        if (number := _get(info, "dispatch_id")) is not None:
+            self._dispatches[number] = event
         self.tables["kernel_dispatch"].append(
             {
                 **self._common(record),
@@ -234,10 +252,39 @@ class _Converted:
                 "queue_id": _get(info, "queue_id", "handle"),
                 "stream_id": _get(record, "stream_id", "handle"),
                 "group_segment_size": _get(info, "group_segment_size"),
-                "event_id": self._event(record),
+                "event_id": event,
                 **sizes,
             }
         )
+
+    def _counters(self, session: Mapping[str, Any]) -> None:
+        """Read counters; a dispatch that was not traced besides is told by them alone."""
+        for counter in _mappings(session.get("counters")):
+            self.tables["info_pmc"].append(
+                {
+                    "id": _get(counter, "id", "handle"),
+                    "agent_id": _get(counter, "agent_id", "handle"),
+                    "name": _get(counter, "name"),
+                }
+            )
+        for record in _mappings(_within(session, "callback_records", "counter_collection")):
+            told = record.get("dispatch_data")
+            if not isinstance(told, dict):
+                continue
+            number = _get(told, "dispatch_info", "dispatch_id")
+            if number is None or number not in self._dispatches:
+                self._dispatch({"thread_id": _get(record, "thread_id"), **told})
+                event = self._events
+            else:
+                event = self._dispatches[number]
+            for one in _mappings(record.get("records")):
+                self.tables["pmc_event"].append(
+                    {
+                        "event_id": event,
+                        "pmc_id": _get(one, "counter_id", "handle"),
+                        "value": _get(one, "value"),
+                    }
+                )
 
     def _copy(self, record: Mapping[str, Any]) -> None:
         self.tables["memory_copy"].append(
@@ -270,6 +317,10 @@ class _Converted:
                 "size": _get(record, "allocation_size"),
             }
         )
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
 
 
 def _named(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:

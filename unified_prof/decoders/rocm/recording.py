@@ -12,6 +12,7 @@ from unified_prof.decoders.gpu.found import Found
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.allocations import read_allocations
+from unified_prof.decoders.rocm.counters import SessionCounters
 from unified_prof.decoders.rocm.regions import Regions
 from unified_prof.decoders.rocm.session import Session
 from unified_prof.decoders.rocm.tables import SessionTables, sessions_of, tell_unread
@@ -56,7 +57,9 @@ def decode(
             session = Session(parts, SessionTables(tables, name), number)
             regions = Regions(session)
             regions.read()
-            Tasks(session).read()
+            tasks = Tasks(session)
+            tasks.read()
+            SessionCounters(session).read(tasks.events)
             read_allocations(session)
             operations += regions.operations
             for device, properties in session.agents.devices.items():

@@ -18,7 +18,7 @@ _SESSION = re.compile(r"rocpd_metadata(.*)", re.DOTALL)
 _READ = frozenset(
     "metadata string info_node info_process info_thread info_agent info_queue info_stream "
     "info_kernel_symbol info_code_object info_pmc event region kernel_dispatch memory_copy "
-    "memory_allocate arg track".split()
+    "memory_allocate arg track pmc_event sample".split()
 )
 
 
@@ -56,11 +56,12 @@ class SessionTables:
         numbers: Mapping[str, int],
         texts: Sequence[str] = (),
         *,
+        reals: Sequence[str] = (),
         only: tuple[str, Collection[int]] | None = None,
     ) -> Iterator[Cells]:
         """Yield the rows of a table by its plain name, as `columns.Tables.slices` does."""
         return self._tables.slices(
-            f"{PREFIX}{table}{self._session}", numbers, texts=texts, only=only
+            f"{PREFIX}{table}{self._session}", numbers, reals=reals, texts=texts, only=only
         )
 
     def numbers(self, table: str, column: str) -> dict[int, int]:

@@ -36,6 +36,12 @@ class Tasks:
     def __init__(self, session: Session) -> None:
         self._session, self._parts = session, session.parts
         self._geometries: dict[tuple[int, ...], int] = {}
+        self._events: list[Int64s] = [np.empty(0, np.int64)]
+
+    @property
+    def events(self) -> Int64s:
+        """The events of all dispatches."""
+        return np.concatenate(self._events)
 
     def read(self) -> None:
         """Put all tasks into the parts."""
@@ -78,6 +84,8 @@ class Tasks:
             rows["registers"] = np.array(counts, np.int64)[inverse]
             rows["shared_memory"] = cells["group_segment_size"]
             rows["geometry"] = self._geometry_numbers(cells)
+            rows["counted"] = self._session.events.key(cells["event_id"])
+            self._events.append(cells["event_id"][valid])
             self._put(rows, valid)
 
     def _geometry_numbers(self, cells: Cells) -> Int64s:
@@ -136,7 +144,7 @@ class Tasks:
         for field in (
             *("external", "geometry", "queued", "registers", "shared_memory", "size", "graph"),
             *("connection", "thread", "operation_name", "signature", "collective"),
-            *("graph_node", "context"),
+            *("graph_node", "context", "counted"),
         ):
             rows[field] = MISSING
         for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):

@@ -1,0 +1,157 @@
+"""Hardware counters of AMD devices: of dispatches, and samples over time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.decoders.kineto.made import KeepingSink
+from tests.decoders.rocm.made import Made, as_json, decode, event, small, write, write_json
+from unified_prof.analysis.load import open_analyses
+from unified_prof.pipeline.convert import convert
+
+
+def pmc(number: int, of_event: object, counter: object, value: object) -> Any:
+    return {"id": number, "event_id": of_event, "pmc_id": counter, "value": value}
+
+
+def counted(*values: Any, **more: Any) -> Made:
+    tables = small()
+    tables["info_pmc"] = [
+        {"id": 1, "agent_id": 2, "name": "SQ_WAVES", "symbol": "SQ_WAVES"},
+        {"id": 2, "agent_id": 2, "name": None, "symbol": "GRBM_COUNT"},
+        {"id": 3, "agent_id": 1, "name": "CPU busy"},
+    ]
+    tables["pmc_event"] = values
+    return {**tables, **more}
+
+
+def of_tasks(sink: KeepingSink) -> list[tuple[Any, ...]]:
+    names = {row["globalTaskId"]: row["name"] for row in sink.tables["UPROF_GPU_TASKS"]}
+    rows = sink.rows("TASK_PMU_INFO", "globalTaskId", "name", "value", texts=["name"])
+    return [(sink.text(names[task]), counter, value) for task, counter, value in rows]
+
+
+def test_a_dispatch_has_its_counters(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", counted(pmc(1, 3, 2, 12.5), pmc(2, 3, 1, 4))))
+    assert sorted(of_tasks(sink)) == [("gemm()", "GRBM_COUNT", 12.5), ("gemm()", "SQ_WAVES", 4)]
+    assert sink.anomalies == {"relative_times": 1}
+
+
+def test_places_of_a_device_add_up(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", counted(*(pmc(n, 3, 1, 4) for n in range(1, 9)))))
+    assert of_tasks(sink) == [("gemm()", "SQ_WAVES", 32)]
+
+
+def test_sessions_have_counters_of_their_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.db", counted(pmc(1, 3, 1, 4)), counted(pmc(1, 3, 1, 5)))
+    assert sorted(value for _, _, value in of_tasks(decode(path))) == [4, 5]
+
+
+def test_samples_are_counters_over_time(tmp_path: Path) -> None:
+    tables = counted(
+        *(pmc(1, 20, 1, 60.0), pmc(2, 21, 1, 70.0), pmc(3, 20, 3, 1.0)),
+        sample=[
+            {"id": 1, "track_id": 1, "timestamp": 3_000, "event_id": 20},
+            {"id": 2, "track_id": 1, "timestamp": 3_100, "event_id": 21},
+        ],
+    )
+    tables["event"] = [*tables["event"], event(20, 0, 0), event(21, 0, 0)]
+    sink = decode(write(tmp_path / "a.db", tables))
+    columns = ("timestampNs", "deviceId", "name", "value")
+    assert sink.rows("UPROF_GPU_METRICS", *columns, texts=["name"]) == [
+        (3_000, 0, "SQ_WAVES", 60.0),
+        (3_100, 0, "SQ_WAVES", 70.0),
+    ]
+    assert sink.anomalies["counter_without_task"] == 1, "the one of the CPU"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pmc(1, 99, 1, 5),
+        pmc(1, None, 1, 5),
+        pmc(1, 3, 1, None),
+        pmc(1, 3, 1, "many"),
+        pmc(1, -5, 1, 1),
+    ],
+)
+def test_values_of_nothing_are_counted(odd: Any, tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", counted(odd, pmc(2, 3, 1, 4))))
+    assert of_tasks(sink) == [("gemm()", "SQ_WAVES", 4)]
+    assert sink.anomalies["counter_without_task"] == 1
+
+
+def test_a_counter_without_a_name_is_kept(tmp_path: Path) -> None:
+    sink = decode(write(tmp_path / "a.db", counted(pmc(1, 3, 77, 4))))
+    assert of_tasks(sink) == [("gemm()", "N/A", 4)]
+
+
+def of_json(traced: bool, **record: Any) -> dict[str, Any]:
+    document = as_json()
+    (session,) = document["rocprofiler-sdk-tool"]
+    (dispatch,) = session["buffer_records"]["kernel_dispatch"]
+    dispatch["dispatch_info"]["dispatch_id"] = 1
+    session["counters"] = [
+        {"id": {"handle": 501}, "agent_id": {"handle": 88}, "name": "SQ_WAVES"},
+        {"id": {"handle": 502}, "agent_id": {"handle": 88}, "name": "GRBM_COUNT"},
+    ]
+    session["callback_records"] = {
+        "counter_collection": [
+            {
+                "thread_id": 4243,
+                "dispatch_data": {
+                    name: dispatch[name]
+                    for name in (
+                        *("correlation_id", "start_timestamp", "end_timestamp", "dispatch_info"),
+                    )
+                },
+                "records": [
+                    {"counter_id": {"handle": 501}, "value": 3.0},
+                    {"counter_id": {"handle": 501}, "value": 1},
+                    {"counter_id": {"handle": 502}, "value": 12.5},
+                ],
+                **record,
+            }
+        ]
+    }
+    if not traced:
+        session["buffer_records"]["kernel_dispatch"] = []
+    return document
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_json_has_the_same(traced: bool, tmp_path: Path) -> None:
+    sink = decode(write_json(tmp_path / "a.json", of_json(traced)))
+    assert sorted(of_tasks(sink)) == [("gemm()", "GRBM_COUNT", 12.5), ("gemm()", "SQ_WAVES", 4)]
+    assert len(sink.tables["COMPUTE_TASK_INFO"]) == 1, "it ran once"
+    assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"records": 5},
+        {"records": [5, {"counter_id": 7}, {"value": "x"}]},
+        {"dispatch_data": "none"},
+        {"dispatch_data": {}},
+        {"records": [{"counter_id": {"handle": 501}, "value": 10**400}]},
+    ],
+)
+def test_json_may_say_anything(odd: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(of_json(True, **odd)))
+    assert decode(path).tables["TASK"]
+
+
+def test_reports_show_them_by_kind_of_operator(tmp_path: Path) -> None:
+    recording = write(tmp_path / "a.db", counted(pmc(1, 3, 1, 4)))
+    with open_analyses(convert(recording, tmp_path / "r.db").database) as (analysis,):
+        (figure,) = analysis.pmu()
+    assert (figure.op_type, figure.counter, figure.tasks, figure.total) == (
+        *("aten::mm", "SQ_WAVES"),
+        *(1, 4.0),
+    )
