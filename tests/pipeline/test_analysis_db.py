@@ -17,6 +17,7 @@ from unified_prof import open_report
 from unified_prof.pipeline import analysis_db
 from unified_prof.pipeline.analysis_db import write_analysis
 from unified_prof.pipeline.convert import convert, convert_all
+from unified_prof.pipeline.sources import Sign, by_kind
 from unified_prof.store.writer import ReportWriter
 from unified_prof.vocabulary import group_hash
 
@@ -414,6 +415,30 @@ def test_without_collectives_a_prof_directory_gets_its_report_only(tmp_path: Pat
     before = {path.name for path in prof.iterdir()}
     made = convert(prof)
     assert {path.name for path in prof.iterdir()} == before | {made.database.name}
+
+
+def test_a_folder_made_for_a_report_says_its_devices_and_is_no_recording(tmp_path: Path) -> None:
+    recordings = [
+        generate(tmp_path / f"in{n}", Recipe(operators=3, devices=(n,))).path for n in (0, 1)
+    ]
+    for recording in recordings:
+        for info in recording.glob("device_*/info.json.?"):
+            told = json.loads(info.read_text())
+            told.pop("rank_id", None)
+            info.write_text(json.dumps(told))
+    found = list(convert_all(recordings, tmp_path / "out"))
+    assert [outcome.error for outcome in found] == [None, None]
+    for number, outcome in enumerate(found):
+        assert outcome.converted is not None
+        folder = outcome.converted.database.parent
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        device = f"device_{number}/info.json.{number}"
+        assert names == {outcome.converted.database.name, "analysis.db", device}
+        assert json.loads((folder / device).read_text())["rank_id"] == -1
+        assert by_kind("prof").sniff(folder) is Sign.NO
+        assert by_kind("prof").sniff(recordings[number]) is Sign.SURE
+    with closing(sqlite3.connect(folder / "analysis.db")) as db:
+        assert db.execute("SELECT DISTINCT deviceId FROM StepTraceTime").fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize(("level", "there"), [("Level1", True), ("Level_none", False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -9,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unified_prof.pipeline.outputs import make_directory
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.store.atomic import replacing
 
 if TYPE_CHECKING:
     from unified_prof.columns import Sink
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"PROF_.+")
 _PART = re.compile(r"host|device_\d{1,4}")
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
+_REPORT = re.compile(rf"{_DATABASE.pattern}(?:\Z|.*\.partial)")
+"""The same, and what was to become one."""
+_DEVICE_INFO = re.compile(r"info\.json\.\d{1,4}")
 
 
 class Prof(Source):
@@ -41,11 +47,10 @@ class Prof(Source):
         except OSError:
             return Sign.SURE if _NAME.fullmatch(path.name) else Sign.NO
         parts = [path / name for name in inside if _PART.fullmatch(name)]
-        if any(_has_info(part) for part in parts):
+        if any(map(_REPORT.match, inside)) and all(map(_holds_info_only, parts)):
+            return Sign.NO  # made for a report
+        if any(_has_info(part) for part in parts) or _NAME.fullmatch(path.resolve().name):
             return Sign.SURE
-        if _NAME.fullmatch(path.resolve().name):
-            # Damaged, unless it is a folder of that name which was made for a report.
-            return Sign.NO if any(map(_DATABASE.fullmatch, inside)) and not parts else Sign.SURE
         return Sign.MAYBE if any(part.is_dir() for part in parts) else Sign.NO
 
     def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
@@ -76,21 +81,32 @@ class Prof(Source):
     def complete(self, path: Path, report: Path, *, force: bool) -> None:
         """Write what is known of collectives: as msprof leaves it, and as viewers ask for it.
 
-        What somebody else has left there stays, unless `force` is given.
+        What somebody else has left there stays, unless `force` is given. A folder of its own gets
+        what readers tell devices and ranks by, as they look for PROF_* directories.
         """
         from unified_prof.pipeline import analysis_db
         from unified_prof.store.reader import open_report
 
         folder = report.parent
+        is_own_folder = not folder.samefile(path)
+        if is_own_folder:
+            _copy_devices(path, folder)
         with open_report(report) as opened:
-            if not analysis_db.has_collectives(opened):
-                return
+            has_collectives = analysis_db.has_collectives(opened)
             recorded = analysis_db.read_recorded(path)
-            for write, place in (
-                (analysis_db.write_communication, analysis_db.COMMUNICATION_FILE),
-                (analysis_db.write_analysis, analysis_db.FILE_NAME),
+            for write, place, is_wanted in (
+                (
+                    analysis_db.write_communication,
+                    analysis_db.COMMUNICATION_FILE,
+                    has_collectives,
+                ),
+                (
+                    analysis_db.write_analysis,
+                    analysis_db.FILE_NAME,
+                    has_collectives or is_own_folder,
+                ),
             ):
-                if force or not (folder / place).exists():
+                if is_wanted and (force or not (folder / place).exists()):
                     write(opened, folder, overwrite=force, recorded=recorded)
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
@@ -118,3 +134,41 @@ def _has_info(part: Path) -> bool:
             return any(entry.name.startswith("info.json") for entry in entries)
     except OSError:
         return False
+
+
+def _holds_info_only(part: Path) -> bool:
+    """Tell whether a part is what `_copy_devices` makes: every recorded one holds more."""
+    try:
+        with os.scandir(part) as entries:
+            return all(_DEVICE_INFO.fullmatch(entry.name) for entry in entries)
+    except OSError:
+        return False
+
+
+def _copy_devices(recording: Path, folder: Path) -> None:
+    """Copy what says which devices there are, device_<N>/info.json.<N>, beside a report.
+
+    msprof-analyze takes all recordings for one rank that do not say theirs: -1, not known, has it
+    number them.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    for part in sorted(recording.iterdir()):
+        found = sorted(part.iterdir()) if _PART.fullmatch(part.name) and part.is_dir() else []
+        for info in found:
+            if not _DEVICE_INFO.fullmatch(info.name) or not info.is_file():
+                continue
+            make_directory(folder / part.name)
+            with replacing(folder / part.name / info.name, overwrite=True) as partial:
+                partial.write_bytes(_with_rank(info.read_bytes()))
+
+
+def _with_rank(info: bytes) -> bytes:
+    try:
+        told = json.loads(info)
+    except ValueError:
+        return info
+    if not isinstance(told, dict) or "rank_id" in told:
+        return info
+    return json.dumps({**told, "rank_id": -1}).encode()
