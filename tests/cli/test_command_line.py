@@ -11,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app
 from unified_prof.cli.examples import EXAMPLES
 
@@ -152,6 +153,11 @@ def test_examples_belong_to_commands() -> None:
 def test_the_screen_of_run_fits_a_screen() -> None:
     assert len(help_of("run").splitlines()) <= 66
     assert "--aic-metrics" not in help_of("run")
+
+
+def test_the_screen_says_of_each_command_what_it_says_of_itself() -> None:
+    for name, (_, summary) in app_module.COMMANDS.items():
+        assert ROOT.commands[name].get_short_help_str(limit=200) == summary
 
 
 def test_commands_are_listed_in_the_order_of_their_use() -> None:

@@ -14,22 +14,41 @@ from unified_prof.cli import boundary, config
 from unified_prof.cli.command_line import Application, Group
 from unified_prof.version import VERSION
 
-# Command (or group of commands) -> its module in this package, in the order of the screen. A module
-# has a function `register(app)`; heavy imports belong inside the commands' functions.
-COMMANDS: dict[str, str] = {
-    "run": "run",
-    "build": "conversion",
-    "import": "conversion",
-    "report": "report",
-    "trace": "trace",
-    "export": "export",
-    "diff": "diff",
-    "gate": "gate",
-    "baseline": "baseline",
-    "cluster": "cluster",
-    "db": "db",
-    "recover": "recover",
-    "doctor": "doctor",
+# Command (or group of commands) -> its module in this package, and the first sentence of its help,
+# in the order of the screen. A module has a function `register(app)`; heavy imports belong inside
+# the commands' functions. The sentence stands here so that the screen needs no module.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Profile a PyTorch workload: a script with providers, or any training script."),
+    "build": (
+        "conversion",
+        "Build the databases of recorded Ascend PROF_* directories: no CANN, no NPU needed.",
+    ),
+    "import": (
+        "conversion",
+        "Make msprof databases of what other profilers recorded: no torch, no device needed.",
+    ),
+    "report": ("report", "Show where the time and the memory of a run went."),
+    "trace": (
+        "trace",
+        "Write the timeline of a report: streams, host calls, who launched whom, counters.",
+    ),
+    "export": (
+        "export",
+        "Write a timeline as op_summary, task_time, msprof_*.json and their like.",
+    ),
+    "diff": ("diff", "Compare two runs, operation by operation."),
+    "gate": ("gate", "Refuse a run that is slower, or takes more memory, than a base allows."),
+    "baseline": ("baseline", "Keep runs to compare later ones with: save, list, show."),
+    "cluster": (
+        "cluster",
+        "Many ranks as one run: who is slow, who waits for whom, which link, which step.",
+    ),
+    "db": ("db", "Versions of report files: recognise, check, migrate and create them."),
+    "recover": ("recover", "Make reports of what a killed run had measured."),
+    "doctor": (
+        "doctor",
+        "Say which backends can run here and why the others cannot, and what is installed.",
+    ),
 }
 
 
@@ -45,7 +64,7 @@ class _Commands(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
             part = Application()
-            import_module(f"unified_prof.cli.{COMMANDS[name]}").register(part)
+            import_module(f"unified_prof.cli.{COMMANDS[name][0]}").register(part)
             self._made |= typer.main.get_group(part).commands
         return self._made[name]
 
@@ -62,6 +81,10 @@ class _Root(Group):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to it
+
+    def summary_of(self, ctx: Any, name: str) -> str | None:
+        """Return the first sentence of a command's help, without making the command."""
+        return COMMANDS[name][1]
 
 
 app = Application(

@@ -139,10 +139,15 @@ class Group(_Shown, TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the screen."""
-        names = super().list_commands(ctx)
+        names = list(self.commands)  # Typer asks for each command to name them
         return [name for name in self.order if name in names] + [
             name for name in names if name not in self.order
         ]
+
+    def summary_of(self, ctx: Any, name: str) -> str | None:
+        """Return the first sentence of a command's help; None: it is not listed."""
+        command = self.get_command(ctx, name)
+        return None if command is None or command.hidden else command.get_short_help_str(limit=200)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the line that begins with `Usage:`."""
@@ -150,13 +155,9 @@ class Group(_Shown, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each with its whole first sentence, then the options."""
-        commands = [
-            (name, command.get_short_help_str(limit=200))
-            for name in self.list_commands(ctx)
-            if (command := self.get_command(ctx, name)) is not None and not command.hidden
-        ]
+        told = ((name, self.summary_of(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
-            formatter.write_dl(commands)
+            formatter.write_dl([(name, summary) for name, summary in told if summary is not None])
         super().format_options(ctx, formatter)
 
 
