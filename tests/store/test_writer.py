@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
-from unified_prof.store import layouts, table_writer
+from unified_prof.store import inserts, layouts, table_writer
 from unified_prof.store.writer import ReportWriter
 
 DOCUMENTED = catalogue.load(MSPROF, "documented")
@@ -40,6 +40,15 @@ def write(path: Path, batches: Mapping[str, Mapping[str, Any]], **options: Any) 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "msprof.db"
+
+
+@pytest.fixture(params=["pages", "statements"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way rows take, all of this holds; which it is depends on how many they are."""
+    if request.param == "pages":
+        monkeypatch.setattr(table_writer, "ROWS_WORTH_PAGES", 1)
+    else:
+        monkeypatch.setattr(table_writer, "can_be_pages", lambda _: False)
 
 
 def test_a_block_that_ends_well_leaves_the_report_and_nothing_else(path: Path) -> None:
@@ -119,7 +128,7 @@ def test_scalars_stand_for_every_row_and_missing_columns_are_null(path: Path) ->
 def test_columns_that_happen_to_be_constant_are_stored_in_their_places(
     path: Path, numbered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_writer, "_NUMBERED_PARAMETERS", numbered)
+    monkeypatch.setattr(inserts, "_NUMBERED_PARAMETERS", numbered)
     count = 4100  # more than it takes to look for constant columns
     columns = {
         "startNs": np.arange(count),
@@ -278,14 +287,25 @@ def test_a_block_that_raises_leaves_nothing_and_its_own_error(
 
 
 def test_a_key_that_is_there_twice_is_refused_whoever_catches_it(path: Path) -> None:
+    keys = np.append(np.arange(5000), 7)
+
     def work() -> None:
         with ReportWriter(path) as report:
             with pytest.raises(StoreError, match=r"COMPUTE_TASK_INFO\.globalTaskId"):
-                report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1, 1]})
+                report.write("COMPUTE_TASK_INFO", {"globalTaskId": keys})
             report.write("TASK", {"startNs": [1]})
 
     with pytest.raises(StoreError, match=r"msprof\.db cannot be written as asked"):
         work()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_key_that_is_there_twice_among_few_rows_is_refused_at_the_end(path: Path) -> None:
+    with (
+        pytest.raises(StoreError, match=r"cannot be .* asked: .*COMPUTE_TASK_INFO\.globalTaskId"),
+        ReportWriter(path) as report,
+    ):
+        report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1, 1]})
     assert list(path.parent.iterdir()) == []
 
 

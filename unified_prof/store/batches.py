@@ -23,6 +23,7 @@ Plain = int | float | str | None
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
+_PYTHON: dict[type, type] = {np.int64: int, np.float64: float}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,73 @@ def is_text(source: Source) -> bool:
     if isinstance(source, Constant):
         return isinstance(source.value, str)
     return isinstance(source, Objects) and source.has_text
+
+
+def selected(source: Source, rows: slice | NDArray[np.int64]) -> Source:
+    """Return some rows of a column."""
+    if isinstance(source, Constant):
+        return source
+    if isinstance(source, Numbers):
+        return Numbers(source.array[rows])
+    values = source.values
+    if isinstance(rows, slice) or isinstance(values, np.ma.MaskedArray):
+        return Objects(values[rows], source.has_text)  # type: ignore[index]
+    return Objects([values[row] for row in rows.tolist()], source.has_text)
+
+
+def kept(source: Source) -> Source:
+    """Return a column that stays as it is whatever becomes of the arrays it was made of."""
+    if isinstance(source, Constant):
+        return source
+    if isinstance(source, Numbers):
+        return Numbers(source.array.copy())
+    if isinstance(source.values, np.ma.MaskedArray):
+        return Objects(source.values.copy(), source.has_text)
+    return Objects(list(source.values), source.has_text)
+
+
+def joined(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
+    """Return columns one after the other as one.
+
+    Args:
+        parts: The columns, at least one.
+        lengths: How many rows each of them has.
+    """
+    first = parts[0]
+    if isinstance(first, Constant) and all(
+        # By their text: 1 is not 1.0, nor 0.0 minus zero.
+        isinstance(part, Constant) and repr(part.value) == repr(first.value)
+        for part in parts
+    ):
+        return first
+    for kind in (np.int64, np.float64):
+        arrays = [_array(part, length, kind) for part, length in zip(parts, lengths, strict=True)]
+        known = [array for array in arrays if array is not None]
+        if len(known) < len(parts):
+            continue
+        if any(isinstance(array, np.ma.MaskedArray) for array in known):
+            mask = np.concatenate([np.ma.getmaskarray(array) for array in known])
+            data = np.concatenate([np.ma.getdata(array) for array in known])
+            return Objects(np.ma.MaskedArray(data, mask), has_text=False)
+        return Numbers(np.concatenate(known))
+    values: list[Any] = []
+    for part, length in zip(parts, lengths, strict=True):
+        values += part.part(0, length)
+    return Objects(values, any(is_text(part) for part in parts))
+
+
+def _array(source: Source, rows: int, kind: type) -> NDArray[Any] | None:
+    """Return a column of numbers of one kind as an array; integers may be masked."""
+    if isinstance(source, Numbers):
+        return source.array if source.array.dtype == kind else None
+    if isinstance(source, Objects):
+        is_array = isinstance(source.values, np.ma.MaskedArray)
+        return source.values if is_array and kind is np.int64 else None  # type: ignore[return-value]
+    if is_null(source.value):
+        if kind is np.float64:
+            return np.full(rows, np.nan)
+        return np.ma.MaskedArray(np.zeros(rows, np.int64), mask=True)
+    return np.full(rows, source.value, kind) if type(source.value) is _PYTHON[kind] else None
 
 
 def _source(column: Column) -> Source:

@@ -22,7 +22,6 @@ _UNFINISHED = (
     # waiting for the disk, which `atomic` does once, at the end.
     "PRAGMA journal_mode = OFF",
     "PRAGMA synchronous = OFF",
-    "PRAGMA locking_mode = EXCLUSIVE",
     "PRAGMA secure_delete = OFF",
 )
 _CACHED_STATEMENTS = 100  # one of many rows takes some 200 kB
@@ -65,7 +64,9 @@ TABLES = (
 """What to select from for the tables of a file that are made of rows."""
 
 
-def open_unfinished(path: Path, *, page_bytes: int | None = None) -> sqlite3.Connection:
+def open_unfinished(
+    path: Path, *, page_bytes: int | None = None, alone: bool = True
+) -> sqlite3.Connection:
     """Return a connection to a file that nobody else uses yet, fast and without a safety net.
 
     Transactions are begun and ended by hand, so that DDL is part of them.
@@ -73,11 +74,14 @@ def open_unfinished(path: Path, *, page_bytes: int | None = None) -> sqlite3.Con
     Args:
         path: The empty file, or the copy of a database.
         page_bytes: Size of a new file's pages, SQLite's own choice if None.
+        alone: Whether nobody else writes to the file between the connection's transactions.
     """
     db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
     try:
         for setting in _UNFINISHED:
             db.execute(setting)
+        if alone:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
         if page_bytes is not None:
             db.execute(f"PRAGMA page_size = {page_bytes}")
     except BaseException:

@@ -1,54 +1,67 @@
-"""Appends batches of columns to one table, as fast as the driver allows.
+"""Appends batches of columns to one table: few rows by statements, many as pages.
 
-Rows go in by INSERT statements of many rows each: binding a whole statement's values in one call
-is what makes Python as fast as a C program that binds row by row (docs/performance.md). Columns
-that are the same in every row of a batch are bound once a statement.
+Rows that come by the thousands become pages of the table without SQLite, several times as fast
+(docs/performance.md). That takes a table of plain columns, and rows in the order of their rowids;
+what is otherwise, and what are few rows, SQLite inserts.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.errors import UsageError
-from unified_prof.store.batches import Constant, Numbers, Source, is_text, non_null
+from unified_prof.models.catalogue import ColumnSpec, TableSpec
+from unified_prof.store.batches import (
+    Constant,
+    Source,
+    is_text,
+    joined,
+    kept,
+    non_null,
+    selected,
+)
+from unified_prof.store.btree.writing.fields import Affinity, affinity_of, field_of
+from unified_prof.store.btree.writing.tree import TableTree
+from unified_prof.store.inserts import TEXT_AT_ONCE, Inserts, integers, text_size
 from unified_prof.store.layouts import Layout
+from unified_prof.store.shared_file import SharedFile
 
-_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
-_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
-_TEXT_PER_STATEMENT = 1_000_000  # characters; more go in row by row, to keep memory flat
-# Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
-_NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
+ROWS_WORTH_PAGES = 4_000
+"""As many rows are put together before they become pages; fewer in all are inserted."""
+_ROWS_AT_ONCE = 32_768
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
+_NOT_PLAIN = re.compile(
+    r"\b(?:UNIQUE|CHECK|GENERATED|AS|WITHOUT|STRICT|AUTOINCREMENT|DESC|REFERENCES|FOREIGN)\b",
+    re.IGNORECASE,
+)
 
 
 class TableWriter:
     """One table of the file being written, created when there is something to write."""
 
-    def __init__(self, db: sqlite3.Connection, layout: Layout, *, parameter_limit: int) -> None:
+    def __init__(self, file: SharedFile, layout: Layout) -> None:
         self.layout = layout
         self.rows = 0
         self.exists = False
-        self._db = db
+        self._file = file
         self._columns = layout.spec.columns
-        most = parameter_limit // len(self._columns)
-        self._statement_sizes = [size for size in _ROWS_PER_STATEMENT if size <= most]
-        marks = ", ".join("?" * len(self._columns))
-        self._one_row = f'INSERT INTO "{layout.spec.name}" VALUES ({marks})'
-        self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
-        self._indexes = [
-            _Index(db, name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
-        ]
+        self._inserts = Inserts(file, layout)
+        self._key = rowid_column(layout.spec)
+        self._as_pages = can_be_pages(layout.spec)
+        self._affinities = [affinity_of(column.type) for column in self._columns]
+        self._pending: list[tuple[list[Source], int]] = []
+        self._pending_rows = 0
+        self._pending_text = 0
+        self._tree: TableTree | None = None
 
     def create(self) -> None:
         """Create the table if it is not there yet."""
         if not self.exists:
-            self._db.execute(self.layout.spec.create_sql)
+            self._file.statements().execute(self.layout.spec.create_sql)
             self.exists = True
 
     def append(self, sources: Mapping[str, Source], rows: int) -> None:
@@ -64,186 +77,144 @@ class TableWriter:
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
         self.create()
-        by_file_name = dict(zip(self.layout.spec.column_names, ordered, strict=True))
-        for index in self._indexes:
-            index.before(by_file_name, rows)
-        self._insert([_reduced(source, rows) for source in ordered], rows)
         self.rows += rows
+        if not self._as_pages or not self._complete(ordered, rows):
+            self._insert(ordered, rows)
+        elif rows >= ROWS_WORTH_PAGES and not self._pending:
+            self._write(ordered, rows)
+        else:
+            self._put_off(ordered, rows)
 
     def finish(self) -> None:
-        """Create the indexes that were cheaper to leave until now."""
+        """Write what was put off, and complete the table and its indexes; again: the rest."""
         if self.exists:
-            for index in self._indexes:
-                index.finish()
+            if self._tree is not None:
+                self._write_pending()
+            self._leave_to_statements()
+            self._inserts.finish()
 
     def _refuse_impossible(self, ordered: list[Source], rows: int) -> None:
         for column, source in zip(self._columns, ordered, strict=True):
             where = f"{self.layout.table}.{column.name}"
-            if is_text(source) and any(word in column.type.upper() for word in _NUMERIC):
+            if is_text(source) and _is_numeric(column):
                 raise UsageError(f"{where} is {column.type}, found text (text is interned first)")
             # SQLite would make up a number for a NULL in an INTEGER PRIMARY KEY.
             if column.primary_key and non_null(source, rows) < rows:
                 raise UsageError(f"{where} is the key of its table, found NULL")
 
+    def _complete(self, ordered: list[Source], rows: int) -> bool:
+        """Tell whether nothing is NULL that must not be; else SQLite is to say what is."""
+        return all(
+            not column.not_null or non_null(source, rows) == rows
+            for column, source in zip(self._columns, ordered, strict=True)
+        )
+
+    def _put_off(self, ordered: list[Source], rows: int) -> None:
+        """Keep rows until they are worth pages."""
+        self._pending.append(([kept(source) for source in ordered], rows))
+        self._pending_rows += rows
+        self._pending_text += text_size(ordered, 0, rows)
+        if self._pending_rows >= ROWS_WORTH_PAGES or self._pending_text > TEXT_AT_ONCE:
+            self._write_pending()
+
+    def _write_pending(self) -> None:
+        pending, rows = self._pending, self._pending_rows
+        self._pending, self._pending_rows, self._pending_text = [], 0, 0
+        if pending:
+            lengths = [length for _, length in pending]
+            columns = zip(*(ordered for ordered, _ in pending), strict=True)
+            self._write([joined(parts, lengths) for parts in columns], rows)
+
+    def _write(self, ordered: list[Source], rows: int) -> None:
+        """Append rows as pages, some at a time; from the first that cannot be, by statements."""
+        for start in range(0, rows, _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, rows)
+            self._write_some([selected(s, slice(start, stop)) for s in ordered], stop - start)
+
+    def _write_some(self, ordered: list[Source], rows: int) -> None:
+        if rows > 1 and text_size(ordered, 0, rows) > TEXT_AT_ONCE:
+            middle = rows // 2
+            self._write_some([selected(s, slice(0, middle)) for s in ordered], middle)
+            self._write_some([selected(s, slice(middle, rows)) for s in ordered], rows - middle)
+        elif not self._as_pages or not self._write_block(ordered, rows):
+            self._insert(ordered, rows)
+
+    def _write_block(self, ordered: list[Source], rows: int) -> bool:
+        """Append rows as pages; return False, and write nothing, if that cannot be."""
+        if self._tree is None and not self._file.pages().suitable:
+            return False
+        last = None if self._tree is None else self._tree.last_rowid
+        if self._key is None:
+            rowids = (last or 0) + 1 + np.arange(rows)
+        else:
+            keys = integers(ordered[self._key], rows)
+            if keys is None:
+                return False
+            if not _ascends(keys):
+                order = np.argsort(keys)
+                keys, ordered = keys[order], [selected(source, order) for source in ordered]
+            if not _ascends(keys) or (last is not None and keys[0] <= last):
+                return False
+            rowids = keys
+            ordered[self._key] = Constant(None)
+        if self._tree is None:
+            self._tree = self._new_tree()
+        fields = [
+            field_of(source, affinity)
+            for source, affinity in zip(ordered, self._affinities, strict=True)
+        ]
+        self._tree.append(self._file.pages(), fields, rowids)
+        return True
+
+    def _new_tree(self) -> TableTree:
+        root = self._file.statements().execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = ?", (self.layout.spec.name,)
+        )
+        number = int(root.fetchone()[0])
+        header = self._file.pages().header
+        return TableTree(number, header.page_bytes, header.usable)
+
     def _insert(self, ordered: list[Source], rows: int) -> None:
-        start = 0
-        for size in self._statement_sizes:
-            stop = rows - (rows - start) % size
-            if start < stop:
-                self._insert_by_many(ordered, start, stop, size)
-            start = stop
-        if start < rows:
-            self._insert_one_by_one(ordered, start, rows)
+        """Insert rows by statements, as all that come later."""
+        self._leave_to_statements()
+        self._inserts.append(ordered, rows)
 
-    def _insert_by_many(self, ordered: list[Source], start: int, stop: int, size: int) -> None:
-        """Insert the rows from `start` to `stop`, `size` of them a statement."""
-        constant: tuple[int, ...] = ()
-        if _NUMBERED_PARAMETERS:
-            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
-        head = [ordered[j].part(0, 1)[0] for j in constant]
-        varying = [source for j, source in enumerate(ordered) if j not in constant]
-        statement = self._statement(constant, size)
-        row_by_row = _row_by_row(varying, size)
-        texts = [source for source in varying if is_text(source)]
-        for first in range(start, stop, size):
-            if texts and _text_size(texts, first, first + size) > _TEXT_PER_STATEMENT:
-                self._insert_one_by_one(ordered, first, first + size)
-            else:
-                self._db.execute(statement, head + row_by_row(first))
-
-    def _insert_one_by_one(self, ordered: list[Source], start: int, stop: int) -> None:
-        columns = [source.part(start, stop) for source in ordered]
-        self._db.executemany(self._one_row, zip(*columns, strict=True))
-
-    def _statement(self, constant: tuple[int, ...], size: int) -> str:
-        """Return the statement for `size` rows, constant columns first.
-
-        The first row has them as parameters of its own, the others refer to those by number. No
-        more than these few numbers may be in it: SQLite looks them up one by one.
-        """
-        text = self._many_rows.get((constant, size))
-        if text is None:
-            names = [column.name for column in self._columns]
-            varying = [name for j, name in enumerate(names) if j not in constant]
-            listed = ", ".join(f'"{name}"' for name in [names[j] for j in constant] + varying)
-            same = [f"?{number}" for number in range(1, len(constant) + 1)]
-            first, other = (
-                f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
-            )
-            rows = ",".join([first] + [other] * (size - 1))
-            text = f'INSERT INTO "{self.layout.spec.name}" ({listed}) VALUES {rows}'
-            self._many_rows[constant, size] = text
-        return text
+    def _leave_to_statements(self) -> None:
+        """Complete the table as far as it has come; it grows by statements from here on."""
+        self._as_pages = False
+        if self._tree is not None:
+            self._tree.finish(self._file.pages())
+            self._tree = None
+            self._inserts.index_later()
+        pending, self._pending = self._pending, []
+        for ordered, rows in pending:
+            self._inserts.append(ordered, rows)
 
 
-def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
-    """Return what makes one list of the values of `rows` rows, one row after the other."""
-    width = len(sources)
-    arrays = [source.array for source in sources if isinstance(source, Numbers)]
-    if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
-        buffer = np.empty((rows, width), arrays[0].dtype)
-
-        def of_one_type(start: int) -> list[Any]:
-            for j, array in enumerate(arrays):
-                buffer[:, j] = array[start : start + rows]
-            return buffer.ravel().tolist()
-
-        return of_one_type
-
-    def of_any_type(start: int) -> list[Any]:
-        values: list[Any] = [None] * (width * rows)
-        for j, source in enumerate(sources):
-            values[j::width] = source.part(start, start + rows)
-        return values
-
-    return of_any_type
-
-
-class _Index:
-    """One index, made at the cheaper moment.
-
-    Rows that come in the index's order cost half as much with the index in place as indexing
-    them afterwards; rows out of order cost several times more. So it is there from the first
-    batch on, as long as every batch goes on where the last one ended.
-    """
-
-    def __init__(
-        self, db: sqlite3.Connection, name: str, create_sql: str, columns: tuple[str, ...]
-    ) -> None:
-        self._db = db
-        self._name = name
-        self._create_sql = create_sql
-        self._columns = columns
-        self._last: tuple[int, ...] | None = None
-        self._exists = False
-        self._waits = False
-
-    def before(self, sources: Mapping[str, Source], rows: int) -> None:
-        """Prepare for a batch that is about to be appended."""
-        if self._waits:
-            return
-        keys = [_integers(sources[name], rows) for name in self._columns]
-        self._waits = not self._follows(keys)
-        if self._waits and self._exists:
-            self._db.execute(f'DROP INDEX "{self._name}"')
-            self._exists = False
-        elif not self._waits and not self._exists:
-            self._db.execute(self._create_sql)
-            self._exists = True
-
-    def finish(self) -> None:
-        """Create the index if it is not there yet."""
-        if not self._exists:
-            self._db.execute(self._create_sql)
-
-    def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
-        """Tell whether the batch is sorted and begins where the last one ended."""
-        known = [key for key in keys if key is not None]
-        if len(known) < len(keys):
-            return False
-        first = tuple(int(key[0]) for key in known)
-        if self._last is not None and first < self._last:
-            return False
-        self._last = tuple(int(key[-1]) for key in known)
-        return _is_sorted(known)
-
-
-def _is_sorted(keys: list[NDArray[np.int64]]) -> bool:
-    """Tell whether rows come in the order of the first key, then of the second, and so on."""
-    undecided = np.ones(len(keys[0]) - 1, np.bool_)
-    for key in keys:
-        if bool(np.any(undecided & (key[1:] < key[:-1]))):
-            return False
-        undecided &= key[1:] == key[:-1]
-        if not undecided.any():
-            break
-    return True
-
-
-def _integers(source: Source, rows: int) -> NDArray[np.int64] | None:
-    if isinstance(source, Constant) and isinstance(source.value, int):
-        return np.broadcast_to(np.int64(source.value), rows)
-    if isinstance(source, Numbers) and source.array.dtype == np.int64:
-        return source.array
+def rowid_column(spec: TableSpec) -> int | None:
+    """Return the place of the column that is its table's rowid, None where there is none."""
+    keys = [number for number, column in enumerate(spec.columns) if column.primary_key]
+    if len(keys) == 1 and spec.columns[keys[0]].type.upper() == "INTEGER":
+        return keys[0]
     return None
 
 
-def _reduced(source: Source, rows: int) -> Source:
-    """Return a column whose integers are all the same as a constant."""
-    if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
-        array = source.array
-        first = array[0]
-        if array.dtype == np.int64 and array[-1] == first and bool((array == first).all()):
-            return Constant(int(first))
-    return source
-
-
-def _text_size(sources: list[Source], start: int, stop: int) -> int:
-    """Return the number of characters of text from row `start` to `stop`."""
-    return sum(
-        len(value)
-        for source in sources
-        if is_text(source)
-        for value in source.part(start, stop)
-        if isinstance(value, str)
+def can_be_pages(spec: TableSpec) -> bool:
+    """Tell whether rows of a table are nothing but their records, in the order of their rowids."""
+    has_key = any(column.primary_key for column in spec.columns)
+    return (
+        has_key == (rowid_column(spec) is not None)
+        and not _NOT_PLAIN.search(spec.create_sql)
+        and all(
+            _is_numeric(column) or affinity_of(column.type) in (Affinity.TEXT, Affinity.NONE)
+            for column in spec.columns
+        )
     )
+
+
+def _is_numeric(column: ColumnSpec) -> bool:
+    return any(word in column.type.upper() for word in _NUMERIC)
+
+
+def _ascends(keys: NDArray[np.int64]) -> bool:
+    return bool((keys[1:] > keys[:-1]).all())

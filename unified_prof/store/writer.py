@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from unified_prof.columns import Column
@@ -21,6 +21,7 @@ from unified_prof.store.batches import Source
 from unified_prof.store.blocks import Block
 from unified_prof.store.detect import REVISION_ROW
 from unified_prof.store.layouts import Layout
+from unified_prof.store.shared_file import SharedFile
 from unified_prof.store.strings import StringPool
 from unified_prof.store.table_writer import TableWriter
 
@@ -74,8 +75,7 @@ class ReportWriter(Block):
         self._dropped_rows: dict[str, int] = {}
         self._dropped_values: dict[str, int] = {}
         self._file: AtomicFile | None = None
-        self._db: sqlite3.Connection | None = None
-        self._parameter_limit = 0
+        self._shared: SharedFile | None = None
         self._failure: BaseException | None = None
         self._before_name: list[Callable[[Path], None]] = []
 
@@ -168,9 +168,7 @@ class ReportWriter(Block):
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with sql.writing(self.path):
-                self._db = sql.open_unfinished(self._file.partial, page_bytes=_PAGE_BYTES)
-                self._parameter_limit = sql.parameter_limit(self._db)
-                self._db.execute("BEGIN")
+                self._shared = SharedFile(self._file.partial, page_bytes=_PAGE_BYTES)
                 self._create_schema()
         except BaseException:
             self._close()
@@ -197,15 +195,15 @@ class ReportWriter(Block):
         if writer is None:
             layout = layouts.layout(self.revision, name)
             assert layout is not None
-            writer = TableWriter(self._database, layout, parameter_limit=self._parameter_limit)
+            writer = TableWriter(self._open, layout)
             self._tables[name] = writer
         return writer
 
     @property
-    def _database(self) -> sqlite3.Connection:
-        if self._db is None:
+    def _open(self) -> SharedFile:
+        if self._shared is None:
             raise UsageError(f"{self.path} is not open: write inside the `with` block")
-        return self._db
+        return self._shared
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -229,23 +227,27 @@ class ReportWriter(Block):
         """Complete the file, check it, give it its name."""
         if self._failure is not None:
             raise self._failure
-        database = self._database
+        shared = self._open
         with self._writing():
             for name in self._spec.tables:
                 if name in self._empty_tables and name != _STRING_IDS:
                     self._table(name).create()
-            for writer in self._tables.values():
-                writer.finish()
+            self._finish_tables()
             self._write_own_tables()
+            self._finish_tables()
             self._write_strings()
-            database.execute("COMMIT")
-            self._verify()
-            database.close()
+            self._finish_tables()
+            self._verify(shared.rest())
+            shared.close()
         assert self._file is not None
         for action in self._before_name:
             action(self._file.partial)
         with self._writing():
             self._file.commit()
+
+    def _finish_tables(self) -> None:
+        for writer in self._tables.values():
+            writer.finish()
 
     def _write_own_tables(self) -> None:
         """Write anomalies and facts, sorted by name: equal input gives equal files."""
@@ -275,9 +277,8 @@ class ReportWriter(Block):
         for ids, texts in self._strings.batches(_STRINGS_PER_BATCH):
             writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
 
-    def _verify(self) -> None:
+    def _verify(self, database: sqlite3.Connection) -> None:
         """Count the rows of every table, walking its pages, and have SQLite check the file."""
-        database = self._database
         written = [writer for writer in self._tables.values() if writer.exists]
         for writer in written:
             name = writer.layout.spec.name
@@ -295,9 +296,8 @@ class ReportWriter(Block):
                 raise StoreError(f"{self.path} is damaged after writing: {verdict}")
 
     def _close(self) -> None:
-        if self._db is not None:
-            with suppress(sqlite3.Error):  # all it does is roll back what is thrown away
-                self._db.close()
-            self._db = None
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         if self._file is not None:
             self._file.discard()

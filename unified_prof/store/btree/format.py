@@ -109,13 +109,18 @@ def read_header(start: bytes) -> Header | None:
     )
 
 
+def most_local(usable: int) -> int:
+    """Return how long a record may be that stands in a table's leaf as a whole."""
+    return usable - 35
+
+
 def local_payload(usable: int, payload: int) -> int:
     """Return how many bytes of a table leaf's payload stand in its cell.
 
     The rest is in overflow pages of `usable` - CHILD_BYTES bytes each; the first of them is named
     after the local bytes.
     """
-    most = usable - 35
+    most = most_local(usable)
     if payload <= most:
         return payload
     least = (usable - 12) * 32 // 255 - 23

@@ -1,0 +1,238 @@
+"""Appends batches of columns to one table by statements, as fast as the driver allows.
+
+Rows go in by INSERT statements of many rows each: binding a whole statement's values in one call
+is what makes Python as fast as a C program that binds row by row (docs/performance.md). Columns
+that are the same in every row of a batch are bound once a statement.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.store.batches import Constant, Numbers, Source, is_text
+from unified_prof.store.layouts import Layout
+from unified_prof.store.shared_file import SharedFile
+
+_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
+TEXT_AT_ONCE = 1_000_000
+"""Characters; more go in row by row, to keep memory flat."""
+# Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
+_NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
+
+
+class Inserts:
+    """Rows of one table that SQLite is given by statements, and the table's indexes."""
+
+    def __init__(self, file: SharedFile, layout: Layout) -> None:
+        self._file = file
+        self._columns = layout.spec.columns
+        self._names = layout.spec.column_names
+        self._table = layout.spec.name
+        most = file.parameter_limit // len(self._columns)
+        self._statement_sizes = [size for size in _ROWS_PER_STATEMENT if size <= most]
+        marks = ", ".join("?" * len(self._columns))
+        self._one_row = f'INSERT INTO "{self._table}" VALUES ({marks})'
+        self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
+        self._indexes = [
+            _Index(name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
+        ]
+
+    def append(self, ordered: Sequence[Source], rows: int) -> None:
+        """Insert `rows` rows, at least 1.
+
+        Args:
+            ordered: The columns in the file's order.
+            rows: How many values each of them has.
+        """
+        db = self._file.statements()
+        by_file_name = dict(zip(self._names, ordered, strict=True))
+        for index in self._indexes:
+            index.before(db, by_file_name, rows)
+        self._insert(db, [_reduced(source, rows) for source in ordered], rows)
+
+    def index_later(self) -> None:
+        """Leave indexes to the end: the table has rows that these know nothing of."""
+        for index in self._indexes:
+            index.wait()
+
+    def finish(self) -> None:
+        """Create the indexes that were cheaper to leave until now."""
+        for index in self._indexes:
+            index.finish(self._file.statements())
+
+    def _insert(self, db: sqlite3.Connection, ordered: list[Source], rows: int) -> None:
+        start = 0
+        for size in self._statement_sizes:
+            stop = rows - (rows - start) % size
+            if start < stop:
+                self._insert_by_many(db, ordered, start, stop, size)
+            start = stop
+        if start < rows:
+            self._insert_one_by_one(db, ordered, start, rows)
+
+    def _insert_by_many(
+        self, db: sqlite3.Connection, ordered: list[Source], start: int, stop: int, size: int
+    ) -> None:
+        """Insert the rows from `start` to `stop`, `size` of them a statement."""
+        constant: tuple[int, ...] = ()
+        if _NUMBERED_PARAMETERS:
+            constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
+        head = [ordered[j].part(0, 1)[0] for j in constant]
+        varying = [source for j, source in enumerate(ordered) if j not in constant]
+        statement = self._statement(constant, size)
+        row_by_row = _row_by_row(varying, size)
+        texts = [source for source in varying if is_text(source)]
+        for first in range(start, stop, size):
+            if texts and text_size(texts, first, first + size) > TEXT_AT_ONCE:
+                self._insert_one_by_one(db, ordered, first, first + size)
+            else:
+                db.execute(statement, head + row_by_row(first))
+
+    def _insert_one_by_one(
+        self, db: sqlite3.Connection, ordered: list[Source], start: int, stop: int
+    ) -> None:
+        columns = [source.part(start, stop) for source in ordered]
+        db.executemany(self._one_row, zip(*columns, strict=True))
+
+    def _statement(self, constant: tuple[int, ...], size: int) -> str:
+        """Return the statement for `size` rows, constant columns first.
+
+        The first row has them as parameters of its own, the others refer to those by number. No
+        more than these few numbers may be in it: SQLite looks them up one by one.
+        """
+        text = self._many_rows.get((constant, size))
+        if text is None:
+            names = [column.name for column in self._columns]
+            varying = [name for j, name in enumerate(names) if j not in constant]
+            listed = ", ".join(f'"{name}"' for name in [names[j] for j in constant] + varying)
+            same = [f"?{number}" for number in range(1, len(constant) + 1)]
+            first, other = (
+                f"({','.join(marks + ['?'] * len(varying))})" for marks in (["?"] * len(same), same)
+            )
+            rows = ",".join([first] + [other] * (size - 1))
+            text = f'INSERT INTO "{self._table}" ({listed}) VALUES {rows}'
+            self._many_rows[constant, size] = text
+        return text
+
+
+def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
+    """Return what makes one list of the values of `rows` rows, one row after the other."""
+    width = len(sources)
+    arrays = [source.array for source in sources if isinstance(source, Numbers)]
+    if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
+        buffer = np.empty((rows, width), arrays[0].dtype)
+
+        def of_one_type(start: int) -> list[Any]:
+            for j, array in enumerate(arrays):
+                buffer[:, j] = array[start : start + rows]
+            return buffer.ravel().tolist()
+
+        return of_one_type
+
+    def of_any_type(start: int) -> list[Any]:
+        values: list[Any] = [None] * (width * rows)
+        for j, source in enumerate(sources):
+            values[j::width] = source.part(start, start + rows)
+        return values
+
+    return of_any_type
+
+
+class _Index:
+    """One index, made at the cheaper moment.
+
+    Rows that come in the index's order cost half as much with the index in place as indexing
+    them afterwards; rows out of order cost several times more. So it is there from the first
+    batch on, as long as every batch goes on where the last one ended.
+    """
+
+    def __init__(self, name: str, create_sql: str, columns: tuple[str, ...]) -> None:
+        self._name = name
+        self._create_sql = create_sql
+        self._columns = columns
+        self._last: tuple[int, ...] | None = None
+        self._exists = False
+        self._waits = False
+
+    def wait(self) -> None:
+        """Leave the index to the end."""
+        self._waits = True
+
+    def before(self, db: sqlite3.Connection, sources: Mapping[str, Source], rows: int) -> None:
+        """Prepare for a batch that is about to be appended."""
+        if self._waits:
+            return
+        keys = [integers(sources[name], rows) for name in self._columns]
+        self._waits = not self._follows(keys)
+        if self._waits and self._exists:
+            db.execute(f'DROP INDEX "{self._name}"')
+            self._exists = False
+        elif not self._waits and not self._exists:
+            db.execute(self._create_sql)
+            self._exists = True
+
+    def finish(self, db: sqlite3.Connection) -> None:
+        """Create the index if it is not there yet."""
+        if not self._exists:
+            db.execute(self._create_sql)
+            self._exists = True
+
+    def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
+        """Tell whether the batch is sorted and begins where the last one ended."""
+        known = [key for key in keys if key is not None]
+        if len(known) < len(keys):
+            return False
+        first = tuple(int(key[0]) for key in known)
+        if self._last is not None and first < self._last:
+            return False
+        self._last = tuple(int(key[-1]) for key in known)
+        return _is_sorted(known)
+
+
+def _is_sorted(keys: list[NDArray[np.int64]]) -> bool:
+    """Tell whether rows come in the order of the first key, then of the second, and so on."""
+    undecided = np.ones(len(keys[0]) - 1, np.bool_)
+    for key in keys:
+        if bool(np.any(undecided & (key[1:] < key[:-1]))):
+            return False
+        undecided &= key[1:] == key[:-1]
+        if not undecided.any():
+            break
+    return True
+
+
+def integers(source: Source, rows: int) -> NDArray[np.int64] | None:
+    """Return a column of whole numbers; None if there is anything else in it."""
+    if isinstance(source, Constant) and isinstance(source.value, int):
+        return np.broadcast_to(np.int64(source.value), rows)
+    if isinstance(source, Numbers) and source.array.dtype == np.int64:
+        return source.array
+    return None
+
+
+def _reduced(source: Source, rows: int) -> Source:
+    """Return a column whose integers are all the same as a constant."""
+    if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
+        array = source.array
+        first = array[0]
+        if array.dtype == np.int64 and array[-1] == first and bool((array == first).all()):
+            return Constant(int(first))
+    return source
+
+
+def text_size(sources: Sequence[Source], start: int, stop: int) -> int:
+    """Return the number of characters of text from row `start` to `stop`."""
+    return sum(
+        len(value)
+        for source in sources
+        if is_text(source)
+        for value in source.part(start, stop)
+        if isinstance(value, str)
+    )
