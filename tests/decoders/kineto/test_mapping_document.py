@@ -27,7 +27,7 @@ MAPPINGS = SCRIPT["MAPPINGS"]
 
 def everything(tmp_path: Path) -> KeepingSink:
     """Decode a trace that has at least one event of every kind."""
-    memory = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1}
+    memory = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1, "Total Allocated": 8}
     instant = {"ph": "i", "s": "t", "pid": PID, "tid": TID}
     group = {"pg_name": "0", "ranks": [0]}
     return decode_events(

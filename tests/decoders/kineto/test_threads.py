@@ -24,6 +24,12 @@ def test_one_thread_spelt_in_two_ways_is_one_thread(tmp_path: Path) -> None:
     assert {row["globalTid"] for row in sink.tables["PYTORCH_API"]} == {packed, packed + 1}
 
 
+def test_a_label_names_its_thread_however_either_is_written(tmp_path: Path) -> None:
+    process = {"ph": "M", "name": "process_name", "pid": str(PID), "tid": 0, "args": {"name": "p"}}
+    sink = decode_events(tmp_path, operation("aten::mm", 0, 5, tid=float(TID)), LABEL, process)
+    assert sink.rows("UPROF_THREADS", "processName", "threadName") == [("p", "main")]
+
+
 def test_a_trace_of_that_time_is_imported(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "v100_resnet50_text_tid.json.gz"
     made = convert(trace, tmp_path / "r.db")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import known, null_where
 from unified_prof.decoders.gpu.parts import Parts
+from unified_prof.decoders.gpu.pools import plain_id
 from unified_prof.decoders.spool import windows
 
 
@@ -94,22 +93,20 @@ def _write_other_events(parts: Parts, base_ns: int) -> None:
 def _write_threads(parts: Parts) -> None:
     threads = parts.threads
     if threads:
+        # Labels may write a thread in another way than its events do.
+        processes = {plain_id(pid): name for pid, name in threads.process_names.items()}
+        names = {
+            (plain_id(pid), plain_id(tid)): name
+            for (pid, tid), name in threads.thread_names.items()
+        }
+        plain = [(plain_id(keys[0][0]), plain_id(keys[0][1])) for keys in threads.spellings]
         parts.sink.write(
             "UPROF_THREADS",
             {
                 "globalTid": threads.global_tids,
                 "process": [str(keys[0][0]) for keys in threads.spellings],
                 "thread": [str(keys[0][1]) for keys in threads.spellings],
-                "processName": [
-                    _first(threads.process_names.get(process) for process, _ in keys)
-                    for keys in threads.spellings
-                ],
-                "threadName": [
-                    _first(map(threads.thread_names.get, keys)) for keys in threads.spellings
-                ],
+                "processName": [processes.get(process) for process, _ in plain],
+                "threadName": [names.get(key) for key in plain],
             },
         )
-
-
-def _first(texts: Iterable[str | None]) -> str | None:
-    return next((text for text in texts if text is not None), None)

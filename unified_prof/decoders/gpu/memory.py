@@ -82,7 +82,11 @@ class Allocations:
                 "deviceId": rows["device"],
             },
         )
-        self._pair(rows, times, names)
+        known_place = rows["address"] != MISSING
+        if not known_place.all():
+            lost = int(np.count_nonzero(~known_place))
+            self._sink.anomaly("allocation_without_address", lost, "not paired with its release")
+        self._pair(rows[known_place], times[known_place], names[known_place])
         self._write_done()
 
     def finish(self) -> None:

@@ -48,7 +48,7 @@ class Threads(dict[tuple[Any, Any], int]):
 
     The format packs a process id and a thread id into 64 bits. What does not fit (older traces
     have pthread handles; merged ones have text) gets a number that no system uses, and counts
-    as an anomaly. Old traces write one thread in two ways, as 5786 and as "5786": it has one
+    as an anomaly. Traces write one thread in several ways, as 5786 and as "5786": it has one
     number.
     """
 
@@ -80,8 +80,7 @@ class Threads(dict[tuple[Any, Any], int]):
         return number
 
     def _fit(self, what: str, given: Any, bits: int, first_surrogate: int) -> int:
-        if isinstance(given, str) and given.isdecimal() and len(given) < 20:
-            given = int(given)
+        given = plain_id(given)
         if isinstance(given, int) and 0 <= given < 1 << bits:
             return given
         if isinstance(given, int) and bits == 32 and -(1 << 31) <= given < 0:
@@ -91,6 +90,15 @@ class Threads(dict[tuple[Any, Any], int]):
             self._surrogates[what, given] = first_surrogate + used
             self._anomaly(f"{what}_id_replaced", 1, f"{given!r} does not fit the format")
         return self._surrogates[what, given]
+
+
+def plain_id(given: Any) -> Any:
+    """Return a process or thread id as a number, where it is one in other writing."""
+    if isinstance(given, str) and given.isdecimal() and len(given) < 20:
+        return int(given)
+    if isinstance(given, float) and given.is_integer():
+        return int(given)
+    return given
 
 
 class Geometries(dict[tuple[bytes, bytes], int]):

@@ -15,10 +15,12 @@ from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.collectives import TraceCollectives, from_annotation
 from unified_prof.decoders.kineto.fields import Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
+from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.numbers import to_float64
 from unified_prof.decoders.spool import Rows
 
 _MEMORY_EVENT = "[memory]"
+_OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
 _CPU_DEVICE_TYPE = 0
 """c10::DeviceType::CPU, of allocator events."""
 
@@ -29,6 +31,11 @@ class Collector(Fields):
     def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
         super().__init__(sink, is_outside)
         self.collectives: TraceCollectives = TraceCollectives()
+        self.labels = Labels()
+        self.calling: set[int] = set()
+        """Numbers of the threads that made runtime calls."""
+        self.says_memory_in_use = False
+        """Whether allocator events say how much was in use after them."""
         self._kinds = Kinds()
         self._take = {
             Kind.OPERATION: self._operations,
@@ -129,6 +136,7 @@ class Collector(Fields):
         rows["shared_memory"] = self.ids([a.shared_memory for a in args])
         for field in ("operation", "operation_name", "signature", "collective"):
             rows[field] = MISSING
+        self.calling.update(np.unique(rows["thread"]).tolist())
         self.see_correlations(rows)
         self.calls.append(_valid(rows, valid))
 
@@ -162,7 +170,8 @@ class Collector(Fields):
                 for a, event in zip(args, events, strict=True)
             ]
         )
-        for field in ("connection", "process", "thread", "operation_name", "signature"):
+        rows["process"] = self.device_labels(events)
+        for field in ("connection", "thread", "operation_name", "signature"):
             rows[field] = MISSING
         rows = _valid(rows, valid)
         self.see_correlations(rows)
@@ -203,20 +212,24 @@ class Collector(Fields):
         rest = [event for event in events if event.name != _MEMORY_EVENT]
         if rest:
             self._others(Kind.INSTANT, rest)
+            short = [event for event in rest if event.name == _OUT_OF_MEMORY_EVENT]
+            if short:
+                self.sink.anomaly("out_of_memory", len(short), "see UPROF_TRACE_EVENTS")
 
     def _allocations_of(self, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.MemoryArgs)
         rows, valid = self.timed(events, r.ALLOCATION, instant=True)
         rows["thread"] = self.thread_numbers(events)
         device_type = self.ids([a.device_type for a in args])
-        device = self.ids([a.device_id for a in args])
+        device = self.relabelled(events, self.ids([a.device_id for a in args]))
         rows["device"] = np.where(device_type == _CPU_DEVICE_TYPE, MISSING, device)
         rows["address"] = self.ids([a.address for a in args])
-        rows["owner"] = MISSING
+        rows["owner"] = np.array(self.threads.process_ids)[rows["thread"]]
         size = self.ids([a.size for a in args], missing=0)
         rows["size"] = size
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])
         rows["total_reserved"] = self.ids([a.total_reserved for a in args])
+        self.says_memory_in_use |= bool((rows["total_allocated"] != MISSING).any())
         self.count_odd("memory_event_without_size", size == 0, events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])

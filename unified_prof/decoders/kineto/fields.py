@@ -11,6 +11,7 @@ import numpy as np
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.kineto import events as ev
+from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.numbers import to_int64, us_to_ns
 from unified_prof.decoders.spool import Rows
 
@@ -21,6 +22,8 @@ _SANE_NS = 2**62
 
 class Fields(Parts):
     """The parts of one trace, and what turns its events into columns of them."""
+
+    labels: Labels
 
     def timed(
         self, events: list[ev.Event], dtype: np.dtype[Any], *, instant: bool = False
@@ -110,7 +113,21 @@ class Fields(Parts):
         for event, a in zip(events, args, strict=True):
             device.append(event.pid if a.device is None else a.device)
             stream.append(event.tid if a.stream is None else a.stream)
-        return self.ids(device), self.ids(stream)
+        return self.relabelled(events, self.ids(device)), self.ids(stream)
+
+    def relabelled(self, events: list[ev.Event], devices: Int64s) -> Int64s:
+        """Return the devices' numbers, other ones where merged ranks call theirs the same."""
+        pids = {event.pid for event in events}
+        if not any(isinstance(pid, str) and not pid.isdecimal() for pid in pids):
+            return devices
+        number = self.labels.device
+        pairs = zip(events, devices.tolist(), strict=True)
+        return ints([number(event.pid, device) for event, device in pairs])
+
+    def device_labels(self, events: list[ev.Event]) -> Int64s:
+        """Return what the devices' pids say of their processes, `MISSING` for most."""
+        codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
+        return ints([codes[event.pid] for event in events])
 
     def signature_numbers(self, args: list[ev.OperationArgs]) -> Int64s:
         """Return what is known of the inputs of operations."""

@@ -60,6 +60,8 @@ def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str,
     distributed = metadata.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
+    if len(parts.labels.texts) > 1:
+        rank = NO_RANK  # a merged trace has that of its first part
     host = metadata.get("host_name")
     start, end = parts.span
     description.write(

@@ -1,0 +1,201 @@
+"""Traces of several processes whose correlation ids are equal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.decoders.kineto.made import (
+    Event,
+    KeepingSink,
+    call,
+    copy,
+    decode_events,
+    kernel,
+    operation,
+)
+from unified_prof.decoders.kineto.merged import label_of
+
+FIRST, SECOND = 4001, 4002
+
+
+def rank_events(
+    pid: object, device: int, begin: int, *, device_pid: object = None, launches: int = 40
+) -> list[Event]:
+    """What one rank recorded: every launch is in an operation of its own, named after the pid."""
+    place = {"pid": device if device_pid is None else device_pid, "tid": 7}
+    events = []
+    for number in range(launches):
+        at = begin + 100 * number
+        queued = 3000 if number % 4 else 20  # the device is mostly behind, sometimes not
+        same = {"External id": number + 1}
+        events += [
+            operation(f"aten::op_of_{pid}", at, 50, pid=pid, tid=1, args=same),
+            call(at + 10, 5, number + 1, pid=pid, tid=1)
+            | {"args": same | {"correlation": number + 1}},
+            kernel(at + queued, 2, number + 1, args=same | {"device": device}) | place,
+        ]
+    return events
+
+
+def shuffled(events: Iterable[Event]) -> list[Event]:
+    mixed = list(events)
+    random.Random(1).shuffle(mixed)
+    return mixed
+
+
+def owners(sink: KeepingSink) -> set[tuple[Any, ...]]:
+    """(device, process, operation) of all tasks."""
+    operations = dict(sink.rows("COMPUTE_TASK_INFO", "globalTaskId", "opType", texts=["opType"]))
+    return {
+        (device, process, operations[task])
+        for task, device, process in sink.rows("TASK", "globalTaskId", "deviceId", "globalPid")
+    }
+
+
+@pytest.mark.parametrize("skew", [0, 37, 1000, 100_000])
+def test_ranks_that_did_the_same_keep_their_devices(skew: int, tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        *shuffled([*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, skew, launches=41)]),
+    )
+    assert owners(sink) == {
+        (0, FIRST, f"aten::op_of_{FIRST}"),
+        (1, SECOND, f"aten::op_of_{SECOND}"),
+    }
+    assert sink.anomalies == {"shared_correlations": 40}
+    connections = sink.rows("CANN_API", "connectionId")
+    assert len(connections) == len(set(connections)) == 81
+    assert set(sink.rows("TASK", "connectionId")) == set(connections)
+
+
+def test_a_rank_that_came_first_is_told_by_time_alone(tmp_path: Path) -> None:
+    events = [*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, 500)]
+    sink = decode_events(tmp_path, *events)
+    assert owners(sink) == {
+        (0, FIRST, f"aten::op_of_{FIRST}"),
+        (1, SECOND, f"aten::op_of_{SECOND}"),
+    }
+
+
+def test_where_nothing_tells_who_began_first_has_what_began_first(tmp_path: Path) -> None:
+    events = [*rank_events(SECOND, 1, 7), *rank_events(FIRST, 0, 0)]
+    slow = [
+        event | {"ts": event["ts"] + 5000} if event["cat"] == "kernel" else event
+        for event in events
+    ]
+    sink = decode_events(tmp_path, *slow)
+    assert owners(sink) == {
+        (0, FIRST, f"aten::op_of_{FIRST}"),
+        (1, SECOND, f"aten::op_of_{SECOND}"),
+    }
+    assert sink.anomalies == {"shared_correlations": 40, "unsure_process": 1}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_labels_of_a_merger_tell_processes_and_devices(swapped: bool, tmp_path: Path) -> None:
+    """As SGLang merges: every pid, of hosts and devices, is `[TP00] 4001`."""
+    parts = [
+        rank_events(f"[TP{rank:02}] {pid}", 0, 0, device_pid=f"[TP{rank:02}] 0")
+        for rank, pid in enumerate((FIRST, SECOND))
+    ]
+    sink = decode_events(
+        tmp_path,
+        *(event for part in (parts[::-1] if swapped else parts) for event in part),
+        distributedInfo={"rank": 0},
+    )
+    found = owners(sink)
+    assert {(device, name) for device, _, name in found} == {
+        (100 if swapped else 0, f"aten::op_of_[TP00] {FIRST}"),
+        (0 if swapped else 100, f"aten::op_of_[TP01] {SECOND}"),
+    }
+    assert len({process for _, process, _ in found}) == 2
+    assert sink.anomalies["shared_correlations"] == 40
+    assert sink.rows("RANK_DEVICE_MAP", "rankId", "deviceId") == [(-1, 0), (-1, 100)]
+
+
+def test_memory_of_a_relabelled_device_goes_with_it(tmp_path: Path) -> None:
+    def allocation(pid: str) -> Event:
+        args = {"Bytes": 8, "Addr": 1, "Device Id": 0, "Device Type": 1}
+        return {"ph": "i", "name": "[memory]", "pid": pid, "tid": 1, "ts": 5, "args": args}
+
+    events = [
+        event
+        for rank in ("[TP00]", "[TP01]")
+        for event in (
+            kernel(10, 1, 3, args={"device": 0}) | {"pid": f"{rank} 0"},
+            call(1, 1, 3, pid=f"{rank} 77"),
+            allocation(f"{rank} 77"),
+        )
+    ]
+    sink = decode_events(tmp_path, *events)
+    assert sorted(sink.rows("MEMORY_RECORD", "deviceId")) == [(0,), (100,)]
+    assert len(sink.rows("OP_MEMORY", "deviceId")) == 2
+    assert "allocation_without_release" not in sink.anomalies
+
+
+def test_unrelated_processes_on_one_device_are_told_by_kind_and_time(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        call(10, 5, 1, pid=FIRST),
+        call(20, 5, 1, pid=SECOND) | {"name": "cudaMemcpyAsync"},
+        call(100, 5, 2, pid=SECOND),
+        call(500, 5, 2, pid=FIRST),
+        kernel(40, 1, 1),
+        copy(50, 1, 1, "Memcpy HtoD (Pinned -> Device)", 64),
+        kernel(120, 1, 2),
+    )
+    assert sink.rows("TASK", "startNs", "globalPid") == [
+        (40_000, FIRST),
+        (50_000, SECOND),
+        (120_000, SECOND),
+    ]
+
+
+def test_ids_that_only_one_process_has_stay_as_they_are(tmp_path: Path) -> None:
+    sink = decode_events(
+        tmp_path,
+        call(10, 5, 1, pid=FIRST),
+        call(20, 5, 2, pid=SECOND),
+        kernel(40, 1, 1),
+        kernel(50, 1, 2),
+    )
+    assert sink.rows("TASK", "connectionId", "globalPid") == [(1, FIRST), (2, SECOND)]
+    assert sink.anomalies == {}
+
+
+def test_a_task_is_not_given_to_a_process_that_does_not_own_its_device(tmp_path: Path) -> None:
+    """The call that made it was before the recording; another rank's has its id."""
+    events = [*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, 700)]
+    lost = [
+        event
+        for event in events
+        if not (event["cat"] == "cuda_runtime" and event["pid"] == SECOND and event["ts"] < 1500)
+    ]
+    sink = decode_events(tmp_path, *lost)
+    missing = len(events) - len(lost)
+    assert missing > 5
+    assert sink.anomalies["task_without_launch"] == missing
+    assert {name for device, _, name in owners(sink) if device == 1} == {
+        f"aten::op_of_{SECOND}",
+        "N/A",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pid", "label"),
+    [
+        ("[TP01-PP00] 4242", "[TP01-PP00] "),
+        ("4242 (rank 3)", " (rank 3)"),
+        ("12_host", "_host"),
+        ("rank 0: 7", "rank 0: "),
+        ("rank0", "rank0"),
+        ("", ""),
+    ],
+)
+def test_what_a_merger_added_to_a_pid(pid: str, label: str) -> None:
+    assert label_of(pid) == label
