@@ -14,7 +14,7 @@ from unified_prof.cli import hints, printing
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.comparable import Run
-    from unified_prof.pipeline.cache import Ready
+    from unified_prof.pipeline.ready import Ready
 
 Convert = Annotated[
     bool,
@@ -37,10 +37,11 @@ def reports_of(path: Path, *, convert: bool, quiet: bool, several: bool = True) 
     Raises:
         UprofError: as of `pipeline.cache.reports_of`.
     """
-    from unified_prof.pipeline import cache
+    from unified_prof.pipeline.ready import Ready
 
     if not convert:
-        return cache.Ready(path)
+        return Ready(path)
+    from unified_prof.pipeline import cache
 
     def note(sentence: str) -> None:
         if not quiet:

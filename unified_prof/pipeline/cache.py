@@ -14,18 +14,17 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 from unified_prof.analysis.read import folder as report_folders
-from unified_prof.analysis.read.coverage import Missing
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.models import catalogue
 from unified_prof.pipeline import discovery, naming, outputs, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import Found
+from unified_prof.pipeline.ready import Ready
 from unified_prof.store.atomic import remove_abandoned
 from unified_prof.store.detect import detect
 from unified_prof.version import VERSION
@@ -38,23 +37,6 @@ _SCHEMA = "documented"
 _SAMPLE_BYTES = 64 << 10
 _DATABASES = (".db", ".sqlite")
 _GONE = ".gone-"
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """What can be read in place of what was named."""
-
-    path: Path
-    """A report; a folder of them where a folder held several recordings."""
-    made: tuple[tuple[Found, Path], ...] = ()
-    """The recordings, each with its report; none where reports were named."""
-    lost: tuple[tuple[Path, UprofError], ...] = ()
-    """Recordings that could not be converted, and folders that were not looked into."""
-
-    @property
-    def missing(self) -> tuple[Missing, ...]:
-        """The lost ones as part of what is told of a folder of reports."""
-        return tuple(Missing(_whose(path), str(error)) for path, error in self.lost)
 
 
 def reports_of(
@@ -257,12 +239,3 @@ def _make_room(keep: Path) -> None:
             gone = path.with_name(f"{_GONE}{path.name}")
             path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
-
-
-def _whose(path: Path) -> str:
-    """Return `rank 3` where the recording says it, else the recording."""
-    source = sources.source_of(path)
-    with suppress(UprofError, OSError):
-        if source is not None and (rank := source.rank(path)) is not None:
-            return f"rank {rank}"
-    return str(path)

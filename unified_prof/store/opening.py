@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.store.atomic import SQLITE_SIDE_FILES
-from unified_prof.store.btree.pages import FileConnection
+from unified_prof.store.btree.connection import FileConnection
 from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.sql import READ_ERRORS, is_locked, read_error, reading
 from unified_prof.store.watching import raise_kept, watch

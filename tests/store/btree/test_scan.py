@@ -19,7 +19,7 @@ from unified_prof.columns import Tables
 from unified_prof.errors import UprofError
 from unified_prof.store import integers
 from unified_prof.store.btree import scan as scanning
-from unified_prof.store.btree.pages import FileConnection
+from unified_prof.store.btree.connection import FileConnection
 from unified_prof.store.btree.scan import Unusual, scan
 from unified_prof.store.foreign import foreign_tables
 from unified_prof.store.integers import MISSING, of_table

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,38 +22,6 @@ SLACK = 8
 
 class Irregular(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
     """Pages are not as those of a plain, whole table: what they say, SQLite shall say."""
-
-
-class FileConnection(sqlite3.Connection):
-    """A connection with the file under it, open for as long as the connection is.
-
-    Not shorter: where a process closes a file, POSIX takes all locks on it from the process, those
-    of SQLite too.
-    """
-
-    file: FileIO | None = None
-    """None where SQLite knows more than the file says, such as a log beside it."""
-
-    def hold(self, path: Path, before: os.stat_result) -> None:
-        """Open the file of a connection that has just been made.
-
-        Args:
-            path: Its name.
-            before: What the name stood for before the connection was made. Where it stands for
-                another file by now, or none, nothing is held.
-        """
-        with suppress(OSError):
-            file = path.open("rb", buffering=0)
-            if os.path.samestat(before, os.fstat(file.fileno())):
-                self.file = file
-            else:
-                file.close()
-
-    def close(self) -> None:
-        """Close the connection, then the file."""
-        super().close()
-        if self.file is not None:
-            self.file.close()
 
 
 class Pages:

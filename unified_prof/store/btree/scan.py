@@ -12,8 +12,9 @@ from collections.abc import Collection, Generator
 from contextlib import closing, suppress
 
 from unified_prof.store.btree.cells import Rows, rows_of
+from unified_prof.store.btree.connection import FileConnection
 from unified_prof.store.btree.layout import Layout, layout_of
-from unified_prof.store.btree.pages import FileConnection, Int64s, Irregular, Pages
+from unified_prof.store.btree.pages import Int64s, Irregular, Pages
 from unified_prof.store.btree.records import Unusual, Values, values_of
 from unified_prof.store.btree.tree import leaves
 from unified_prof.store.sql import quoted
