@@ -24,6 +24,7 @@ from unified_prof.analysis.compare.comparable import (
 )
 from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.model import Gaps, Step
+from unified_prof.analysis.read.framework import NOT_ATTRIBUTED
 from unified_prof.errors import UsageError
 
 BETWEEN = "(between operations)"
@@ -220,8 +221,9 @@ def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
     unknown = [UNKNOWN] * len(rows)
     module = unknown if calls.module is None else calls.module[rows].tolist()
     line = unknown if calls.line is None else calls.line[rows].tolist()
+    modules = [None if text == NOT_ATTRIBUTED else text for text in texts]
     return tuple(
-        Place(texts[name] or "", texts[where], texts[at], KINDS[kind])
+        Place(texts[name] or "", modules[where], texts[at], KINDS[kind])
         for name, where, at, kind in zip(
             calls.name[rows].tolist(), module, line, calls.kind[rows].tolist(), strict=True
         )

@@ -1,6 +1,7 @@
 """Source frames of host ranges: from recorded call chains, or from the Python ranges around them.
 
-Only the user's own files count. A recording made elsewhere says no more about a file than its path,
+Of call chains also the modules: frames such as `nn.Module: Linear_0`. Of source frames only the
+user's own files count. A recording made elsewhere says no more about a file than its path,
 so a file is foreign when it lies where installed packages or the standard library do.
 """
 
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import Strings
 from unified_prof.arrays import nesting
+from unified_prof.arrays.lookup import Lookup
+
+MODULE_PREFIX = "nn.Module: "
 
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
 # Installed packages and the standard library; profilers shorten the paths of those to what they are
@@ -23,6 +27,10 @@ _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?
 _FOREIGN = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
 )
+
+
+NO_MODULE, NO_CHAIN = -1, -2
+"""Instead of the number of a module path: the chain has none, or there is no chain."""
 
 
 class Frames:
@@ -46,7 +54,7 @@ class Frames:
         python_frames: dict[int, str],
     ) -> None:
         self._chain, self._parent = chain, parent
-        self._chains = _callchains(source, strings)
+        self._chains, self._modules = _callchains(source, strings)
         texts = {text: _frame(text) for text in set(python_frames.values())}
         own = {index: texts[text] for index, text in python_frames.items()}
         self._own = {index: frame for index, frame in own.items() if frame is not None}
@@ -72,6 +80,19 @@ class Frames:
         stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
         return stacks, number
 
+    def modules(self, ranges: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the distinct module paths in call chains, and the number of each range's.
+
+        A range whose chain goes through no module has NO_MODULE, one without a chain NO_CHAIN; so
+        has a range of -1.
+        """
+        distinct = [path for path in dict.fromkeys(self._modules.values()) if path]
+        number = {path: index for index, path in enumerate(distinct)} | {"": NO_MODULE}
+        of_chain = [number[path] for path in self._modules.values()]
+        row = Lookup(np.array(list(self._modules), np.int64)).rows(self._chain[ranges])
+        known = (row >= 0) & (ranges != nesting.NONE)
+        return distinct, np.where(known, np.array([*of_chain, NO_CHAIN])[row], NO_CHAIN)
+
     def _stack(self, number: int, *, in_chain: bool) -> str | None:
         frames = list(self._chains[number]) if in_chain else self._python_stack(number)
         return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
@@ -86,16 +107,42 @@ class Frames:
         return frames[::-1]
 
 
-def _callchains(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:
-    """Return the user's frames of each recorded call chain, outermost first."""
+def _callchains(
+    source: Source, strings: Strings
+) -> tuple[dict[int, tuple[str, ...]], dict[int, str]]:
+    """Return the user's frames of call chains that have any, outermost first; all chains' modules.
+
+    A chain that goes through no module has an empty path.
+    """
     chains: dict[int, list[str]] = {}
+    modules: dict[int, list[str]] = {}
+    known: dict[object, tuple[str | None, str | None]] = {}
     query = "SELECT id, stack FROM PYTORCH_CALLCHAINS ORDER BY id, stackDepth DESC"
     for number, stack in source.rows(query):
-        text = strings.get(stack) if isinstance(stack, int) else stack
-        frame = None if text is None else _frame(str(text))
+        if not isinstance(number, int):
+            continue
+        if stack not in known:
+            text = strings.get(stack) if isinstance(stack, int) else stack
+            known[stack] = _told(None if text is None else str(text))
+        frame, module = known[stack]
         if frame is not None:
             chains.setdefault(number, []).append(frame)
-    return {number: tuple(frames) for number, frames in chains.items()}
+        path = modules.setdefault(number, [])
+        if module is not None:
+            path.append(module)
+    return (
+        {number: tuple(frames) for number, frames in chains.items()},
+        {number: ".".join(names) for number, names in modules.items()},
+    )
+
+
+def _told(text: str | None) -> tuple[str | None, str | None]:
+    """Return the user's line and the module that an entry of a chain stands for."""
+    if text is None:
+        return None, None
+    if text.startswith(MODULE_PREFIX):
+        return None, text.removeprefix(MODULE_PREFIX)
+    return _frame(text), None
 
 
 def _frame(text: str) -> str | None:

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read.frames import Frames
+from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, possible
 from unified_prof.arrays import nesting
@@ -43,7 +43,6 @@ FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
 """connectionIds that connect nothing, in files of any age."""
 
-_MODULE_PREFIX = "nn.Module: "
 _BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER_PREFIX = "Optimizer."
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
@@ -87,7 +86,7 @@ class Framework:
         texts: list[str] = [strings.get(int(number)) or "" for number in ids]
         self._names, self._name_code = texts, codes
         python = self._type == API_PYTHON
-        self._is_module = self._named(lambda text: text.startswith(_MODULE_PREFIX)) | (
+        self._is_module = self._named(lambda text: text.startswith(MODULE_PREFIX)) | (
             self._type == _MODULE_RANGE
         )
         annotation = (self._type == _MODULE_RANGE) | (self._type == _ANNOTATION)
@@ -107,10 +106,35 @@ class Framework:
         return self._frames.stacks(ranges)
 
     def modules(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
-        """Return the distinct module paths, and the number of each range's; None is no module."""
-        innermost = np.where(ranges != NONE, self._module[ranges], NONE)
-        distinct, number = np.unique(innermost, return_inverse=True)
-        return [self._module_path(one) for one in distinct.tolist()], number
+        """Return the distinct module paths, and the number of each range's.
+
+        A module is a range around, or a frame of the range's call chain. None is outside any
+        module; NOT_ATTRIBUTED is what cannot be told: without a call chain or other frames on its
+        thread, and backward work of which the forward operation is not known.
+        """
+        inside = ranges != NONE
+        innermost = np.where(inside, self._module[ranges], NONE) if len(self) else ranges
+        paths, of_chain = self._frames.modules(ranges)
+        told = (of_chain != NO_CHAIN) | (inside & self._on_told_thread[ranges])
+        told &= ~(inside & self._in_backward[ranges])
+        outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
+        key = np.where(told, outside, unknown)
+        key = np.where(of_chain >= 0, len(self) + of_chain, key)
+        distinct, number = np.unique(
+            np.where(innermost != NONE, innermost, key), return_inverse=True
+        )
+        named: dict[int, str | None] = {outside: None, unknown: NOT_ATTRIBUTED}
+        named |= {len(self) + index: path for index, path in enumerate(paths)}
+        texts = [
+            named[one] if one in named else self._module_path(one) for one in distinct.tolist()
+        ]
+        return texts, number
+
+    @cached_property
+    def _on_told_thread(self) -> NDArray[np.bool_]:
+        """Which ranges are on a thread of which modules or Python frames were recorded."""
+        marked = self._is_module | (self._type == API_PYTHON)
+        return np.isin(self.thread, np.unique(self.thread[marked]))
 
     @cached_property
     def _module(self) -> Ints:
@@ -121,7 +145,7 @@ class Framework:
         names = []
         while index != NONE:
             text = self._names[int(self._name_code[index])]
-            names.append(text.removeprefix(_MODULE_PREFIX))
+            names.append(text.removeprefix(MODULE_PREFIX))
             above = int(self.parent[index])
             index = int(self._module[above]) if above != NONE else NONE
         return ".".join(names[::-1]) or None
@@ -282,6 +306,9 @@ class Framework:
         usable = nesting.nearest_marked(self.parent, self._is_operation)
         return np.where(found != NONE, usable[found], NONE)
 
+
+NOT_ATTRIBUTED = "(not attributed to a module)"
+"""Instead of a module path: what recorded the work does not say whether it was in a module."""
 
 _MODULE_RANGE, _ANNOTATION = -50, -51
 """Types of our own: ranges of the mstx domain `Module`, and other mstx ranges."""

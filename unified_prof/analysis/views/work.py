@@ -26,7 +26,14 @@ from unified_prof.analysis.calls import (
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.counters import Allocations
-from unified_prof.analysis.read.framework import BACKWARD, FORWARD, NONE, Framework, module_class
+from unified_prof.analysis.read.framework import (
+    BACKWARD,
+    FORWARD,
+    NONE,
+    NOT_ATTRIBUTED,
+    Framework,
+    module_class,
+)
 from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 
@@ -293,13 +300,18 @@ def _joined(labels: Labels, parts: list[Columns]) -> Calls:
     if np.any(when[1:] < when[:-1]):
         order = np.argsort(when, kind="stable")
         columns = {name: values[order] for name, values in columns.items()}
-    for name in ("total_ns", "forward_ns", "backward_ns", "module", "line", "stack"):
+    if "module" in columns:
+        # Where no module is known at all, there is nothing to tell what is not recorded from.
+        in_none = (UNKNOWN, labels.number(NOT_ATTRIBUTED))
+        if np.isin(columns["module"], in_none).all():
+            del columns["module"]
+    for name in ("total_ns", "forward_ns", "backward_ns", "line", "stack"):
         if name in columns and not (columns[name] != UNKNOWN).any():
             del columns[name]
     classes = {}
     if "module" in columns:
         used = np.unique(columns["module"])
-        paths = [labels.texts[number] for number in used.tolist() if number != UNKNOWN]
-        classes = {path: module_class(path) for path in paths}
+        paths = {labels.texts[number] for number in used.tolist() if number != UNKNOWN}
+        classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
     kind = columns.pop("kind").astype(np.int8)
     return Calls(labels=labels, kind=kind, module_class=classes, **columns)

@@ -33,7 +33,7 @@ _BLOCKS = {
 _TOTAL_TIMES = {"aicore_time(us)": "aic_total_time", "aiv_time(us)": "aiv_total_time"}
 _IN_US = "_time(us)"
 _AFTER = "Context ID"
-_NOT_RECORDED = ("cube_utilization(%)",)
+_NOT_ATTRIBUTED = ("cube_utilization(%)",)
 """Computed of others."""
 
 
@@ -131,7 +131,7 @@ class _Counters:
         """Take those of one kernel; cells that are no number are none."""
         after = False
         for title, cell in cells.items():
-            if not after or title in _NOT_RECORDED:
+            if not after or title in _NOT_ATTRIBUTED:
                 after = after or title == _AFTER
                 continue
             try:
