@@ -37,6 +37,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof export PROF_000001_20260101 -o files/", "with what only raw data has"),
     ),
     "cluster": (("uprof cluster report run.cluster", "who is slow, and what it costs"),),
+    "cluster build": (
+        ("uprof cluster build ranks/ -o run.cluster", "a folder of all ranks"),
+        ("uprof cluster build ranks/ --dask local:8", "by Dask on this machine"),
+        ("uprof cluster build s3://job --scheduler dask.json", "elsewhere"),
+    ),
     "cluster report": (
         ("uprof cluster report run.cluster", "who is slow, and what it costs"),
         ("uprof cluster report run.cluster --rank 137", "one rank"),

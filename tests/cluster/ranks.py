@@ -1,0 +1,73 @@
+"""Small recordings of the ranks of a run, as traces and as databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.decoders.kineto.made import Event, call, complete, kernel, write
+from unified_prof.pipeline.convert import convert
+
+STEPS = 3
+
+
+def trace(path: Path, rank: int, world: int = 4, slow: float = 1.0) -> Path:
+    """Write the trace of a rank of a data-parallel run: some kernels and an all-reduce a step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    events: list[Event] = []
+    for step in range(STEPS):
+        begin = 1_000_000.0 + 20_000 * step
+        events.append(complete("user_annotation", f"ProfilerStep#{step}", begin, 18_000))
+        at = begin + 100
+        for number in range(4):
+            correlation = 100 * step + number + 1
+            events += [call(at, 10, correlation), kernel(at + 20, 1000 * slow, correlation)]
+            at += 1000 * slow + 100
+        events.append(all_reduce(at + 50, begin + 10_000 - at, 100 * step + 50, range(world)))
+    about: dict[str, Any] = {
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}],
+        "distributedInfo": {
+            "backend": "nccl",
+            "rank": rank,
+            "world_size": world,
+            "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "ranks": [*range(world)]}],
+        },
+        "hostname": f"host{rank // 2}",
+    }
+    return write(path, events, **about)
+
+
+def all_reduce(ts: float, dur: float, correlation: int, ranks: range) -> Event:
+    return kernel(
+        ts,
+        dur,
+        correlation,
+        name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
+        args={
+            "Collective name": "allreduce",
+            "In msg nelems": 1 << 20,
+            "Out msg nelems": 1 << 20,
+            "Group size": len(ranks),
+            "dtype": "BFloat16",
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            "Process Group Ranks": str([*ranks]),
+        },
+    )
+
+
+def traces(folder: Path, world: int = 4, **slow: float) -> Path:
+    """Write the traces of all ranks; `slow_2=1.3` makes rank 2 slow."""
+    for rank in range(world):
+        trace(folder / f"rank{rank}.json", rank, world, slow.get(f"slow_{rank}", 1.0))
+    return folder
+
+
+def databases(folder: Path, world: int = 4, **slow: float) -> Path:
+    """Make the databases of all ranks."""
+    raw = folder.with_name(f"{folder.name}-traces")
+    traces(raw, world, **slow)
+    folder.mkdir(parents=True)
+    for rank in range(world):
+        convert(raw / f"rank{rank}.json", folder / f"rank{rank}.db")
+    return folder

@@ -1,0 +1,364 @@
+"""A run of many ranks on disk: made once, gone on with, and whole but for what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cluster import ranks
+from unified_prof.cli.app import app
+from unified_prof.cluster import rank_map
+from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
+from unified_prof.migrate.create import create
+from unified_prof.models import catalogue
+from unified_prof.pipeline import cluster_map
+from unified_prof.pipeline.cluster import build, summary_of
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.remote import Folder
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Databases of four ranks, of which rank 2 is slow."""
+    return ranks.databases(tmp_path_factory.mktemp("made") / "run", slow_2=1.3)
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "in"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return str(tmp_path / "run.cluster")
+
+
+def partials(target: str) -> dict[str, int]:
+    folder = Path(target) / "partials"
+    return {path.name: path.stat().st_mtime_ns for path in sorted(folder.iterdir())}
+
+
+def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, target: str) -> None:
+    first = build([str(run)], target)
+    assert (first.world_size, first.ranks_read, first.new, first.already) == (4, 4, 4, False)
+    assert first.whole
+    assert first.coverage == "4 of 4 ranks"
+    assert first.steps == (0, 1, 2)
+    assert "rank 2" in first.findings[0]
+    summary, before = Path(target) / "cluster.sqlite", partials(target)
+    written = summary.stat().st_mtime_ns
+    again = build([str(run)], target)
+    assert again == type(again)(**{**fields(first), "new": 0, "already": True})
+    assert (partials(target), summary.stat().st_mtime_ns) == (before, written)
+
+
+def fields(outcome: Any) -> dict[str, Any]:
+    return {name: getattr(outcome, name) for name in outcome.__slots__}
+
+
+def test_what_changed_is_read_again_and_its_older_partial_goes(run: Path, target: str) -> None:
+    build([str(run)], target)
+    before = partials(target)
+    ranks.trace(run / "new" / "rank2.json", 2)
+    (run / "rank2.db").unlink()
+    outcome = build([str(run)], target)
+    assert outcome.new == 1
+    assert not any("rank 2" in text for text in outcome.findings)
+    after = partials(target)
+    assert len(after) == 4
+    assert len(after.items() & before.items()) == 3
+    forced = build([str(run)], target, force=True)
+    assert forced.new == 4
+
+
+def test_a_stopped_call_is_gone_on_with(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = rank_map.partials_of
+
+    def stopped(path: Path, rank: int | None = None) -> Any:
+        if path.name == "rank2.db":
+            raise KeyboardInterrupt
+        return original(path, rank)
+
+    monkeypatch.setattr(cluster_map, "partials_of", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        build([str(run)], target, jobs=1)
+    assert len(partials(target)) == 2
+    assert not (Path(target) / "cluster.sqlite").exists()
+    monkeypatch.undo()
+    assert build([str(run)], target).new == 2
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[5000:60_000] = os.urandom(55_000)
+    path.write_bytes(data)
+
+
+def of_another_schema(path: Path) -> None:
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE spans (begun, ended)")
+    connection.close()
+
+
+def of_another_family(path: Path) -> None:
+    path.unlink()
+    create(path, catalogue.SKYLINE_RUN_TIME, "latest")
+
+
+def of_another_run(path: Path) -> None:
+    raw = ranks.trace(path.with_suffix(".json"), 2, world=8)
+    path.unlink()
+    convert(raw, path)
+    raw.unlink()
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (cut, r"rank 2: its file is cut off"),
+    "empty": (lambda path: path.write_bytes(b""), r"rank 2: its file is empty"),
+    "damaged": (damage, r"rank 2: .*(damaged|malformed|no .*database)"),
+    "text": (lambda path: path.write_text("no database"), r"rank 2: its file is not a report"),
+    "of another schema": (of_another_schema, r"rank 2: its file is not a report"),
+    "of another family": (of_another_family, r"absent: 2"),
+    "of another run": (of_another_run, r"rank 2: it is of a run of 8 ranks, the others of one of"),
+    "absent": (Path.unlink, r"absent: 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_one_bad_rank_never_spoils_the_answer(how: str, run: Path, target: str) -> None:
+    spoil, words = BAD[how]
+    spoil(run / "rank2.db")
+    outcome = build([str(run)], target)
+    assert (outcome.world_size, outcome.ranks_read) == (4, 3)
+    assert not outcome.whole
+    assert outcome.coverage.startswith("3 of 4 ranks; ")
+    assert re.search(words, outcome.coverage), outcome.coverage
+    connection = sqlite3.connect(Path(target) / "cluster.sqlite")
+    status = dict(connection.execute("SELECT rank, status FROM RANK"))
+    connection.close()
+    assert status[2] == ("absent" if words == "absent: 2" else "failed")
+    assert {status[rank] for rank in (0, 1, 3)} == {"read"}
+    again = build([str(run)], target)
+    assert again == type(again)(**{**fields(outcome), "new": 0, "already": True})
+
+
+def test_databases_of_other_tools_are_no_ranks(run: Path, target: str) -> None:
+    connection = sqlite3.connect(run / "experiments.db")
+    connection.execute("CREATE TABLE runs (name)")
+    connection.close()
+    assert build([str(run)], target).coverage == "4 of 4 ranks"
+
+
+def test_what_is_broken_in_ourselves_costs_its_rank_alone(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = rank_map.partials_of
+
+    def breaks(path: Path, rank: int | None = None) -> Any:
+        if path.name == "rank2.db":
+            raise ZeroDivisionError("a fault of ours")
+        return original(path, rank)
+
+    monkeypatch.setattr(cluster_map, "partials_of", breaks)
+    outcome = build([str(run)], target, jobs=1)
+    assert "rank 2: it cannot be read: ZeroDivisionError: a fault of ours" in outcome.coverage
+
+
+def test_a_nameless_bad_file_is_the_rank_that_lacks(run: Path, target: str) -> None:
+    (run / "rank2.db").rename(run / "recording.db")
+    cut(run / "recording.db")
+    outcome = build([str(run)], target)
+    assert [one.rank for one in outcome.unread] == [2]
+    assert outcome.absent == ()
+    (run / "rank3.db").unlink()
+    outcome = build([str(run)], target)
+    assert [one.rank for one in outcome.unread] == [None]
+    assert outcome.absent == (2, 3)
+    assert "recording.db: its file is cut off" in outcome.coverage
+
+
+def test_a_bad_copy_of_a_rank_that_was_read(run: Path, target: str) -> None:
+    (run / "copy").mkdir()
+    shutil.copy(run / "rank2.db", run / "copy" / "rank2.db")
+    cut(run / "copy" / "rank2.db")
+    outcome = build([str(run)], target)
+    assert outcome.ranks_read == 4
+    assert [one.rank for one in outcome.unread] == [None]
+
+
+def test_two_files_of_one_rank_are_refused_with_both_names(run: Path, target: str) -> None:
+    (run / "copy").mkdir()
+    shutil.copy(run / "rank2.db", run / "copy" / "rank2.db")
+    with pytest.raises(
+        UsageError, match=r"rank 2 is there twice: .*copy/rank2\.db and .*rank2\.db"
+    ):
+        build([str(run)], target)
+
+
+def test_nothing_can_be_read(tmp_path: Path, target: str) -> None:
+    (tmp_path / "rank0.db").write_bytes(b"")
+    with pytest.raises(StoreError, match="no rank's recording could be read: its file is empty"):
+        build([str(tmp_path / "rank0.db")], target)
+    with pytest.raises(UprofError, match="no such file"):
+        build([str(tmp_path / "none")], target)
+
+
+def test_a_folder_of_something_else_is_not_written_into(run: Path) -> None:
+    with pytest.raises(OutputError, match=r"rank0\.db and is no run of uprof's"):
+        build([str(run)], str(run))
+    with pytest.raises(OutputError, match="is a file, expected a folder"):
+        build([str(run)], str(run / "rank0.db"))
+
+
+@pytest.mark.parametrize("how", ["cut", "of the disk"])
+def test_a_partial_that_is_not_whole_is_made_anew(how: str, run: Path, target: str) -> None:
+    build([str(run)], target)
+    partial = next(Path(target, "partials").glob("00001-*"))
+    data = partial.read_bytes()
+    partial.write_bytes(data[:-100] if how == "cut" else bytes(len(data) - 4) + b"PAR1")
+    (Path(target) / "cluster.sqlite").unlink()
+    outcome = build([str(run)], target)
+    assert outcome.ranks_read == 4
+    assert next(Path(target, "partials").glob("00001-*")).read_bytes() == data
+
+
+def test_mixed_inputs_traces_first_decoded(tmp_path: Path, run: Path, target: str) -> None:
+    (run / "rank3.db").unlink()
+    ranks.trace(tmp_path / "elsewhere" / "t.json", 3)
+    outcome = build([str(run), f"3={tmp_path / 'elsewhere' / 't.json'}"], target)
+    assert outcome.whole
+    assert not list((tmp_path / "elsewhere").glob("*.db")), "nothing beside the user's files"
+
+
+def test_without_parquet_a_summary_is_made_in_memory(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="needs pyarrow") as raised:
+        build([str(run)], target)
+    assert raised.value.hint == "pip install 'unified-prof[cluster]'"
+    summary = summary_of([str(run)])
+    assert (summary.ranks_read, summary.findings[0].ranks) == (4, (2,))
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[str]:
+    fsspec = pytest.importorskip("fsspec")
+    yield "memory://cluster"
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
+    for path in run.iterdir():
+        Folder(f"{elsewhere}/in").write(path.name, path.read_bytes())
+    Folder(f"{elsewhere}/in").write("rank4.db", b"")
+    outcome = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
+    assert (outcome.ranks_read, outcome.new) == (4, 4)
+    assert "rank 2" in outcome.findings[0]
+    assert len(Folder(f"{elsewhere}/run.cluster/partials").names()) == 4
+    again = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
+    assert (again.new, again.already) == (0, True)
+
+
+def test_a_wrong_scheduler_is_said_before_anything_is_read(run: Path, target: str) -> None:
+    with pytest.raises(UsageError, match="is no scheduler"):
+        build([str(run)], target, scheduler="tcp:/x")
+    assert not Path(target).exists()
+
+
+# ---- the command
+
+
+def uprof(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "unified_prof", *map(str, words)],
+        capture_output=True, text=True, check=False, timeout=120, **more,
+    )  # fmt: skip
+
+
+def test_the_command_warns_and_strictly_fails(run: Path, target: str) -> None:
+    def ran(*words: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(app, ["cluster", "build", str(run), "-o", target, *words])
+        code = getattr(result.exception, "exit_code", result.exit_code)  # of errors for people
+        return code, result.stdout, result.stderr
+
+    code, out, err = ran("--json")
+    assert (code, json.loads(out)["ranks_read"]) == (0, 4)
+    assert "warning" not in err
+    cut(run / "rank2.db")
+    code, out, err = ran()
+    assert (code, out) == (0, "")
+    assert "uprof: warning: 3 of 4 ranks; rank 2: its file is cut off" in err
+    assert ran("--strict")[0] == 7
+    assert ran("--quiet")[1:] == ("", "")
+    assert ran("--dask", "tcp://x:1")[0] == 2
+    assert ran("--dask", "local:2", "--jobs", "2")[0] == 2
+    code, _, err = ran("--scheduler", "tcp://127.0.0.1:1x")
+    assert code == 2
+
+
+# ---- processes
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from unified_prof.migrate.create import create
+from unified_prof.models import catalogue
+from unified_prof.pipeline import cluster_map
+
+original = cluster_map.partials_of
+
+def deadly(path, rank=None):
+    if path.name == "rank2.db":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(path, rank)
+
+cluster_map.partials_of = deadly
+"""
+
+
+@pytest.fixture
+def deadly(tmp_path: Path) -> dict[str, str]:
+    """An environment in which every process that opens rank2.db is killed."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(KILLED)
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("--jobs", "2"), ("--dask", "local:2")], ids=["processes", "dask"])
+def test_an_input_that_kills_whoever_opens_it_is_a_rank_with_a_reason(
+    how: tuple[str, ...], run: Path, target: str, deadly: dict[str, str]
+) -> None:
+    done = uprof("cluster", "build", run, "-o", target, *how, "--json", env=deadly)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert (record["ranks_read"], record["world_size"]) == (3, 4)
+    (bad,) = record["unread"]
+    assert bad["rank"] == 2
+    assert "the process that read it" in bad["why"]
+    assert bad["why"].endswith("twice")
+    strict = uprof("cluster", "build", run, "-o", target, *how, "--strict", "-q", env=deadly)
+    assert (strict.returncode, strict.stdout, strict.stderr) == (7, "", "")
