@@ -9,7 +9,7 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""
@@ -88,7 +88,7 @@ class Correlator:
 
     def _complete(self, tasks: Rows, calls: Rows, connections: Int64s) -> Rows:
         """Fill in what the launching call knows of each task."""
-        tasks = tasks.copy()
+        tasks = tasks.copy()  # what is read from a file cannot be written
         launch = _launches(tasks, calls)
         found = launch != NONE
         self.joined += int(np.count_nonzero(found))
@@ -97,7 +97,9 @@ class Correlator:
         if without_id.any():
             tasks["connection"][without_id] = self._fresh_ids(int(np.count_nonzero(without_id)))
         if found.any():
-            by = calls[launch[found]]
+            if found.all():
+                found = slice(None)
+            by = selected(calls, launch[found])
             tasks["connection"][found] = connections[launch[found]]
             for field in _FROM_CALL:
                 tasks[field][found] = by[field]

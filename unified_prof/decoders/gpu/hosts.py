@@ -17,7 +17,7 @@ from unified_prof.decoders.gpu.host_tables import HostTables
 from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""
@@ -69,7 +69,15 @@ class _Walker:
         bound = max(int(p["start"][-1]) for p in (host, frames, calls, allocated) if len(p))
         new_frames = self._frame_intervals(frames)
         new_host, numbers = self._host_intervals(host)
-        every = np.concatenate(
+        if not len(self._open) + len(new_frames) + len(new_host):
+            # Nothing that anything could be inside of, as in recordings of kernels alone.
+            self._put_calls(calls, _points(calls, _CALL_RANK))
+            around = _points(allocated, _POINT_RANK)
+            self._allocations.take(allocated, around["operation_name"])
+            called = np.full(len(calls), MISSING, np.int64)
+            self._tables.take(host, numbers, new_host["chain"], called, bound)
+            return
+        every = stacked(
             (
                 self._open,
                 new_frames,
@@ -81,7 +89,7 @@ class _Walker:
         order = call_order(every["thread"], every["start"], every["end"], every["rank"])
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        every = every[order]
+        every = selected(every, order)
         parent = containing(every["thread"], every["end"])
         if len(self._parts.chains):
             self._inherit_chains(every, parent, host, place[self._host_slice(new_frames, host)])
@@ -92,9 +100,9 @@ class _Walker:
         every["collective"] = inherit(every["collective"], parent)
 
         every_call = place[len(every) - len(calls) - len(allocated) :]
-        self._put_calls(calls, every[every_call[: len(calls)]])
+        self._put_calls(calls, selected(every, every_call[: len(calls)]))
         self._allocations.take(allocated, every[every_call[len(calls) :]]["operation_name"])
-        mine = every[place[self._host_slice(new_frames, host)]]
+        mine = selected(every, place[self._host_slice(new_frames, host)])
         called = every["operation"][every_call[: len(calls)]]
         self._tables.take(host, numbers, mine["chain"], called, bound)
         intervals = every[(place < 0) | (every["rank"] < _CALL_RANK)]

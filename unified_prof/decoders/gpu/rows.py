@@ -6,7 +6,25 @@ an event does not have; names and other texts are ids of the string pool.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.decoders.gpu.numbers import MISSING
+
+
+def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    """Return rows of which nothing is known: ids are MISSING, measurements NaN."""
+    row = np.zeros(1, dtype)
+    for name in dtype.names or ():
+        row[name] = np.nan if dtype[name].kind == "f" else MISSING
+    # As bytes: NumPy fills structured rows field by field.
+    as_bytes = f"V{dtype.itemsize}"
+    rows = np.empty(count, as_bytes)
+    rows[:] = row.view(as_bytes)
+    return rows.view(dtype)
+
 
 HOST = np.dtype(
     [

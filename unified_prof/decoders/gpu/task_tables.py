@@ -20,7 +20,7 @@ from unified_prof.decoders.gpu.collectives import (
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
 from unified_prof.decoders.gpu.overlap import Overlap
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, windows
+from unified_prof.decoders.spool import Rows, Spool, selected, windows
 from unified_prof.units import NS_PER_S
 from unified_prof.vocabulary import (
     COPY_OTHER,
@@ -137,8 +137,10 @@ class TaskTables:
             ((r.COMMUNICATION,), self._write_collectives),
         ):
             mine = np.isin(rows["kind"], kinds)
-            if mine.any():
-                write(rows[mine], ids[mine])
+            if mine.all():
+                write(rows, ids)
+            elif mine.any():
+                write(selected(rows, mine), ids[mine])
         self._write_details(rows, ids)
         tasks, names, values = self._parts.counters.of(rows["counted"], ids)
         if len(tasks):

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 
+from unified_prof.arrays.distinct import distinct
 from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
@@ -52,11 +53,6 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
         rows["thread"] = fields.threads(packed)
         rows["name"] = _without_versions(fields, fields.names(cells["nameId"]), plain_names)
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
-        for field in (
-            *("external", "size", "geometry", "shared_memory"),
-            *("operation", "operation_name", "signature"),
-        ):
-            rows[field] = MISSING
         rows["collective"] = nccl.of(packed, rows["start"])
         failed = cells["returnValue"] != _SUCCESS
         if failed.any():
@@ -76,13 +72,13 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
 
 def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> Int64s:
     """Cut what says since when a function is as it is: cudaLaunchKernel_v7000."""
-    distinct, inverse = np.unique(names, return_inverse=True)
-    new = [number for number in distinct.tolist() if number not in plain]
+    found, inverse = distinct(names)
+    new = [number for number in found.tolist() if number not in plain]
     if new:
         texts = {number: str(text) for text, number in fields.parts.names.items()}
         for number in new:
             plain[number] = fields.parts.names[_VERSION.sub("", texts[number])]
-    return np.array([plain[number] for number in distinct.tolist()], np.int64)[inverse]
+    return np.array([plain[number] for number in found.tolist()], np.int64)[inverse]
 
 
 def _tell_failures(fields: Fields, failures: Counter[tuple[int, int]]) -> None:

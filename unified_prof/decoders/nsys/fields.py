@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from unified_prof.arrays.distinct import distinct
 from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.columns import Cells, Tables
+from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.spool import Rows
@@ -75,7 +77,7 @@ class Fields:
     def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
         """Return new rows with start and end, and which of them are valid; others count."""
         start, end = cells["start"], cells["end"]
-        rows = np.empty(len(start), dtype)
+        rows = r.missing(dtype, len(start))
         rows["start"], rows["end"] = start, end
         has_times = (np.abs(start) < _SANE_NS) & (np.abs(end) < _SANE_NS)
         has_times &= (start != NO_TIME) & (end != NO_TIME)
@@ -217,9 +219,9 @@ def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
 
 def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
     """Look every value up in `known`; `make` what is not there yet."""
-    distinct, inverse = np.unique(values, return_inverse=True)
-    result = np.empty(len(distinct), np.int64)
-    for at, value in enumerate(distinct.tolist()):
+    found_values, inverse = distinct(values)
+    result = np.empty(len(found_values), np.int64)
+    for at, value in enumerate(found_values.tolist()):
         found = known.get(value)
         if found is None:
             found = known[value] = make(value)

@@ -185,13 +185,6 @@ class Tasks:
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
         rows["process"] = fields.process_ids(packed)
         rows["graph_node"] = cells["graphNodeId"]
-        for field in (
-            *("external", "geometry", "queued", "registers", "shared_memory", "size", "graph"),
-            *("connection", "thread", "operation_name", "signature", "collective", "counted"),
-        ):
-            rows[field] = MISSING
-        for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):
-            rows[field] = np.nan
         return rows, valid
 
     def _put(self, rows: Rows, valid: Bools) -> None:

@@ -21,7 +21,7 @@ from unified_prof.store.sql import quoted
 
 __all__ = ["Scan", "Slice", "Unusual", "scan"]
 
-_BYTES_AT_A_TIME = 1 << 18
+_BYTES_AT_A_TIME = 1 << 19
 """Of pages that are read at once: more would not stay in the processor's cache."""
 _ROW_ID_NAMES = frozenset({"rowid", "oid", "_rowid_"})
 
