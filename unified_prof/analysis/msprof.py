@@ -36,7 +36,7 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
-from unified_prof.analysis.views import breakdowns, step_trace, timeline, tracks
+from unified_prof.analysis.views import annotated, breakdowns, step_trace, timeline, tracks
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import (
     DeviceWork,
@@ -125,6 +125,11 @@ class MsprofAnalysis(Analysis):
                 only: self._devices[name].compute for name, only in self._device_numbers.items()
             }
             return breakdowns.finish(by, self._collective_names.group_rows(compute))
+        if by == "annotation":
+            devices = {only: self._devices[name] for name, only in self._device_numbers.items()}
+            return annotated.breakdown(
+                self._annotations, devices, self._tasks, self._launched_ns, self._strings
+            )
         if by == "step":
             return breakdowns.finish(by, self._step_rows())
         return breakdowns.by_label(self.calls, by)
@@ -255,6 +260,21 @@ class MsprofAnalysis(Analysis):
         }
 
     @cached_property
+    def _annotations(self) -> annotated.Ranges:
+        return annotated.read(self._source, self._strings)
+
+    def _launched_ns(self) -> NDArray[np.int64]:
+        """Return when the host launched each task, its own start where that is not known."""
+        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
+        started = self._tasks.start_ns
+        if not len(api["start"]):
+            return started
+        row = Lookup(api["connection"]).rows(self._tasks.connection)
+        linked = (row >= 0) & ~np.isin(self._tasks.connection, UNCONNECTED)
+        found: NDArray[np.int64] = np.where(linked, api["start"][row], started)
+        return found
+
+    @cached_property
     def _of_steps(self) -> OfSteps:
         """The step that launched each piece of work, by the starts of its calls."""
         api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
@@ -318,6 +338,7 @@ class MsprofAnalysis(Analysis):
             kernels=self._clock == "device",
             groups=self._collective_names.in_groups,
             streams=len(self._tasks) > 0,
+            annotations=self._clock == "device" and len(self._annotations) > 0,
         )
 
     def _totals(self) -> Totals:
@@ -376,5 +397,6 @@ _WHY_NOT: dict[str, str] = {
     "kernel": "no device work was recorded",
     "group": "no collective with its group was recorded (table COMMUNICATION_OP)",
     "stream": "no device task was recorded",
+    "annotation": "no annotated range was recorded on a GPU (torch.profiler.record_function, NVTX)",
     "step": "no step was recorded (call profiler.step() after each iteration)",
 }

@@ -177,6 +177,7 @@ _WHY_NOT: dict[str, str] = {
     "line": "the report has no stack frames",
     "kernel": "Skyline reports time operations, not the kernels under them",
     "group": "Skyline reports hold no collectives",
+    "annotation": "Skyline reports hold no annotated ranges",
     "stream": "Skyline reports time operations, not the streams they ran on",
     "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }

@@ -31,6 +31,7 @@ class ByOption(str, Enum):
     KERNEL = "kernel"
     GROUP = "group"
     STREAM = "stream"
+    ANNOTATION = "annotation"
     STEP = "step"
 
 

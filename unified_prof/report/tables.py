@@ -19,7 +19,7 @@ _FAMILIES = {
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
 }
-_COUNTS: dict[By, str] = {"kernel": "runs", "stream": "tasks"}
+_COUNTS: dict[By, str] = {"kernel": "runs", "stream": "tasks", "annotation": "ranges"}
 _DETAILS: dict[By, str] = {
     "operation": "line",
     "module": "class",
@@ -27,6 +27,7 @@ _DETAILS: dict[By, str] = {
     "kernel": "operator type",
     "group": "collectives",
     "stream": "task types",
+    "annotation": "measured",
     "step": "note",
 }
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")

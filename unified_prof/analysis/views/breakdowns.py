@@ -22,6 +22,7 @@ def available(
     kernels: bool = False,
     groups: bool = False,
     streams: bool = False,
+    annotations: bool = False,
 ) -> tuple[By, ...]:
     """Return the breakdowns that a report with these calls can give."""
     result: list[By] = []
@@ -37,6 +38,8 @@ def available(
         result.append("group")
     if streams:
         result.append("stream")
+    if annotations:
+        result.append("annotation")
     if steps:
         result.append("step")
     return tuple(result)

@@ -1,0 +1,97 @@
+"""The devices' time by annotation, of traces of torch.profiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import Event, call, complete, copy, kernel, write
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Breakdown
+from unified_prof.cli.app import main
+from unified_prof.pipeline.convert import convert
+
+BATCH = "execute_context_1(8)_generation_0(0)"
+
+
+def on_device(name: str, ts: int, dur: int, stream: int = 7) -> Event:
+    args = {"device": 0, "stream": stream}
+    return complete("gpu_user_annotation", name, ts, dur, pid=0, tid=stream, args=args)
+
+
+def work() -> list[Event]:
+    """Two launches and a copy in the host's range from 100 to 200, one launch behind it."""
+    launches = [call(at, 5, number) for number, at in enumerate((110, 120, 130, 210), start=1)]
+    name = "Memcpy DtoH (Device -> Pageable)"
+    return [
+        *launches,
+        kernel(300, 10, 1),
+        kernel(305, 10, 2, args={"stream": 8}),
+        copy(320, 4, 3, name, 64),
+        kernel(340, 50, 4),
+    ]
+
+
+def uprof(*arguments: object) -> object:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return ended.value.code or 0
+
+
+def by_annotation(path: Path, *events: Event) -> Breakdown:
+    report = path / "r.db"
+    convert(write(path / "trace.json", events), report)
+    with open_analyses(report) as (analysis,):
+        return analysis.breakdown("annotation")
+
+
+def test_the_devices_ranges_count_and_one_in_another_for_both(tmp_path: Path) -> None:
+    found = by_annotation(
+        tmp_path,
+        *work(),
+        complete("user_annotation", BATCH, 100, 100),
+        on_device(BATCH, 300, 24),
+        on_device(BATCH, 305, 10, stream=8),
+        on_device("inner", 320, 4),
+        on_device("ProfilerStep#7", 290, 200),
+    )
+    rows = {row.name: row for row in found.rows}
+    assert list(rows) == [BATCH, "inner"]
+    assert (rows[BATCH].count, rows[BATCH].total_ns) == (2, 19_000)
+    assert rows[BATCH].extra == {
+        "window_ns": 24_000,
+        "compute_ns": 15_000,
+        "communication_ns": 0,
+        "copy_ns": 4_000,
+    }
+    assert rows["inner"].total_ns == 4_000
+    assert found.total_ns == 69_000, "all work of the device, to which shares refer"
+
+
+def test_without_the_devices_ranges_what_was_launched_meanwhile_counts(tmp_path: Path) -> None:
+    found = by_annotation(tmp_path, *work(), complete("user_annotation", "step[DECODE]", 100, 100))
+    (row,) = found.rows
+    assert (row.name, row.count, row.total_ns) == ("step[DECODE]", 1, 19_000)
+    assert row.extra["window_ns"] == 100_000
+    assert row.detail == "work launched meanwhile"
+
+
+def test_text_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "r.db"
+    convert(write(tmp_path / "trace.json", [*work(), on_device(BATCH, 300, 24)]), report)
+    assert uprof("report", report, "--by", "annotation") == 0
+    assert BATCH in capsys.readouterr().out
+    assert uprof("report", report, "--format", "json") == 0
+    (figures,) = json.loads(capsys.readouterr().out)["reports"]
+    assert figures["breakdowns"]["annotation"]["rows"][0]["name"] == BATCH
+
+
+def test_a_recording_without_annotations_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "r.db"
+    convert(write(tmp_path / "trace.json", work()), report)
+    assert uprof("report", report, "--by", "annotation") == 2
+    assert "no annotated range was recorded" in capsys.readouterr().err
