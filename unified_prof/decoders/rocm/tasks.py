@@ -64,7 +64,7 @@ class Tasks:
                 names[row] = cells["display_name"][at] or cells["kernel_name"][at] or NOT_AVAILABLE
                 count = int(cells["arch_vgpr_count"][at])
                 more = max(0, int(cells["accum_vgpr_count"][at]))
-                registers[row] = count + more if count >= 0 else MISSING
+                registers[row] = count + more if 0 <= count <= count + more < 2**31 else MISSING
         wanted = {
             **_PLACE,
             "agent_id": MISSING,
