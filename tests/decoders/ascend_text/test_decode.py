@@ -175,6 +175,12 @@ def test_what_is_not_known_is_counted(tmp_path: Path) -> None:
     }
 
 
+def test_ids_at_the_end_of_64_bits_are_none(tmp_path: Path) -> None:
+    far = made.queued("enqueue", "Enqueue@k", 10, 5, 1, 2**63 - 1)
+    folder = made.write(tmp_path / "x_ascend_pt", [far, made.operator("aten::mm", 1, 30)])
+    assert converted(folder, tmp_path).rows["PYTORCH_API"] == 2
+
+
 def test_a_trace_longer_than_a_piece_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +224,9 @@ def test_times_may_be_texts_or_numbers(number: float | str) -> None:
     assert reading.time_ns(number) == 1_000_001_500
 
 
-@pytest.mark.parametrize("bad", ["", "x", "1e999999", float("nan"), float("inf"), 1e30, "nan"])
+@pytest.mark.parametrize(
+    "bad", [1e308, "", "x", "1e999999", float("nan"), float("inf"), 1e30, "nan"]
+)
 def test_what_is_no_time_is_refused(bad: float | str) -> None:
     with pytest.raises(ValueError, match="time"):
         reading.time_ns(bad)

@@ -138,6 +138,15 @@ def test_rows_without_times_are_left_out_and_counted(tmp_path: Path) -> None:
     assert sink.anomalies == {"event_without_time": 3, "negative_duration": 1}
 
 
+def test_rows_without_a_thread_are_left_out_and_counted(tmp_path: Path) -> None:
+    ranges = [pushed(1_000, 1_500, "aten::mm, op_id = 3", globalTid=None), pushed(1, 2, "x")]
+    tables = small(**{CALLS: [call(1_100, 1_200, 7, globalTid=None)], RANGES: ranges})
+    sink = decoded(tmp_path, tables)
+    assert sink.anomalies["event_without_thread"] == 2
+    assert "CANN_API" not in sink.tables
+    assert len(sink.tables["TASK"]) == 1
+
+
 def test_an_export_without_events_says_so(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="no event, its tables are empty"):
         decoded(tmp_path, {KERNELS: [], "StringIds": []})

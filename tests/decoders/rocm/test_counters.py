@@ -155,3 +155,10 @@ def test_reports_show_them_by_kind_of_operator(tmp_path: Path) -> None:
         *("aten::mm", "SQ_WAVES"),
         *(1, 4.0),
     )
+
+
+def test_registers_beyond_all_devices_are_not_known(tmp_path: Path) -> None:
+    tables = small()
+    tables["info_kernel_symbol"] = [{"id": 9, "arch_vgpr_count": 2**63 - 1, "accum_vgpr_count": 9}]
+    sink = decode(write(tmp_path / "a.db", tables))
+    assert sink.rows("UPROF_GPU_TASKS", "registersPerThread")[0] == (None,)

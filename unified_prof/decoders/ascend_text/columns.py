@@ -16,6 +16,9 @@ Enums = Callable[[str], Mapping[str, int]]
 
 _LIMIT = 1 << 63
 
+_LARGEST = 2**62
+"""Ids are added to one another; none of a real recording is that large."""
+
 
 class Columns:
     """Columns of whole numbers, all of one length."""
@@ -62,8 +65,13 @@ class Names:
 
 def number(value: object, otherwise: int) -> int:
     """Return a value of an event or cell as a whole number, which may be written as text."""
+    found = _whole(value)
+    return otherwise if found is None or abs(found) > _LARGEST else found
+
+
+def _whole(value: object) -> int | None:
     if isinstance(value, bool):
-        return otherwise
+        return None
     if isinstance(value, int):
         return value
     if isinstance(value, float) and value.is_integer():
@@ -72,5 +80,5 @@ def number(value: object, otherwise: int) -> int:
         try:
             return int(value)
         except ValueError:
-            return otherwise
-    return otherwise
+            return None
+    return None

@@ -90,7 +90,7 @@ def time_ns(value: str | float) -> int:
                 found = us_text_to_ns(value.strip())
         except ValueError:
             raise BadEventError(f"{value!r} is no time") from None
-    elif not math.isfinite(value):
+    elif not math.isfinite(value * 1000):
         raise BadEventError("a time that is no number")
     else:
         found = round(value * 1000)

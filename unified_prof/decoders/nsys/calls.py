@@ -50,7 +50,7 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
     for cells in fields.tables.slices(CALLS, wanted):
         rows, valid = fields.timed(cells, r.CALL, "runtime_call")
         packed = cells["globalTid"]
-        rows["thread"] = fields.threads(packed)
+        rows["thread"], valid = fields.on_threads(packed, valid, "runtime_call")
         rows["name"] = _without_versions(fields, fields.names(cells["nameId"]), plain_names)
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
         rows["collective"] = nccl.of(packed, rows["start"])

@@ -130,6 +130,13 @@ class Fields:
             self.parts.activity.update(dict(enumerate(np.bincount(known).tolist())))
         return numbers
 
+    def on_threads(self, packed: Int64s, valid: Bools, what: str) -> tuple[Int64s, Bools]:
+        """Return the numbers of threads, and which of the valid rows have one; others count."""
+        numbers = self.threads(packed)
+        on_one = numbers != MISSING
+        self._count("event_without_thread", valid & ~on_one, what)
+        return numbers, valid & on_one
+
     def _thread(self, packed: int) -> int:
         if packed == NO_ID:
             return MISSING

@@ -133,7 +133,7 @@ class Ranges:
     def _operations(self, cells: Cells, operations: list[tuple[str, int, int, str]]) -> None:
         parts = self._parts
         rows, valid = self._fields.timed(self._ended(cells), r.HOST, "operation")
-        rows["thread"] = self._fields.threads(cells["globalTid"])
+        rows["thread"], valid = self._fields.on_threads(cells["globalTid"], valid, "operation")
         rows["is_operation"] = rows["finished"] = 1
         names = parts.names
         rows["name"] = ints([names[name] for name, _, _, _ in operations])
@@ -154,7 +154,6 @@ class Ranges:
         )
         for field in ("inputs", "module", "collective", "stack"):
             rows[field] = MISSING
-        valid &= rows["thread"] != MISSING
         self.operations += int(np.count_nonzero(valid))
         parts.host.append(rows[valid])
 
@@ -162,8 +161,7 @@ class Ranges:
         parts, names = self._parts, self._parts.names
         cells = self._ended(cells)
         times, valid = self._fields.timed(cells, _INTERVAL, "annotation")
-        threads = self._fields.threads(cells["globalTid"])
-        valid &= threads != MISSING
+        threads, valid = self._fields.on_threads(cells["globalTid"], valid, "annotation")
         ends = threads
         if "endGlobalTid" in cells:
             given = self._fields.threads(cells["endGlobalTid"], active=False)

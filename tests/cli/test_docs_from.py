@@ -1,0 +1,87 @@
+"""The pages "From X to uprof": their commands work as they are written."""
+
+from __future__ import annotations
+
+import lzma
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_report import Done, uprof
+from tests.conftest import ROOT
+from tests.pipeline import test_standard_input
+from tests.pipeline.test_sources import MAKERS
+
+PAGES = sorted((ROOT / "docs" / "from").glob("*.md"))
+PROF = "PROF_000001_20260101000000000_00004242ABCDEFGH"
+ASCEND = "host_4242_20260101000000000_ascend_pt"
+
+
+def put(kind: str, *names: str) -> None:
+    """Make recordings of a kind under the names that a page has."""
+    for number, name in enumerate(names):
+        made = MAKERS[kind](Path(".made") / f"{kind}{number}")
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        made.rename(name)
+
+
+def of_torch() -> None:
+    put("kineto", "trace.json.gz", "rank0/trace.json", "rank1/trace.json")
+    Path("trace.json.xz").write_bytes(lzma.compress(Path("trace.json.gz").read_bytes()))
+
+
+def of_nsys() -> None:
+    put("nsys", "run.sqlite")
+    Path("run.sqlite.xz").write_bytes(lzma.compress(Path("run.sqlite").read_bytes()))
+
+
+PREPARED: dict[str, Callable[[], None]] = {
+    "torch-profiler.md": of_torch,
+    "msprof.md": lambda: put("prof", PROF, f"cluster/a/{PROF}", "cluster/b/c/PROF_2"),
+    "nsight-systems.md": of_nsys,
+    "memory-snapshots.md": lambda: put("memory_snapshot", "memory.pickle"),
+    "rocprofv3.md": lambda: put("rocm", "results.db"),
+    "torch-npu.md": lambda: put("ascend_pt", ASCEND, f"cluster/{ASCEND}"),
+}
+
+
+def commands(page: Path) -> list[str]:
+    """Return what a page tells people to type, of uprof, comments left out."""
+    lines = (line[2:] for line in page.read_text().splitlines() if line.startswith("$ "))
+    return [line.partition(" #")[0].strip() for line in lines if "uprof" in line]
+
+
+def run(command: str, monkeypatch: pytest.MonkeyPatch) -> Done:
+    before, _, ours = command.rpartition(" | ")
+    if before:
+        tool, option, path = shlex.split(before)
+        assert (tool, option) == ("xz", "-dc")
+        test_standard_input.give(monkeypatch, lzma.decompress(Path(path).read_bytes()))
+    name, *arguments = shlex.split(ours)
+    assert name == "uprof"
+    return uprof(*arguments)
+
+
+def test_every_page_is_tried() -> None:
+    assert {page.name for page in PAGES} == set(PREPARED)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_of_a_page_do_what_they_say(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    PREPARED[page.name]()
+    shutil.rmtree(".made", ignore_errors=True)
+    monkeypatch.setattr(sys, "stdin", None)
+    found = commands(page)
+    assert found
+    for command in found:
+        done = run(command, monkeypatch)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert "Traceback" not in done.stderr
