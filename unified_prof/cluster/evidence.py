@@ -20,8 +20,8 @@ from unified_prof.cluster.spread import deviation, median_of_others
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_LEAST_NAMES = 3
 _FEW_RANKS = 6
+_FEW_HOSTS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +43,9 @@ class Evidence:
     gap: Floats
     """Idle time behind a kernel, on average, without waiting for input; ns."""
     peers_gap: Floats
+    """The median of peers on other hosts; where it has none, of all ranks on other hosts."""
+    gap_scatter: float
+    """How far gaps of ranks usually lie apart that should be alike."""
     input_at: Floats
     """Idle time for input: ranks by `steps`."""
     peers_input_at: Floats
@@ -87,6 +90,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
     slowness, error, general = _slowness(cells, len(names), roles.peers)
     work = work_at.sum(axis=1)
     gap = idle / np.maximum(kernels, 1)
+    hosts = [facts.host for facts in matched.facts]
     return Evidence(
         steps=tuple(chosen),
         work=work.astype(np.int64),
@@ -97,7 +101,8 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         slowness_at=_log_ratio(work_at, roles.peers),
         kernels=kernels,
         gap=gap,
-        peers_gap=_by_peers(gap, roles.peers),
+        peers_gap=_elsewhere(gap, roles.peers, hosts),
+        gap_scatter=_scatter(gap, roles.peers, hosts),
         input_at=input_at,
         peers_input_at=np.stack(
             [median_of_others_known(input_at[:, at]) for at in range(len(chosen))], axis=1
@@ -122,6 +127,42 @@ def _by_peers(values: Floats, peers: Ints) -> Floats:
         mine = np.flatnonzero(peers == one)
         result[mine] = median_of_others(values[mine])
     return result
+
+
+def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:
+    """Return the median of each rank's peers on other hosts; all peers where there is one host.
+
+    A whole host may be at fault, and all of a stage may be on it.
+    """
+    names = sorted({host for host in hosts if host is not None})
+    if len(names) < 2:
+        return _by_peers(values, peers)
+    number = np.array([names.index(host) if host is not None else NONE for host in hosts])
+    result = np.full(len(values), np.nan)
+    for host in np.unique(number).tolist():
+        there = number != host
+        anywhere = float(np.median(values[there]))
+        for one in np.unique(peers[number == host]).tolist():
+            like = values[there & (peers == one)]
+            mine = (number == host) & (peers == one)
+            result[mine] = float(np.median(like)) if len(like) else anywhere
+    return result
+
+
+def _scatter(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> float:
+    """Return how far values of ranks usually lie apart: of few hosts, on the same one.
+
+    Where half of all ranks are on one host, its fault would pass for scatter otherwise.
+    """
+    if len(set(hosts)) >= _FEW_HOSTS:
+        return deviation(values - _elsewhere(values, peers, hosts))
+    away = np.full(len(values), np.nan)
+    for host in set(hosts):
+        here = np.array([one == host for one in hosts])
+        for one in np.unique(peers[here]).tolist():
+            mine = here & (peers == one)
+            away[mine] = values[mine] - np.median(values[mine])
+    return deviation(away)
 
 
 def _log_ratio(work_at: Floats, peers: Ints) -> Floats:

@@ -36,6 +36,9 @@ _LEAST_GENERAL = 0.6
 """Of a slow rank most kinds of kernel are slower; of one with more work some."""
 _LEAST_SHARE = 0.002
 """Idle time that is a smaller part of a step is not worth a name."""
+_LEAST_EXCESS = 0.5
+"""Gaps that are longer by a smaller part are not worth a name."""
+_FEW_RANKS = 5
 _MOST_OF_A_HOST = 0.75
 _USUAL_GAP_NS = 2_000.0
 """What a device needs between two kernels that both wait for it, of any vendor."""
@@ -147,7 +150,8 @@ def idle_between_kernels(case: Case) -> Iterator[Finding]:
         yield from _all_idle(case)
         return
     per_step = excess * evidence.kernels / max(len(evidence.steps), 1)
-    limit = farthest(len(excess)) * deviation(excess)
+    limit = farthest(len(excess)) * evidence.gap_scatter
+    limit = np.maximum(limit, _LEAST_EXCESS * evidence.peers_gap)
     idle = np.flatnonzero((excess > limit) & (per_step > _LEAST_SHARE * case.step_ns)).tolist()
     hosts = _by_host(case, idle)
     for ranks, host in hosts:
@@ -205,7 +209,10 @@ def late_input(case: Case) -> Iterator[Finding]:
     excess = evidence.input_at - evidence.peers_input_at
     known = np.isfinite(excess)
     if known.any():
-        limit = farthest(int(known.sum())) * deviation(excess[known])
+        scatter = excess
+        if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
+            scatter = evidence.input_at - np.nanmedian(evidence.input_at, axis=1)[:, None]
+        limit = farthest(int(known.sum())) * deviation(scatter[known])
         limit = max(limit, _LEAST_SHARE * case.step_ns)
         late_at = known & (excess > limit)
     else:
