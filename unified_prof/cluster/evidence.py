@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE
+from unified_prof.cluster.partial import NONE, Partial
 from unified_prof.cluster.roles import Roles
 from unified_prof.cluster.spread import deviation, median_of_others
 
@@ -41,9 +41,10 @@ class Evidence:
     """The same by step: ranks by `steps`, of the kernels' sum."""
     kernels: Ints
     gap: Floats
-    """Idle time behind a kernel, on average, without waiting for input; ns."""
+    """From the end of a kernel to the next one's begin, on average, where nothing else begins or
+    ends in between; ns."""
     peers_gap: Floats
-    """The median of peers on other hosts; where it has none, of all ranks on other hosts."""
+    """The median of peers on other hosts; where these are few, of all ranks on other hosts."""
     gap_scatter: float
     """How far gaps of ranks usually lie apart that should be alike."""
     input_at: Floats
@@ -89,7 +90,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
             input_at[index] = np.nan
     slowness, error, general = _slowness(cells, len(names), roles.peers)
     work = work_at.sum(axis=1)
-    gap = idle / np.maximum(kernels, 1)
+    gap = np.array([_gap(one) for one in matched.partials])
     hosts = [facts.host for facts in matched.facts]
     return Evidence(
         steps=tuple(chosen),
@@ -129,6 +130,17 @@ def _by_peers(values: Floats, peers: Ints) -> Floats:
     return result
 
 
+def _gap(one: Partial) -> float:
+    """Return the mean time between kernels that follow one another, 0 where there are none."""
+    marks = one.marks
+    length = np.diff(marks["time"])
+    lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
+    # A stretch that begins within a kernel has that one as well.
+    gaps = np.where(busy > 0, begun - (lead > 0), 0)
+    count = int(gaps[gaps > 0].sum())
+    return float((length - lead - busy - tail)[gaps > 0].sum()) / count if count else 0.0
+
+
 def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:
     """Return the median of each rank's peers on other hosts; all peers where there is one host.
 
@@ -143,9 +155,11 @@ def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floa
         there = number != host
         anywhere = float(np.median(values[there]))
         for one in np.unique(peers[number == host]).tolist():
-            like = values[there & (peers == one)]
+            like = there & (peers == one)
             mine = (number == host) & (peers == one)
-            result[mine] = float(np.median(like)) if len(like) else anywhere
+            # One other host says nothing: it may be the one at fault.
+            enough = len(np.unique(number[like])) > 1
+            result[mine] = float(np.median(values[like])) if enough else anywhere
     return result
 
 

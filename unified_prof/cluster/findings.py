@@ -150,8 +150,9 @@ def idle_between_kernels(case: Case) -> Iterator[Finding]:
         yield from _all_idle(case)
         return
     per_step = excess * evidence.kernels / max(len(evidence.steps), 1)
-    limit = farthest(len(excess)) * evidence.gap_scatter
-    limit = np.maximum(limit, _LEAST_EXCESS * evidence.peers_gap)
+    limit = np.maximum(
+        farthest(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
+    )
     idle = np.flatnonzero((excess > limit) & (per_step > _LEAST_SHARE * case.step_ns)).tolist()
     hosts = _by_host(case, idle)
     for ranks, host in hosts:
