@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from unified_prof.store.batches import Constant, Numbers, Objects, Plain, Source, is_null
 from unified_prof.store.btree import format as layout
 from unified_prof.store.btree.writing import varints
+from unified_prof.store.btree.writing.decimals import decimals
 
 NULL = 0
 NUMBER = 1
@@ -129,10 +130,9 @@ def _from_numbers(
     affinity: Affinity,
 ) -> Field:
     if affinity is Affinity.TEXT:
-        values = array.tolist()
-        if nulls is not None:
-            values = [None if null else v for v, null in zip(values, nulls.tolist(), strict=True)]
-        return _from_texts([_converted(value, affinity) for value in values])
+        if array.dtype == np.int64:
+            return _printed(array, nulls)
+        return _from_texts([_converted(value, affinity) for value in array.tolist()])
     if array.dtype == np.int64:
         if affinity is Affinity.REAL:
             return _from_floats(array.astype(np.float64), nulls)
@@ -179,15 +179,32 @@ def _from_texts(values: Sequence[Plain]) -> Field:
         found = np.fromiter(map(len, texts), np.int64, len(texts))
     else:
         found = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
-    kinds = _text_kinds(found)
     if len(texts) == len(values):
+        return _texts(flat, found, None)
+    return _texts(flat, found, np.fromiter((v is None for v in values), np.bool_, len(values)))
+
+
+def _printed(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
+    """Return integers as texts of digits."""
+    if nulls is None or not nulls.any():
+        return _texts(*decimals(array), None)
+    if nulls.all():
+        return Fixed(layout.NULL, b"")
+    return _texts(*decimals(array[~nulls]), nulls)
+
+
+def _texts(
+    flat: NDArray[np.uint8], found: NDArray[np.int64], nulls: NDArray[np.bool_] | None
+) -> Field:
+    """Return texts of those lengths, which stand where nothing is NULL."""
+    kinds = (TEXT + varints.widths_of(layout.FIRST_TEXT + 2 * found)).astype(np.uint8)
+    if nulls is None:
         first = int(kinds[0])
         return Varying(first if (kinds == first).all() else kinds, texts=Texts(flat, found))
-    there = np.fromiter((value is not None for value in values), np.bool_, len(values))
-    lengths = np.zeros(len(values), np.int64)
-    lengths[there] = found
-    all_kinds = np.zeros(len(values), np.uint8)
-    all_kinds[there] = kinds
+    lengths = np.zeros(len(nulls), np.int64)
+    lengths[~nulls] = found
+    all_kinds = np.full(len(nulls), NULL, np.uint8)
+    all_kinds[~nulls] = kinds
     return Varying(all_kinds, texts=Texts(flat, lengths))
 
 
@@ -232,7 +249,7 @@ def _converted(value: Plain, affinity: Affinity) -> Plain:
     if is_null(value):
         return None
     if affinity is Affinity.TEXT and isinstance(value, int | float):
-        return str(value) if isinstance(value, int) else _printed(value)
+        return str(value) if isinstance(value, int) else _as_sqlite_prints(value)
     if affinity is Affinity.REAL and isinstance(value, int | float):
         return float(value) + 0.0
     if affinity is Affinity.NUMERIC and isinstance(value, float):
@@ -240,7 +257,7 @@ def _converted(value: Plain, affinity: Affinity) -> Plain:
     return value
 
 
-def _printed(value: float) -> str:
+def _as_sqlite_prints(value: float) -> str:
     """Return a number as SQLite of this process prints it."""
     with closing(sqlite3.connect(":memory:")) as db:
         return str(db.execute("SELECT CAST(? AS TEXT)", (value,)).fetchone()[0])
@@ -254,11 +271,6 @@ def _kinds(nulls: NDArray[np.bool_] | None) -> NDArray[np.uint8] | int:
 
 def _bytes(text: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8)
-
-
-def _text_kinds(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    types = layout.FIRST_TEXT + 2 * lengths
-    return (TEXT + varints.widths_of(types)).astype(np.uint8)
 
 
 def _integer_type(least: int, most: int) -> tuple[int, int]:

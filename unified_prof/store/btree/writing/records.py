@@ -156,10 +156,10 @@ class _Piece:
         """Add bytes that are the same in every row."""
         self._same += value
 
-    def byte(self, values: NDArray[np.uint8]) -> None:
-        """Add one byte a row."""
+    def bytes(self, values: NDArray[np.uint8]) -> None:
+        """Add bytes, row by byte."""
         self._bytes.append((len(self._same), values))
-        self._same.append(0)
+        self._same += bytearray(values.shape[1])
 
     def number(self, values: NDArray[np.int64], width: int) -> None:
         """Add an integer a row."""
@@ -179,7 +179,7 @@ class _Piece:
         cells = np.empty((rows, len(self._same)), np.uint8)
         cells[:] = np.frombuffer(self._same, np.uint8)
         for at, values in self._bytes:
-            cells[:, at] = values
+            _put_items(cells, at, values)
         for at, integers, width in self._numbers:
             _place(cells, at, integers, width)
         for at, integers, width in self._varints:
@@ -226,6 +226,13 @@ def _pieces(
         elif kind > NUMBER:
             assert field.texts is not None
             lengths = field.texts.lengths
+            each = _one_or_all(lengths) if isinstance(field.kinds, int) else lengths
+            if isinstance(each, int):
+                if not each:
+                    continue
+                texts = field.texts.flat.reshape(-1, each)
+                piece.bytes(texts if rows is None else texts[rows])
+                continue
             starts = np.cumsum(lengths) - lengths
             piece.text = (
                 field.texts.flat,
@@ -248,7 +255,8 @@ def _add_type(piece: _Piece, field: Field, rows: _Rows, at: int) -> None:
         if isinstance(field.types, int):
             piece.same(bytes([field.types]))
         else:
-            piece.byte(field.types if rows is None else field.types[rows])
+            types = field.types[:, np.newaxis]
+            piece.bytes(types if rows is None else types[rows])
     else:
         assert field.texts is not None
         lengths = field.texts.lengths if rows is None else field.texts.lengths[rows]
@@ -265,6 +273,17 @@ def _of(values: NDArray[np.int64] | int, rows: _Rows | int) -> NDArray[np.int64]
 def _int(value: NDArray[np.int64] | int) -> int:
     assert isinstance(value, int)
     return value
+
+
+def _put_items(cells: NDArray[np.uint8], at: int, values: NDArray[np.uint8]) -> None:
+    """Write rows of bytes into the rows of `cells`, from `at` on."""
+    rows, width = values.shape
+    if width <= 1:
+        cells[:, at : at + width] = values
+    else:
+        values = np.ascontiguousarray(values)
+        target = np.ndarray((rows,), f"V{width}", cells, at, (cells.shape[1],))
+        target[:] = values.view(f"V{width}")[:, 0]
 
 
 def _place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
