@@ -84,7 +84,7 @@ def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iter
         found: list[tuple[str, OverTime]] = []
         for rank in chosen:
             window = window_of(overview.run, rank, wanted.step)
-            file = _file_of(overview, rank)
+            file = recording_of(overview, rank)
             ready = converting.reports_of(file, convert=convert, quiet=quiet, several=False)
             reports = stack.enter_context(open_reports(ready.path))
             told = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
@@ -101,7 +101,7 @@ def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iter
         yield Together(found, [one.rank for one in chosen], [*together.values()])
 
 
-def _file_of(overview: Overview, rank: Rank) -> Path:
+def recording_of(overview: Overview, rank: Rank) -> Path:
     """Return where a rank's recording lies: as it was named, or beside the run.
 
     Raises:

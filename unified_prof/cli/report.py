@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import converting, hints, printing
+from unified_prof.cli import converting, hints, printing, report_ranks
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
@@ -17,6 +19,9 @@ from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
 
 if TYPE_CHECKING:
+    from unified_prof.analysis.load import Opened
+    from unified_prof.cluster.overview import Overview
+
     FormatOption = Enum
 else:
     FormatOption = Enum("FormatOption", {name: name for name in formats.NAMES}, type=str)
@@ -90,6 +95,9 @@ def report(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
     ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
+    ] = None,
     full_names: FullNames = False,
     convert: Convert = False,
     embed_source: Annotated[
@@ -105,9 +113,9 @@ def report(
     """Show where the time and the memory of a run went.
 
     Of a folder, a report that is damaged or missing is told of in every format, and the exit code
-    is 7; all others are shown.
+    is 7; all others are shown. Of several ranks of one run that comes first which of them costs
+    the others time; of many, that alone.
     """
-    from unified_prof.analysis.load import open_reports
     from unified_prof.store.atomic import refuse_existing
 
     file = shapes.file_of(output)
@@ -134,19 +142,49 @@ def report(
         width=width,
         color=color,
     )
-    ready = converting.reports_of(path, convert=convert, quiet=quiet)
-    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
-        text = shape.produce(opened, request)
-        coverage = opened.coverage
+    with ExitStack() as stack:
+        overview = None
+        if rank is not None or (by is None and not convert):
+            overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet))
+        if rank is not None:
+            path = report_ranks.file_of(overview, path, rank)
+            overview = None
+        reports = None
+        if overview is None or len(overview.run.read) <= report_ranks.SHOWN_EACH:
+            reports = stack.enter_context(_opened(path, overview, convert=convert, quiet=quiet))
+        if overview is not None:
+            text = report_ranks.produce(overview, shape, request, reports)
+            missing = overview.coverage if overview.missing else ""
+        else:
+            assert reports is not None
+            text = shape.produce(reports, request)
+            missing = reports.coverage.sentence
     if file is None:
         printing.put(text, for_people=shape.for_people)
     else:
         printing.write(file, text, force=force)
         if not quiet:
             printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
+    if overview is not None and reports is None and not quiet:
+        printing.say("uprof: hint: --rank N shows the report of one rank")
     if not quiet and path.is_dir() and (hint := hints.unrecovered(path)) is not None:
         printing.say(f"uprof: hint: {hint}")
-    if coverage.missing:
+    if missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
-            printing.say(f"uprof: error: {coverage.sentence}")
+            printing.say(f"uprof: error: {missing}")
         raise typer.Exit(StoreError.exit_code)
+
+
+@contextmanager
+def _opened(
+    path: Path, overview: Overview | None, *, convert: bool, quiet: bool
+) -> Iterator[Opened | None]:
+    """Open the reports; those of a run need not be there any more."""
+    from unified_prof.analysis.load import open_reports
+
+    if overview is not None and (not path.is_dir() or overview.run.file.parent == path):
+        yield None
+        return
+    ready = converting.reports_of(path, convert=convert, quiet=quiet)
+    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
+        yield opened

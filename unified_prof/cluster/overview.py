@@ -70,11 +70,11 @@ class GroupRow:
     """How many of them a step, in one group."""
     incomplete: int
     """How many lack the recordings of some member; they are in no time here."""
-    transfer_ns: float
-    """Moving data, a step of one group."""
-    wait_ns: float
+    transfer_ns: float | None
+    """Moving data, a step of one group; None: none of them is complete."""
+    wait_ns: float | None
     """Waiting for the last comer, a step and member."""
-    setup_ns: float
+    setup_ns: float | None
     bus_gb_per_s: float | None
     """Median over groups and steps."""
     slowest_group: Group | None
@@ -169,7 +169,7 @@ class Overview:
             alike.setdefault((group.kind, group.size, one.kind, one.bytes), []).append(one)
         steps = max(1, len(self.steps))
         rows = [_group_row(key, found, known, steps) for key, found in alike.items()]
-        return tuple(sorted(rows, key=lambda row: -(row.transfer_ns + row.wait_ns)))
+        return tuple(sorted(rows, key=lambda row: -(row.transfer_ns or 0) - (row.wait_ns or 0)))
 
     @cached_property
     def links(self) -> tuple[LinkRow, ...]:
@@ -286,9 +286,9 @@ def _group_row(
         size_bytes,
         sum(one.n for one in found) / shares,
         sum(one.n - one.complete_n for one in found),
-        sum(one.transfer_ns for one in complete) / shares,
-        sum(one.wait_ns for one in complete) / shares / size,
-        sum(one.setup_ns for one in complete) / shares,
+        sum(one.transfer_ns for one in complete) / shares if complete else None,
+        sum(one.wait_ns for one in complete) / shares / size if complete else None,
+        sum(one.setup_ns for one in complete) / shares if complete else None,
         median(rate for rate, _ in by_group) if by_group else None,
         None if slowest is None else known[slowest],
         slowest_gb_per_s,

@@ -152,14 +152,14 @@ function linksSection(choose) {
 
 function groupsSection() {
   if (!page.groups.length) return null;
-  const most = Math.max(...page.groups.map((row) => row.transfer_ns + row.wait_ns + row.setup_ns), 1);
+  const most = Math.max(...page.groups.map((row) => (row.transfer_ns ?? 0) + (row.wait_ns ?? 0) + (row.setup_ns ?? 0)), 1);
   const section = card("groups", "Collectives, a step and group");
   const parts = [["transfer_ns", "moving data", "communication"], ["wait_ns", "waiting for the last comer", "wait"], ["setup_ns", "set-up", "copy"]];
   section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row) => [
     make("span", { class: "name", text: `${row.group_kind} of ${row.size}: ${row.kind} ${words.size(row.bytes)}` }),
     make("div", { class: "strip", role: "img", "aria-label": parts.map(([key, name]) => `${name} ${words.duration(row[key])}`).join(", ") },
       ...parts.filter(([key]) => row[key] > 0).map(([key, name, color]) => make("span", { title: `${name}: ${words.duration(row[key])}`, "data-ns": row[key], style: { width: `${(100 * row[key]) / most}%`, background: `var(--${color})` } }))),
-    make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`].filter(Boolean).join(", ") }),
+    make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of members are missing" : null].filter(Boolean).join(", ") }),
   ])), make("ul", { class: "legend" }, ...parts.map(([, name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))));
   if (page.groups_left_out) section.append(make("p", { class: "small soft", text: `and ${words.count(page.groups_left_out)} that cost less` }));
   return section;

@@ -1,0 +1,127 @@
+"""`uprof report` of many ranks: their run in short first, one rank on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unified_prof import streams
+from unified_prof.cli import printing
+from unified_prof.errors import StoreError, UprofError, UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.load import Opened
+    from unified_prof.cluster.overview import Overview
+    from unified_prof.report.formats import Format, Request
+
+SHOWN_EACH = 4
+"""Up to so many ranks have their own report below that of the run."""
+
+
+@contextmanager
+def of_run(path: Path, *, quiet: bool) -> Iterator[Overview | None]:
+    """Yield the ranks of a folder as one run; None where it does not hold several of one.
+
+    The folder or file that `uprof cluster build` made is read as it is. Of a folder of databases a
+    run is made in memory; they are of one where ranks differ and share groups.
+
+    Raises:
+        StoreError: the summary of a run is damaged.
+    """
+    from unified_prof.cluster.stored import is_run, open_run
+
+    if is_run(path) or _is_summary(path):
+        with open_run(path) as run:
+            yield _overview(run)
+        return
+    databases = _databases(path)
+    if len(databases) < 2:
+        yield None
+        return
+    from unified_prof.cluster.stored import FILE_NAME, Run
+    from unified_prof.pipeline import cluster
+    from unified_prof.store import cluster_summary
+    from unified_prof.store.ownership import temporary_folder
+    from unified_prof.store.reader import open_report
+
+    with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        try:
+            summary = cluster.summary_of(databases, progress=progress)
+        except UprofError:  # two recordings of one rank, or of none: reports beside each other
+            yield None
+            return
+    if summary.ranks_read < 2 or not summary.tables["GROUP"]:
+        yield None
+        return
+    with temporary_folder() as folder:
+        file = folder / FILE_NAME
+        cluster_summary.write(file, summary.tables, {})
+        with open_report(file) as report:
+            yield _overview(Run(path, report))
+
+
+def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
+    """Return the report of one rank.
+
+    Raises:
+        StoreError: it is not there any more.
+        UsageError: there is no such rank, or no run.
+    """
+    if overview is None:
+        raise UsageError(f"{path} does not hold several ranks of one run", hint="leave --rank out")
+    from unified_prof.cli.cluster_ranks import recording_of
+
+    return recording_of(overview, overview.rank(rank).rank)
+
+
+def produce(overview: Overview, shape: Format, request: Request, reports: Opened | None) -> str:
+    """Return a run in one of the formats, and below it the reports of few ranks."""
+    from unified_prof.report.cluster import document, formats
+
+    own = formats.Request(
+        top=request.top, full_names=request.full_names, width=request.width, color=request.color
+    )
+    if shape.name == "json":
+        told: dict[str, Any] = {"cluster": document.of_run(overview)}
+        if reports is not None:
+            told |= json.loads(shape.produce(reports, request))
+        return printing.json_text(told)
+    text = formats.produce(shape, overview, own)
+    if reports is None or shape.name == "html":
+        return text
+    if shape.name == "csv":
+        return shape.produce(reports, request)
+    return f"{text}\n{shape.produce(reports, request)}"
+
+
+def _overview(run: Any) -> Overview:
+    from unified_prof.cluster.overview import Overview
+
+    return Overview(run)
+
+
+def _is_summary(path: Path) -> bool:
+    from unified_prof.models.catalogue import CLUSTER
+    from unified_prof.store.detect import detect
+    from unified_prof.store.opening import is_database
+
+    if path.is_dir() or not is_database(path):
+        return False
+    try:
+        return detect(path).family == CLUSTER
+    except StoreError:
+        return False
+
+
+def _databases(path: Path) -> list[str]:
+    """Return the databases below a folder that may be of ranks, by names alone."""
+    from unified_prof.pipeline.cluster_inputs import inputs_of
+    from unified_prof.store.opening import is_database
+
+    if not path.is_dir():
+        return []
+    found, _ = inputs_of([str(path)])
+    return [one.location for one in found if is_database(Path(one.location))]
