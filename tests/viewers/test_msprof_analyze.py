@@ -1,0 +1,144 @@
+"""msprof-analyze on what uprof makes, by its own recipes.
+
+pip install msprof-analyze==26.2.0 'pandas<3'        in an environment of its own
+MSPROF_ANALYZE=.../bin/msprof-analyze python -m pytest -m clients tests/viewers
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import tarfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.test_sources import MAKERS
+from tests.prof_generator import Recipe, generate
+from tests.viewers.contract import broken
+from tests.viewers.test_contract import npu_training, reports, training
+from unified_prof.pipeline.places import ASCEND_PT, PLAIN
+
+pytestmark = pytest.mark.clients
+
+TOTALS = ("ClusterCommunicationTime", "ClusterCommunicationBandwidth", "ClusterCommunicationMatrix")
+"""Tables of which every group has rows `Total Op Info`, which viewers show first."""
+
+Tables = dict[str, tuple[str, ...]]
+
+COMPUTING: Tables = {"compute_op_sum": ("ComputeOpAllRankStats", "ComputeOpPerRankStatsByOpName")}
+CALLS: Tables = {"cann_api_sum": ("CannApiSum", "CannApiSumRank")}
+COLLECTIVES: Tables = {
+    "hccl_sum": ("HcclAllRankStats", "HcclPerRankStats", "HcclGroupNameMap"),
+    "communication_time_sum": TOTALS[:2],
+    "all": ("ClusterStepTraceTime", "HostInfo", "RankDeviceMap", *TOTALS[:2]),
+}
+# Who is who in a group is told by parallel_group_info, or by copies on the chip itself.
+LINKS: Tables = {
+    "communication_matrix_sum": TOTALS[2:],
+    "all": ("ClusterStepTraceTime", "HostInfo", "RankDeviceMap", *TOTALS),
+}
+STEPS: Tables = {
+    "cluster_time_summary": ("ClusterTimeSummary",),
+    "free_analysis": ("FreeAnalysis",),
+    "computational_op_masking": ("ComputationalOperatorMaskingLinearity",),
+}
+
+
+def rank_folders(make: Callable[[Path, int], Path], folder: Path) -> list[Path]:
+    return [make(folder, rank) for rank in (0, 1)]
+
+
+def built(folder: Path) -> list[Path]:
+    return [generate(folder, Recipe(operators=4, collectives=2)).path]
+
+
+# Kind: what makes the recordings, the layout of the reports, ranks, tables by recipe.
+Case = tuple[Callable[[Path], list[Path]], str, int, Tables]
+CASES: dict[str, Case] = {
+    "kineto": (
+        lambda folder: rank_folders(training, folder),
+        ASCEND_PT,
+        2,
+        COMPUTING | CALLS | COLLECTIVES | LINKS | STEPS,
+    ),
+    "nsys": (lambda folder: [MAKERS["nsys"](folder)], ASCEND_PT, 1, COMPUTING | CALLS),
+    "rocm": (lambda folder: [MAKERS["rocm"](folder)], ASCEND_PT, 1, COMPUTING | CALLS),
+    "ascend_pt": (
+        lambda folder: rank_folders(npu_training, folder),
+        PLAIN,
+        2,
+        COMPUTING | CALLS | COLLECTIVES,
+    ),
+    "built": (built, PLAIN, 1, COMPUTING | CALLS | COLLECTIVES),
+}
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    found = os.environ.get("MSPROF_ANALYZE") or shutil.which("msprof-analyze")
+    if found is None:
+        pytest.skip("msprof-analyze is not installed (MSPROF_ANALYZE names it)")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [(name, recipe) for name, case in CASES.items() for recipe in case[3]]
+)
+def test_a_recipe_has_rows(name: str, recipe: str, program: str, tmp_path: Path) -> None:
+    make, layout, ranks, tables = CASES[name]
+    made = reports(make(tmp_path / "in"), tmp_path / "made", layout)
+    assert_rows(program, recipe, made, ranks, tables[recipe], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("golden", "recipe"),
+    [
+        (golden, recipe)
+        for golden in ("ascend_pt/04_cluster/raw", "prof/16_everything/PROF_*")
+        for recipe in (COMPUTING | CALLS | COLLECTIVES)
+    ],
+)
+def test_goldens_have_rows_too(
+    golden: str, recipe: str, program: str, shared: Path, tmp_path: Path
+) -> None:
+    tables = COMPUTING | CALLS | COLLECTIVES
+    (packed,) = (shared / "goldens").glob(f"{golden}.tar.xz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "in", filter="data")
+    made = reports([tmp_path / "in"], tmp_path / "made", PLAIN)
+    assert_rows(program, recipe, made, len(made), tables[recipe], tmp_path)
+
+
+def assert_rows(
+    program: str, recipe: str, made: list[Path], ranks: int, tables: tuple[str, ...], work: Path
+) -> None:
+    """Run a recipe on the reports in `work`/made, which it writes into."""
+    for report in made:
+        assert broken(report) == []
+    output = work / "out"
+    output.mkdir(mode=0o750)
+    # It refuses what a group may write to.
+    subprocess.run(["chmod", "-R", "go-w", str(work / "made")], check=True)
+    done = subprocess.run(
+        [program, "cluster", "-m", recipe, "-d", str(work / "made"), "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"HOME": str(work)},
+    )
+    log = done.stdout + done.stderr
+    assert f"Finish allocate profiling data: {ranks} ranks" in log, log
+    assert not re.search(r"\[ERROR\]|Traceback", log), log
+    result = output / "cluster_analysis_output" / "cluster_analysis.db"
+    with closing(sqlite3.connect(result)) as db:
+        for table in tables:
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone()[0], table
+            if table in TOTALS:
+                total = f"SELECT count(*) FROM {table} WHERE hccl_op_name = 'Total Op Info'"
+                assert db.execute(total).fetchone()[0], table
