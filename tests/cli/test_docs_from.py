@@ -70,6 +70,7 @@ def test_every_page_is_tried() -> None:
     assert {page.name for page in PAGES} == set(PREPARED)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_do_what_they_say(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

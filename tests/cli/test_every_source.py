@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_report import Done, uprof
+from tests.migrate.databases import LATEST, make, make_msmonitor
 from tests.pipeline.test_sources import MAKERS
 
 
@@ -54,6 +56,7 @@ def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
     read_all(report, tmp_path)
 
 
+@pytest.mark.quick(cases=3)
 def test_read_as_it_is(recording: Path, tmp_path: Path) -> None:
     read_all(recording, tmp_path, "--convert")
     told = uprof("report", recording)
@@ -101,3 +104,34 @@ def test_ascend_recordings_are_exported_on_the_way(kind: str, tmp_path: Path) ->
         assert not (tmp_path / "cache").exists(), "it is built for the time, with all there is"
     else:
         assert (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("msmonitor_4242_20260301120000000_0.db", make_msmonitor),
+        ("ascend_mindspore_profiler_0.db", lambda path: make(path, LATEST)),
+    ],
+)
+def test_databases_of_mindspore_and_msmonitor_are_reports_already(
+    name: str, make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    database = make(tmp_path / name)
+    for arguments in ((), ("--convert",)):
+        (one,) = json.loads(well(uprof("report", database, "--json", *arguments)).stdout)["reports"]
+        assert one["path"] == str(database)
+        assert one["family"] == "msprof"
+    done = uprof("import", database)
+    assert done.returncode == 2
+    assert "is a finished report" in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("command", [("report",), ("trace", "-o", "t.json")])
+def test_profiles_of_jax_are_named(command: tuple[str, ...], tmp_path: Path) -> None:
+    profile = tmp_path / "host.xplane.pb"
+    profile.write_bytes(b"\x0a")
+    for more in ((), ("--convert",)):
+        done = uprof(command[0], profile, *command[1:], *more)
+        assert done.returncode == 7
+        assert "it is a profile of JAX or TensorFlow (XPlane)" in done.stderr

@@ -75,12 +75,14 @@ def test_the_kind_is_told_by_the_content(
     assert list((tmp_path / "tmp").iterdir()) == [], "it is taken away again"
 
 
+@pytest.mark.quick(cases=1)
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_it_goes_in_beside_files_and_is_named_like_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = MAKERS["kineto"](tmp_path / "in")
     give(monkeypatch, gzip.compress(trace.read_bytes()))
-    assert uprof("import", trace, "-", "-", "-o", "out", "--jobs", 2) == 0
+    assert uprof("import", trace, "-", "-", "-o", "out", "--jobs", jobs) == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["run.db", "stdin.db"]
     assert "2 recordings: 2 converted" in capsys.readouterr().err
     assert list((tmp_path / "tmp").iterdir()) == []

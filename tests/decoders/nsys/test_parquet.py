@@ -6,7 +6,6 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,8 +19,9 @@ from unified_prof.pipeline.sources import source_of
 
 
 def as_parquet(export: Path, folder: Path) -> Path:
-    arrow = pytest.importorskip("pyarrow")
-    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as arrow  # of the extra `dev`: nowhere where tests run may these be skipped
+    import pyarrow.parquet as parquet
+
     folder.mkdir()
     with closing(sqlite3.connect(export)) as db:
         for (table,) in db.execute("SELECT name FROM sqlite_master").fetchall():
