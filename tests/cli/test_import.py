@@ -92,7 +92,7 @@ def test_one_bad_trace_does_not_stop_the_others_and_leaves_nothing(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad.json"
-    bad.write_text(trace.read_text()[:-40])
+    bad.write_text(trace.read_text()[:40])
     out = tmp_path / "out"
     assert uprof("import", bad, trace, "-o", out, "--json") == 6
     assert [path.name for path in out.iterdir()] == ["rank0.db"]
@@ -103,6 +103,16 @@ def test_one_bad_trace_does_not_stop_the_others_and_leaves_nothing(
     assert "report" in made
     assert "uprof: error: " + str(bad) in told.err
     assert "uprof: hint: " in told.err
+
+
+def test_what_is_whole_of_a_trace_that_was_cut_off_is_imported_and_said(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.json"
+    cut.write_text(trace.read_text()[:-40])
+    assert uprof("import", cut, "-o", tmp_path / "r.db") == 0
+    assert "anomaly cut_off: 1" in capsys.readouterr().err
+    assert "TASK" in tables(tmp_path / "r.db")
 
 
 def test_a_folder_made_for_nothing_is_taken_away_again(tmp_path: Path) -> None:
