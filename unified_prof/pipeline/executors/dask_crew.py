@@ -49,7 +49,14 @@ def on_this_machine(
     settings = {
         "distributed.scheduler.allowed-failures": 0,  # `each` tries again, and alone
         "distributed.comm.timeouts.connect": "10s",  # results of a worker that died are waited for
+        # What watches for people at a dashboard, many times a second in every process.
+        "distributed.worker.profile.enabled": False,
         "distributed.admin.system-monitor.gil.enabled": False,
+        "distributed.admin.system-monitor.interval": "10s",
+        "distributed.admin.tick.interval": "1s",
+        "distributed.admin.tick.limit": "30s",
+        "distributed.scheduler.work-stealing": False,  # few tasks lie with a worker
+        "distributed.scheduler.active-memory-manager.start": False,
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
     }
     with ExitStack() as ends:

@@ -1,0 +1,132 @@
+"""A run read by a scheduler and workers that were started by command line, with S3 between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import ranks
+from tests.pipeline.test_cluster_build import KILLED, uprof
+from tests.pipeline.test_dask_crew import by_command_line, until
+from tests.pipeline.test_executors import command_of
+from tests.pipeline.test_remote import s3
+from unified_prof.pipeline.remote import Folder
+
+pytest.importorskip("distributed")
+pytest.importorskip("pyarrow")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"),
+]
+__all__ = ["s3"]
+
+WORLD = 32
+
+SLOWLY = KILLED.replace(
+    "return original(path, rank)", "import time; time.sleep(0.25); return original(path, rank)"
+)
+"""A rank takes a while, and rank 2 kills whoever opens it."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ranks.databases(tmp_path_factory.mktemp("made") / "run", WORLD)
+
+
+@pytest.fixture
+def deadly(tmp_path: Path) -> Iterator[None]:
+    """Workers started from here are killed by rank 2."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SLOWLY)
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join([str(tmp_path / "site"), os.environ["PYTHONPATH"]])
+        patch.setenv("PYTHONPATH", path)
+        yield
+
+
+def workers() -> list[int]:
+    """Return the processes in which workers of Dask do their tasks."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if b"spawn_main" in command_of(pid) and is_ours(pid)]
+
+
+def is_ours(pid: int) -> bool:
+    try:
+        parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return False
+    return b"worker" in command_of(int(parent)) and b"scheduler.json" in command_of(int(parent))
+
+
+def test_a_worker_killed_midway_and_a_rank_that_kills_every_worker(
+    run: Path, tmp_path: Path, deadly: None
+) -> None:
+    target = tmp_path / "run.cluster"
+
+    def kill_one() -> None:
+        assert until(lambda: len(list(target.glob("partials/*"))) >= 4)
+        os.kill(workers()[0], signal.SIGKILL)
+        killed.append(len(list(target.glob("partials/*"))))
+
+    killed: list[int] = []
+    with by_command_line(tmp_path) as (file, _):
+        killer = threading.Thread(target=kill_one)
+        killer.start()
+        done = uprof("cluster", "build", run, "-o", target, "--scheduler", file)
+        killer.join()
+    assert done.returncode == 0, done.stderr
+    assert killed
+    assert killed[0] < WORLD - 1
+    assert f"uprof: warning: {WORLD - 1} of {WORLD} ranks; rank 2: the process that" in done.stderr
+    assert "twice" in done.stderr
+    assert "distributed" not in done.stderr
+    assert len(list(target.glob("partials/*"))) == WORLD - 1
+
+
+def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
+    run: Path, tmp_path: Path, deadly: None
+) -> None:
+    target = tmp_path / "run.cluster"
+    good = Path(shutil.copytree(run, tmp_path / "good"))
+    (good / "rank2.db").unlink()
+
+    def lose() -> None:
+        assert until(lambda: len(list(target.glob("partials/*"))) >= 3)
+        processes[0].kill()
+
+    with by_command_line(tmp_path) as (file, processes):
+        loser = threading.Thread(target=lose)
+        loser.start()
+        begun = time.monotonic()
+        done = uprof("cluster", "build", good, "-o", target, "--scheduler", file)
+        loser.join()
+    assert time.monotonic() - begun < 90
+    assert done.returncode == 10, done.stderr
+    assert "was lost" in done.stderr
+    assert "run the command again to go on" in done.stderr
+    kept = len(list(target.glob("partials/*")))
+    assert 3 <= kept < WORLD - 1
+    done = uprof("cluster", "build", good, "-o", target)
+    assert done.returncode == 0, done.stderr
+    assert f"{WORLD - 1 - kept:,} read now" in done.stderr
+    assert "absent: 2" in done.stderr
+
+
+def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:
+    for path in run.iterdir():
+        Folder(f"{s3}/job").write(path.name, path.read_bytes())
+    with by_command_line(tmp_path) as (file, _):
+        done = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run", "--scheduler", file)
+    assert done.returncode == 0, done.stderr
+    assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in done.stderr
+    assert len(Folder(f"{s3}/job.run/partials").names()) == WORLD
+    again = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run")
+    assert "nothing new" in again.stderr
