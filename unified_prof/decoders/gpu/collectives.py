@@ -39,6 +39,12 @@ _DATA_TYPES: dict[str, tuple[str, int]] = {
     "UInt64": ("UINT64", 8),
     "Float8_e4m3fn": ("FP8E4M3", 1),
     "Float8_e5m2": ("FP8E5M2", 1),
+    "Float8_e4m3fnuz": ("", 1),
+    "Float8_e5m2fnuz": ("", 1),
+    "Float8_e8m0fnu": ("", 1),
+    "QInt8": ("INT8", 1),
+    "QUInt8": ("UINT8", 1),
+    "ComplexHalf": ("", 4),
     "ComplexFloat": ("", 8),
     "ComplexDouble": ("", 16),
     "unsigned char": ("UINT8", 1),
@@ -53,6 +59,10 @@ _DATA_TYPES: dict[str, tuple[str, int]] = {
     "c10::BFloat16": ("BFP16", 2),
     "float": ("FP32", 4),
     "double": ("FP64", 8),
+    "c10::Float8_e4m3fn": ("FP8E4M3", 1),
+    "c10::Float8_e5m2": ("FP8E5M2", 1),
+    "c10::complex<float>": ("", 8),
+    "c10::complex<double>": ("", 16),
 }
 
 
@@ -100,6 +110,10 @@ class Collective:
     source_rank: int = MISSING
     target_rank: int = MISSING
     sequence: int = MISSING
+    peer: int = MISSING
+    """The other rank of a send or receive inside the group, where no global number is said."""
+    strided_ranks: tuple[int, ...] = ()
+    """Global ranks of the group where they are said as a start and a stride."""
     message_bytes: int = MISSING
     """Bytes of the larger of the two messages, where they are known without elements."""
 

@@ -8,6 +8,7 @@ from unified_prof.decoders.gpu.collectives import Collective, Collectives
 from unified_prof.decoders.gpu.numbers import MISSING
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, parse_json
 from unified_prof.decoders.kineto.events import CollectiveArgs
+from unified_prof.decoders.kineto.groups import strided_ranks
 from unified_prof.decoders.kineto.numbers import to_int64
 from unified_prof.vocabulary import NOT_AVAILABLE
 
@@ -39,9 +40,13 @@ def parse_collective(text: bytes) -> Collective | None:
             args.source_rank,
             args.target_rank,
             args.sequence,
+            args.rank,
+            args.rank_start,
+            args.rank_stride,
         ]
     )
-    group_size, in_elements, out_elements, source, target, sequence = numbers.tolist()
+    group_size, in_elements, out_elements, source, target, sequence = numbers.tolist()[:6]
+    peer, start, stride = numbers.tolist()[6:]
     return Collective(
         name=_text(args.collective),
         group=_text(args.group_name),
@@ -56,6 +61,8 @@ def parse_collective(text: bytes) -> Collective | None:
         source_rank=source,
         target_rank=target,
         sequence=sequence,
+        peer=peer if _text(args.collective).lower() in ("send", "recv") else MISSING,
+        strided_ranks=strided_ranks(start, stride, group_size) or (),
     )
 
 

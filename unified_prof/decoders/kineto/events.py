@@ -65,6 +65,9 @@ class CollectiveArgs(msgspec.Struct, gc=False):
     source_rank: Any = msgspec.field(default=None, name="Src Rank")
     target_rank: Any = msgspec.field(default=None, name="Dst Rank")
     sequence: Any = msgspec.field(default=MISSING, name="Seq")
+    rank: Any = msgspec.field(default=MISSING, name="Rank")
+    rank_start: Any = msgspec.field(default=MISSING, name="Global rank start")
+    rank_stride: Any = msgspec.field(default=MISSING, name="Global rank stride")
 
 
 class CallArgs(msgspec.Struct, gc=False):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from unified_prof.decoders.gpu import description
 from unified_prof.decoders.gpu.description import NO_RANK, UNKNOWN_NAME
 from unified_prof.decoders.kineto.collector import Collector
+from unified_prof.decoders.kineto.groups import Ranks
 from unified_prof.decoders.kineto.numbers import to_int, to_int64
 from unified_prof.redaction import MASK, is_secret_name, redact
 
@@ -51,17 +52,25 @@ def base_time_ns(
     return base
 
 
-def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str, Any]:
-    """Write the tables that describe the recording; return provenance facts."""
+def write(
+    parts: Collector,
+    metadata: dict[str, Any],
+    base_ns: int,
+    listed: Mapping[str, tuple[str, Ranks]],
+) -> dict[str, Any]:
+    """Write the tables that describe the recording; return provenance facts.
+
+    Args:
+        parts: What was read.
+        metadata: The trace's top-level keys.
+        base_ns: What makes its times Unix times.
+        listed: Title and ranks of each process group.
+    """
     sink = parts.sink
     assert parts.span is not None
     properties = _device_properties(metadata)
     names = {device: str(p.get("name", UNKNOWN_NAME)) for device, p in properties.items()}
-    distributed = metadata.get("distributedInfo")
-    distributed = distributed if isinstance(distributed, dict) else {}
-    rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
-    if len(parts.labels.texts) > 1:
-        rank = NO_RANK  # a merged trace has that of its first part
+    rank = own_rank(parts, metadata)
     host = metadata.get("host_name")
     start, end = parts.span
     description.write(
@@ -79,7 +88,7 @@ def write(parts: Collector, metadata: dict[str, Any], base_ns: int) -> dict[str,
             for device, values in properties.items()
         },
     )
-    groups = _parallel_groups(distributed, rank)
+    groups = _parallel_groups(listed, rank)
     if groups:
         sink.write("META_DATA", {"name": "parallel_group_info", "value": json.dumps(groups)})
     return {
@@ -126,11 +135,23 @@ def _redacted(value: Any) -> Any:
     return value
 
 
+def distributed_info(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return what a trace says of its job of several processes."""
+    distributed = metadata.get("distributedInfo")
+    return distributed if isinstance(distributed, dict) else {}
+
+
+def own_rank(parts: Collector, metadata: dict[str, Any]) -> int:
+    """Return the rank whose trace it is; one merged of several has that of its first part."""
+    if len(parts.labels.texts) > 1:
+        return NO_RANK
+    rank = rank_of(metadata)
+    return NO_RANK if rank is None else rank
+
+
 def rank_of(metadata: dict[str, Any]) -> int | None:
     """Return the rank that a trace says it was recorded on, or None."""
-    distributed = metadata.get("distributedInfo")
-    if not isinstance(distributed, dict):
-        return None
+    distributed = distributed_info(metadata)
     rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
     return rank if rank >= 0 else None
 
@@ -144,20 +165,16 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def _parallel_groups(distributed: dict[str, Any], rank: int) -> dict[str, Any]:
+def _parallel_groups(listed: Mapping[str, tuple[str, Ranks]], rank: int) -> dict[str, Any]:
     """Write process groups the way torch_npu does, so that readers name them."""
-    groups: dict[str, Any] = {}
-    listed = distributed.get("pg_config")
-    for group in listed if isinstance(listed, list) else ():
-        if not isinstance(group, dict) or not isinstance(group.get("ranks"), list):
-            continue
-        name, ranks = str(group.get("pg_name", "")), group["ranks"]
-        groups[name] = {
-            "group_name": str(group.get("pg_desc", "") or name),
+    return {
+        name: {
+            "group_name": title,
             "group_rank": ranks.index(rank) if rank in ranks else NO_RANK,
-            "global_ranks": ranks,
+            "global_ranks": list(ranks),
         }
-    return groups
+        for name, (title, ranks) in listed.items()
+    }
 
 
 def _vendor(parts: Collector, device_names: list[str]) -> str | None:

@@ -11,7 +11,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.gpu import tables
 from unified_prof.decoders.gpu.found import Found
 from unified_prof.decoders.gpu.task_tables import HasColumn
-from unified_prof.decoders.kineto import merged, session
+from unified_prof.decoders.kineto import groups, merged, session
 from unified_prof.decoders.kineto.collector import Collector
 from unified_prof.decoders.kineto.kinds import Kind
 from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
@@ -54,13 +54,19 @@ def decode(
         span = _require_events(path, parts, cut_off=reader.cut_off)
         base_ns = session.base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
         merged.settle(parts, parts.calling, parts.labels)
+        listed = groups.complete(
+            parts.collectives.all,
+            groups.of_session(session.distributed_info(reader.metadata)),
+            session.own_rank(parts, reader.metadata),
+            sink.anomaly,
+        )
         if parts.allocations.rows and not parts.says_memory_in_use:  # torch before 1.10
             parts.adds_up_allocations = True
             sink.anomaly("memory_added_up", 1, "no event says what was in use: 0 at the beginning")
         joined = tables.write(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
-        facts = session.write(parts, reader.metadata, base_ns)
+        facts = session.write(parts, reader.metadata, base_ns, listed)
         return Found(
             events=reader.events_read,
             counts=dict(parts.counts),
