@@ -17,6 +17,7 @@ from unified_prof.decoders.kineto.fields import Fields
 from unified_prof.decoders.kineto.kinds import Kind, Kinds
 from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.numbers import to_float64
+from unified_prof.decoders.kineto.phases import PHASES, Phases
 from unified_prof.decoders.spool import Rows
 
 _MEMORY_EVENT = "[memory]"
@@ -32,6 +33,7 @@ class Collector(Fields):
         super().__init__(sink, is_outside)
         self.collectives: TraceCollectives = TraceCollectives()
         self.labels = Labels()
+        self._phases = Phases(sink.anomaly)
         self.calling: set[int] = set()
         """Numbers of the threads that made runtime calls."""
         self.says_memory_in_use = False
@@ -65,11 +67,29 @@ class Collector(Fields):
             except KeyError:
                 members = groups[key] = [event]
                 append[key] = members.append
+        phased = False
         for key, members in groups.items():
+            if key[0] in PHASES:
+                phased = True
+                continue
             kind = self._kinds[key]
             self.counts[kind.value] += len(members)
             if take := self._take.get(kind):
                 take(kind, members)
+        if phased:
+            self._take_whole(self._phases.complete([e for e in events if e.ph in PHASES]))
+
+    def finish(self) -> None:
+        """Put away what began and never ended."""
+        self._take_whole(self._phases.rest(self.span[1] if self.span else 0))
+
+    def _take_whole(self, events: tuple[list[ev.Event], list[ev.Event]]) -> None:
+        nested, asynchronous = events
+        if nested:
+            self.take(nested)
+        if asynchronous:
+            self.counts[Kind.OTHER.value] += len(asynchronous)
+            self._others(Kind.OTHER, asynchronous)
 
     # ---- one method per kind
 

@@ -30,6 +30,7 @@ class Event(msgspec.Struct, gc=False):
     ts: msgspec.Raw = ABSENT
     dur: msgspec.Raw = ABSENT
     args: msgspec.Raw = ABSENT
+    id: msgspec.Raw = ABSENT
 
 
 class OperationArgs(msgspec.Struct, gc=False):

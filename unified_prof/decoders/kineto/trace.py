@@ -51,6 +51,7 @@ def decode(
         progress("reading events")
         for events in reader.slices():
             parts.take(events)
+        parts.finish()
         span = _require_events(path, parts, cut_off=reader.cut_off)
         base_ns = session.base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
         merged.settle(parts, parts.calling, parts.labels)
