@@ -237,8 +237,7 @@ def _program(one: Partial, event_of: Ints, shift: int, steps: set[int], *, cut: 
     what, op = marks["what"], marks["op"]
     time, lead, busy, tail = marks["time"], marks["lead"], marks["busy"], marks["tail"]
     kernels = marks["kernels"]
-    # Nothing is known of how long the last stretch is idle at its end.
-    length = np.append(np.diff(time), lead[-1] + busy[-1])
+    length = np.append(np.diff(time), lead[-1] + busy[-1] + tail[-1])
     is_end = what == END
     matched = np.full(count, NONE, np.int64)
     of_op = what != STEP

@@ -1,0 +1,372 @@
+"""A small cluster made by hand: every rank's timeline is simulated in one true time.
+
+Ranks are tensor (fastest), then data parallel, then pipeline stages, as Megatron has them. A step
+of a rank is: input, for each micro-batch kernels with a blocking all-reduce between them, what it
+gets from the stage before and gives to the next one, then gradients over the data parallel group
+beside the last kernels, one small all-reduce over all ranks, then the optimizer. What is planted
+is known exactly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unified_prof.arrays import intervals
+from unified_prof.cluster import partial as partials
+from unified_prof.cluster import rank_map
+from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts
+from unified_prof.cluster.timeline import Cover
+from unified_prof.store.writer import ReportWriter
+
+START = 1_763_600_000_000_000_000
+KERNELS = (("MatMul", 200_000), ("Attention", 300_000), ("Norm", 25_000), ("Gelu", 40_000))
+SIZE = 8 << 20
+GRADIENTS = 64 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run, and what is wrong with it."""
+
+    tp: int = 2
+    dp: int = 4
+    pp: int = 2
+    steps: int = 2
+    batches: int = 2
+    per_host: int = 4
+    seed: int = 0
+    noise: float = 0.01
+    setup_ns: int = 0
+    skew_ns: int = 2_000_000
+    slow: Mapping[int, float] = field(default_factory=dict)
+    slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    slow_host: int | None = None
+    late: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def world(self) -> int:
+        return self.tp * self.dp * self.pp
+
+    def host(self, rank: int) -> int:
+        return rank // self.per_host
+
+
+@dataclass
+class Made:
+    """What every rank saw, in true time, and the truth."""
+
+    plan: Plan
+    groups: dict[tuple[int, ...], str]
+    kernels: list[list[tuple[int, int, str]]]
+    """Of each rank: begin, end, name."""
+    operations: list[list[dict[str, Any]]]
+    steps: list[list[tuple[int, int]]]
+    inputs: list[list[tuple[int, int]]]
+    clock: list[int]
+    """Of each host."""
+    wait: list[int]
+
+    @property
+    def step_ns(self) -> float:
+        steps = self.steps[0]
+        return (steps[-1][1] - steps[0][0]) / len(steps)
+
+
+def make(plan: Plan) -> Made:
+    """Simulate a run."""
+    return _Simulation(plan).run()
+
+
+class _Simulation:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        rng = np.random.default_rng(plan.seed)
+        hosts = -(-plan.world // plan.per_host)
+        clock = (rng.normal(0, 1, hosts) * plan.skew_ns).astype(int).tolist()
+        groups: dict[tuple[int, ...], str] = {}
+        rank = self.rank
+        for d in range(plan.dp):
+            for p in range(plan.pp):
+                groups[tuple(rank(t, d, p) for t in range(plan.tp))] = "tp"
+        for t in range(plan.tp):
+            for p in range(plan.pp):
+                groups[tuple(rank(t, d, p) for d in range(plan.dp))] = "dp"
+            for d in range(plan.dp):
+                groups[tuple(rank(t, d, p) for p in range(plan.pp))] = "pp"
+        groups = {ranks: kind for ranks, kind in groups.items() if len(ranks) > 1}
+        self.world = tuple(range(plan.world))
+        groups.setdefault(self.world, "world")
+        empty: list[list[Any]] = [[] for _ in range(plan.world)]
+        self.made = Made(
+            plan,
+            groups,
+            [[] for _ in empty],
+            [[] for _ in empty],
+            [[] for _ in empty],
+            [[] for _ in empty],
+            clock,
+            [0] * plan.world,
+        )
+        self.now = rng.integers(1_000_000, 1_200_000, plan.world).tolist()
+        self.rng = rng
+        self.count: dict[tuple[Any, ...], int] = {}
+        self.used: set[tuple[int, ...]] = set()
+
+    def rank(self, t: int, d: int, p: int) -> int:
+        return (p * self.plan.dp + d) * self.plan.tp + t
+
+    def of(self, kind: str, rank: int) -> tuple[int, ...] | None:
+        found = [r for r, k in self.made.groups.items() if k == kind and rank in r]
+        return found[0] if found else None
+
+    def run(self) -> Made:
+        plan, made = self.plan, self.made
+        for _ in range(plan.steps):
+            for rank in range(plan.world):
+                begin = self.now[rank]
+                made.steps[rank].append((begin, 0))
+                self.now[rank] += 150_000 + plan.late.get(rank, 0)
+                made.inputs[rank].append((begin, self.now[rank]))
+            # Stage by stage and batch by batch: each one's needs have happened before it.
+            for _batch in range(plan.batches):
+                for p in range(plan.pp):
+                    stage = [r for r in range(plan.world) if r // (plan.tp * plan.dp) == p]
+                    if p:
+                        for rank in stage:
+                            self.transfer(rank - plan.tp * plan.dp, rank)
+                    for half in range(2):
+                        for rank in stage:
+                            self.work(rank, KERNELS[2 * half : 2 * half + 2])
+                        for group in {self.of("tp", rank) for rank in stage} - {None}:
+                            assert group is not None
+                            self.all_reduce(group, SIZE, blocking=True)
+            ends = {}
+            for group, kind in made.groups.items():
+                if kind == "dp":
+                    ends.update(self.all_reduce(group, GRADIENTS, blocking=False))
+            for rank in range(plan.world):
+                self.work(rank, KERNELS[:1])
+                self.now[rank] = max(self.now[rank], ends.get(rank, 0) + 3_000)
+            self.all_reduce(self.world, 4096, blocking=True)
+            for rank in range(plan.world):
+                self.work(rank, [("Adam", 400_000)])
+                begin, _ = made.steps[rank][-1]
+                made.steps[rank][-1] = (begin, self.now[rank])
+        return made
+
+    def work(self, rank: int, kernels: Sequence[tuple[str, int]]) -> None:
+        gap = 40_000 if self.plan.host(rank) == self.plan.slow_host else 1_500
+        for name, usual in kernels:
+            factor = self.plan.slow.get(rank, 1.0) * self.rng.normal(1, self.plan.noise)
+            end = self.now[rank] + int(usual * factor)
+            self.made.kernels[rank].append((self.now[rank], end, name))
+            self.now[rank] = end + gap
+
+    def speed(self, ranks: Sequence[int]) -> float:
+        near = len({self.plan.host(rank) for rank in ranks}) == 1
+        speed = 150.0 if near else 20.0
+        for pair, factor in self.plan.slow_links.items():
+            if set(pair) <= set(ranks):
+                speed /= factor
+        return speed
+
+    def number(self, *key: Any) -> int:
+        self.count[key] = self.count.get(key, -1) + 1
+        return self.count[key]
+
+    def all_reduce(self, ranks: tuple[int, ...], size: int, *, blocking: bool) -> dict[int, int]:
+        begin = [self.now[rank] for rank in ranks]
+        real = max(begin)
+        setup = 0 if ranks in self.used else self.plan.setup_ns
+        self.used.add(ranks)
+        members = len(ranks)
+        move = int(20_000 + size * 2 * (members - 1) / members / self.speed(ranks))
+        seq = self.number(ranks)
+        for rank, start in zip(ranks, begin, strict=True):
+            end = real + setup + move + int(self.rng.integers(0, 1_000))
+            self.made.wait[rank] += real - start
+            row = {"kind": "all_reduce", "group": ranks, "seq": seq, "start": start, "end": end}
+            row |= {"bytes": size, "peer": NONE, "move": end - real - setup}
+            self.made.operations[rank].append(row)
+            self.now[rank] = end + 3_000 if blocking else start + 2_000
+        return {rank: self.made.operations[rank][-1]["end"] for rank in ranks}
+
+    def transfer(self, source: int, target: int) -> None:
+        begin, ready = self.now[source], self.now[target]
+        real = max(begin, ready)
+        end = real + int(10_000 + SIZE / self.speed([source, target]))
+        group = self.of("pp", source)
+        for rank, peer, start, kind in (
+            (source, target, begin, "send"),
+            (target, source, ready, "receive"),
+        ):
+            self.made.wait[rank] += real - start
+            row = {"kind": kind, "group": group, "seq": self.number(rank, peer, kind)}
+            row |= {"start": start, "end": end, "bytes": SIZE, "peer": peer, "move": end - real}
+            self.made.operations[rank].append(row)
+        self.now[source] += 3_000
+        self.now[target] = end + 3_000
+
+
+def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
+    """Return what a rank's recording would map to, in the clock of its host."""
+    plan = made.plan
+    shift = START + made.clock[plan.host(rank)]
+    rows = sorted(made.operations[rank], key=lambda row: int(row["start"]))
+    groups = [group for group in made.groups if rank in group]
+    kinds = ("all_reduce", "receive", "send")
+    table = np.array(
+        [
+            (
+                groups.index(row["group"]),
+                kinds.index(row["kind"]),
+                row["seq"],
+                row["start"] + shift,
+                row["end"] + shift,
+                row["bytes"],
+                row["peer"],
+                row["move"] if vendor == "huawei" else NONE,
+            )
+            for row in rows
+        ],
+        np.int64,
+    ).reshape(-1, 8)
+    names = [*partials.COMMUNICATION[:8]]
+    operations = {name: table[:, at] for at, name in enumerate(names)}
+    kernels = sorted(made.kernels[rank])
+    start = np.array([k[0] for k in kernels], np.int64) + shift
+    end = np.array([k[1] for k in kernels], np.int64) + shift
+    cover = Cover(intervals.merge(start, end), start)
+    bounds = np.array(made.steps[rank], np.int64) + shift
+    steps = {"step": np.arange(len(bounds)), "start": bounds[:, 0], "end": bounds[:, 1]}
+    waits = np.array(made.inputs[rank], np.int64) + shift
+    texts = sorted({k[2] for k in kernels})
+    code = np.array([texts.index(k[2]) for k in kernels], np.int64)
+    operations["step"] = rank_map._step_of(operations["start"], steps)
+    operations["covered"] = cover.within(operations["start"], operations["end"])
+    busy = intervals.union(cover.set, intervals.merge(operations["start"], operations["end"]))
+    loader = intervals.merge(waits[:, 0], waits[:, 1])
+    return Partial(
+        facts=RankFacts(
+            rank=rank,
+            world_size=plan.world,
+            host=f"host{plan.host(rank)}",
+            device_id=rank % plan.per_host,
+            device_name="Ascend910B",
+            vendor=vendor,
+            steps_recorded=True,
+            loader_recorded=True,
+        ),
+        groups=tuple(
+            Group(f"{made.groups[one]}-{one[0]}", made.groups[one], made.groups[one], one, len(one))
+            for one in groups
+        ),
+        kinds=kinds,
+        names=tuple(texts),
+        modules=("",),
+        communication={name: operations[name] for name in partials.COMMUNICATION},
+        marks=rank_map._marks(operations, steps, cover),
+        steps=rank_map._step_rows(steps, cover.set, operations, busy, loader),
+        kernels=rank_map._work(rank_map._step_of(start, steps), code, end - start),
+        links=partials.empty("links"),
+    )
+
+
+def partials_of(made: Made, *, vendor: str = "huawei") -> list[Partial]:
+    """Return those of all ranks."""
+    return [partial_of(made, rank, vendor=vendor) for rank in range(made.plan.world)]
+
+
+def database(made: Made, rank: int, path: Path) -> Path:
+    """Write a rank's recording as an msprof database with torch_npu's tables."""
+    plan = made.plan
+    shift = START + made.clock[plan.host(rank)]
+    groups = [group for group in made.groups if rank in group]
+    hidden = {group: f"10.0.0.{at}%eth0_60000_{at}" for at, group in enumerate(made.groups)}
+    with ReportWriter(path, revision="latest", overwrite=True) as writer:
+        text = writer.strings.intern
+        tasks: list[tuple[int, int, str]] = []
+        compute: list[tuple[int, int, int]] = []
+        for start, end, name in sorted(made.kernels[rank]):
+            compute.append((len(tasks), text(f"aclnn{name}"), text(name)))
+            tasks.append((start + shift, end + shift, "KERNEL_AICORE"))
+        ops: list[tuple[Any, ...]] = []
+        parts: list[tuple[Any, ...]] = []
+        for number, row in enumerate(sorted(made.operations[rank], key=lambda r: int(r["start"]))):
+            group = row["group"]
+            verb = {"all_reduce": "hcom_allReduce_", "send": "hcom_send_"}.get(
+                row["kind"], "hcom_receive_"
+            )
+            own = text(f"{verb}_{number}")
+            communicator = text(hidden[group])
+            begins, ends_at = row["start"] + shift, row["end"] + shift
+            counts = (row["bytes"] // 2, len(group))
+            ops.append((own, begins, ends_at, number, communicator, number, text(verb), *counts))
+            here = group.index(rank)
+            there = group.index(row["peer"]) if row["peer"] >= 0 else (here + 1) % len(group)
+            ends = (there, here) if row["kind"] == "receive" else (here, there)
+            parts.append((own, len(tasks), communicator, *ends, row["bytes"], number))
+            tasks.append((row["end"] - row["move"] + shift, row["end"] + shift, "MEMCPY"))
+        _put(
+            writer,
+            "TASK",
+            ("startNs", "endNs", "taskType", "globalTaskId", "deviceId"),
+            [
+                (start, end, text(kind), number, rank % plan.per_host)
+                for number, (start, end, kind) in enumerate(tasks)
+            ],
+        )
+        _put(writer, "COMPUTE_TASK_INFO", ("globalTaskId", "name", "opType"), compute)
+        _put(
+            writer,
+            "COMMUNICATION_OP",
+            "opName startNs endNs connectionId groupName opId opType count rankSize dataType"
+            " deviceId".split(),
+            [(*op, 11, rank % plan.per_host) for op in ops],
+        )
+        _put(
+            writer,
+            "COMMUNICATION_TASK_INFO",
+            ("name", "globalTaskId", "groupName", "srcRank", "dstRank", "size", "opId"),
+            parts,
+        )
+        _put(
+            writer,
+            "STEP_TIME",
+            ("id", "startNs", "endNs"),
+            [(at, a + shift, b + shift) for at, (a, b) in enumerate(made.steps[rank])],
+        )
+        loader = text("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        _put(
+            writer,
+            "PYTORCH_API",
+            ("startNs", "endNs", "globalTid", "name", "type"),
+            [(str(a + shift), str(b + shift), 1, loader, 50001) for a, b in made.inputs[rank]],
+        )
+        told = {
+            hidden[group]: {
+                "group_name": made.groups[group],
+                "group_rank": group.index(rank),
+                "global_ranks": list(group),
+            }
+            for group in groups
+        }
+        meta = {"parallel_group_info": told, "distributed_args": {"world_size": plan.world}}
+        _put(writer, "META_DATA", ("name", "value"), [(k, json.dumps(v)) for k, v in meta.items()])
+        _put(writer, "RANK_DEVICE_MAP", ("rankId", "deviceId"), [(rank, rank % plan.per_host)])
+        _put(writer, "NPU_INFO", ("id", "name"), [(rank % plan.per_host, "Ascend910B")])
+        _put(writer, "HOST_INFO", ("hostUid", "hostName"), [("1", f"host{plan.host(rank)}")])
+    return path
+
+
+def _put(
+    writer: ReportWriter, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    if rows:
+        writer.write(table, dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))

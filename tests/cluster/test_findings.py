@@ -1,0 +1,127 @@
+"""What was planted is found, with its size and its cost; a healthy run has no finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from tests.cluster.made import Made, Plan, make, partials_of
+from unified_prof.cluster.findings import Finding
+from unified_prof.cluster.summary import summarise
+
+
+def told(plan: Plan) -> tuple[list[Finding], Made]:
+    made = make(plan)
+    return summarise(partials_of(made)).findings, made
+
+
+def true_cost_ms(plan: Plan, made: Made) -> float:
+    healthy = make(replace(plan, slow={}, slow_links={}, slow_host=None, late={}))
+    return (made.step_ns - healthy.step_ns) / 1e6
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_healthy_run_has_none(seed: int, noise: float) -> None:
+    assert told(Plan(seed=seed, noise=noise, setup_ns=2_000_000))[0] == []
+
+
+@pytest.mark.parametrize("factor", [1.05, 1.1, 1.3])
+@pytest.mark.parametrize("rank", [0, 5, 15])
+def test_a_slow_rank_with_its_factor_and_cost(rank: int, factor: float) -> None:
+    plan = Plan(slow={rank: factor}, seed=rank, batches=4)
+    found, made = told(plan)
+    assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (rank,))]
+    assert found[0].figures["factor"] == pytest.approx(factor, abs=0.015)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.02)
+    assert found[0].hosts == (f"host{rank // 4}",)
+    assert f"rank {rank} on host{rank // 4}" in found[0].text
+    assert found[0].steps == (0, 1)
+
+
+def test_two_slow_ranks_are_two_findings_the_costlier_one_first() -> None:
+    found, _ = told(Plan(slow={3: 1.1, 12: 1.4}, tp=1, dp=8, pp=2))
+    assert [one.ranks for one in found] == [(12,), (3,)]
+    costs = [one.cost_ms_per_step for one in found]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_of_two_ranks_the_slow_one_is_told() -> None:
+    found, made = told(plan := Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=4, batches=6))
+    assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (1,))]
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
+
+
+def test_a_host_whose_ranks_all_compute_slowly_is_one_finding() -> None:
+    slow = dict.fromkeys(range(4, 8), 1.2)
+    found, _ = told(Plan(slow=slow, dp=8, pp=1))
+    assert [(one.kind, one.hosts, one.ranks) for one in found] == [
+        ("slow_host", ("host1",), (4, 5, 6, 7))
+    ]
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(slow_host=1), Plan(slow_host=1, tp=2, dp=2, pp=2), Plan(slow_host=0, dp=8)]
+)
+def test_a_host_that_launches_late(plan: Plan) -> None:
+    found, made = told(plan)
+    host = f"host{plan.slow_host}"
+    assert [(one.kind, one.hosts) for one in found] == [("slow_host", (host,))]
+    assert found[0].figures["gap_us"] == pytest.approx(40, rel=0.05)
+    assert found[0].figures["usual_gap_us"] == pytest.approx(1.5, rel=0.1)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
+
+
+def test_where_there_is_one_host_nobody_is_compared_with_it_but_the_device() -> None:
+    found, _ = told(Plan(tp=2, dp=2, pp=1, slow_host=0, batches=6))
+    assert [(one.kind, one.hosts) for one in found] == [("slow_host", ("host0",))]
+    assert "no rank does better" in found[0].text
+
+
+def test_late_input() -> None:
+    found, made = told(plan := Plan(late={6: 5_000_000}))
+    assert [(one.kind, one.ranks) for one in found] == [("late_input", (6,))]
+    assert found[0].figures["late_ms"] == pytest.approx(5, rel=0.01)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
+
+
+def test_late_input_of_one_of_two() -> None:
+    found, _ = told(Plan(tp=1, dp=2, pp=1, late={0: 5_000_000}, steps=4))
+    assert [(one.kind, one.ranks) for one in found] == [("late_input", (0,))]
+
+
+def test_input_that_is_late_everywhere() -> None:
+    found, _ = told(Plan(late=dict.fromkeys(range(16), 20_000_000)))
+    assert [(one.kind, len(one.ranks)) for one in found] == [("late_input", 16)]
+
+
+def test_a_slow_link_between_pipeline_stages() -> None:
+    plan = Plan(slow_links={(2, 10): 3.0}, batches=4)
+    found, made = told(plan)
+    assert [(one.kind, one.ranks, one.links) for one in found] == [
+        ("slow_link", (2, 10), ((2, 10),))
+    ]
+    assert found[0].figures["factor"] == pytest.approx(3, rel=0.1)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.02)
+
+
+def test_a_slow_link_within_a_group_of_more_names_the_group_and_says_so() -> None:
+    found, _ = told(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}))
+    assert [(one.kind, one.ranks) for one in found] == [("slow_link", (4, 5, 6, 7))]
+    assert "cannot be told" in found[0].text
+    assert found[0].figures["told"] is False
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"slow": {5: 1.2}}, {"slow_host": 2}, {"late": {9: 4_000_000}}],
+    ids=["slow_rank", "slow_host", "late_input"],
+)
+def test_it_is_the_same_whatever_device_recorded(change: Mapping[str, object]) -> None:
+    made = make(replace(Plan(), **change))  # type: ignore[arg-type]
+    npu = summarise(partials_of(made)).findings
+    gpu = summarise(partials_of(made, vendor="nvidia")).findings
+    assert npu == gpu
+    assert len(npu) == 1

@@ -1,0 +1,125 @@
+"""A rank's database as columns, and these columns as a file."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.made import Plan, database, make, partial_of
+from unified_prof.cluster import partial as partials
+from unified_prof.cluster.partial import PARTS, Partial
+from unified_prof.cluster.rank_map import partials_of
+from unified_prof.errors import StoreError
+
+PLAN = Plan(steps=2, setup_ns=500_000)
+
+
+def assert_equal(one: Partial, other: Partial) -> None:
+    for part, columns in PARTS.items():
+        for name in columns:
+            np.testing.assert_array_equal(
+                getattr(one, part)[name], getattr(other, part)[name], f"{part}.{name}"
+            )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_a_database_says_what_happened(folder: Path, rank: int) -> None:
+    made = make(PLAN)
+    (found,) = partials_of(database(made, rank, folder / f"{rank}.db"))
+    wanted = partial_of(made, rank)
+    order = {group.ranks: at for at, group in enumerate(wanted.groups)}
+    renamed = np.array([order[group.ranks] for group in found.groups])
+    kinds = [wanted.kinds.index(kind) for kind in found.kinds]
+    names = [wanted.names.index(name) for name in found.names]
+    communication = dict(found.communication)
+    communication["group"] = renamed[communication["group"]]
+    communication["kind"] = np.array(kinds)[communication["kind"]]
+    kernels = dict(found.kernels)
+    kernels["name"] = np.array(names)[kernels["name"]]
+    inside = np.lexsort((kernels["name"], kernels["step"]))
+    kernels = {name: values[inside] for name, values in kernels.items()}
+    alike = replace(found, communication=communication, kernels=kernels, links=wanted.links)
+    assert_equal(alike, wanted)
+    assert found.facts.rank == rank
+    assert (found.facts.host, found.facts.world_size) == (f"host{rank // 4}", 16)
+    assert {group.kind for group in found.groups} == {"tp", "dp", "pp", "world"}
+
+
+def test_parts_of_collectives_are_links_between_global_ranks(folder: Path) -> None:
+    (found,) = partials_of(database(make(PLAN), 9, folder / "9.db"))
+    pairs = list(zip(found.links["src"].tolist(), found.links["dst"].tolist(), strict=True))
+    # To the next one of each of its groups: tp (8, 9), dp (9, 11, 13, 15), all 16; no transfers.
+    assert pairs == [(9, 8), (9, 10), (9, 11)]
+
+
+@pytest.mark.parametrize("rank", [0, 9])
+def test_a_partial_comes_back_from_its_file_as_it_was(rank: int) -> None:
+    pytest.importorskip("pyarrow")
+    one = partial_of(make(PLAN), rank)
+    data = partials.written(one)
+    back = partials.read(data, "it")
+    assert_equal(one, back)
+    assert asdict(back.facts) == asdict(one.facts)
+    assert (back.groups, back.kinds, back.names) == (one.groups, one.kinds, one.names)
+    with pytest.raises(StoreError, match="it is no partial"):
+        partials.read(data[: len(data) // 2], "it")
+
+
+def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    data = partials.written(partial_of(make(PLAN), 0))
+    monkeypatch.setattr(partials, "VERSION", 99)
+    with pytest.raises(StoreError, match="of version 1, not 99"):
+        partials.read(data, "it")
+
+
+def test_a_rank_is_never_numbered_silently(folder: Path) -> None:
+    path = database(make(PLAN), 3, folder / "whose.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE RANK_DEVICE_MAP SET rankId = -1")
+        db.commit()
+    assert partials_of(path)[0].facts.rank == 3  # its place in its groups says so
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("DELETE FROM META_DATA WHERE name = 'parallel_group_info'")
+        db.commit()
+    with pytest.raises(StoreError, match="does not say which rank"):
+        partials_of(path)
+    assert partials_of(path, 7)[0].facts.rank == 7
+    named = folder / "rank5" / "it.db"
+    named.parent.mkdir()
+    named.write_bytes(path.read_bytes())
+    assert partials_of(named)[0].facts.rank == 5
+
+
+def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
+    made = make(replace(PLAN, tp=1, dp=2, pp=1))
+    path = database(made, 0, folder / "two.db")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("INSERT INTO RANK_DEVICE_MAP VALUES (1, 1)")
+        for table in ("TASK", "COMMUNICATION_OP"):
+            names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            values = ["1" if name == "deviceId" else name for name in names]
+            numbered = [
+                f"{name} + 100000" if name in ("globalTaskId", "opId") else value
+                for name, value in zip(names, values, strict=True)
+            ]
+            db.execute(f"INSERT INTO {table} SELECT {', '.join(numbered)} FROM {table}")
+        db.execute(
+            "INSERT INTO COMPUTE_TASK_INFO (globalTaskId, name, opType)"
+            " SELECT globalTaskId + 100000, name, opType FROM COMPUTE_TASK_INFO"
+        )
+        db.commit()
+    ranks = partials_of(path)
+    assert [(one.facts.rank, one.facts.device_id) for one in ranks] == [(0, 0), (1, 1)]
+    assert ranks[0].kernels["total"].sum() == ranks[1].kernels["total"].sum() > 0
+    assert len(ranks[0].communication["start"]) == len(ranks[1].communication["start"])

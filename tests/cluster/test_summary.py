@@ -1,0 +1,144 @@
+"""The summary file: a sound report of its family, whose rows are what was planted."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.made import Plan, make, partials_of
+from unified_prof.cluster.summary import Summary, Unread, Where, summarise
+from unified_prof.errors import StoreError
+from unified_prof.migrate.check import check
+from unified_prof.store import cluster_summary
+
+PLAN = Plan(slow={5: 1.3}, setup_ns=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def summary() -> Summary:
+    found = partials_of(make(PLAN))
+    lost = Unread("node/rank7.db", "it is cut off", 7)
+    where = {one.facts.rank: Where(f"{one.facts.rank}.db", "p") for one in found}
+    return summarise([one for one in found if one.facts.rank not in (7, 11)], where, [lost])
+
+
+@pytest.fixture(scope="module")
+def file(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "cluster.sqlite"
+    cluster_summary.write(path, summary.tables, {"tool": "uprof"})
+    return path
+
+
+def rows(path: Path, query: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute(query).fetchall()
+
+
+def test_it_is_sound(file: Path) -> None:
+    found = check(file)
+    assert (found.detection.family, found.detection.revision) == ("cluster", "1")
+    assert found.findings == ()
+
+
+def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: Summary) -> None:
+    found = rows(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
+    assert [row[0] for row in found] == list(range(16))
+    assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
+    assert found[11][1:] == ("absent", "its recording is not there", None)
+    assert {row[1] for row in found if row[0] not in (7, 11)} == {"read"}
+    assert (summary.world_size, summary.ranks_read, summary.absent) == (16, 14, (11,))
+
+
+def test_places_are_those_of_the_layout(file: Path) -> None:
+    for rank, tp, dp, pp in rows(file, "SELECT rank, tp, dp, pp FROM RANK WHERE status = 'read'"):
+        assert isinstance(rank, int)
+        assert (tp, dp, pp) == (rank % 2, rank // 2 % 4, rank // 8)
+
+
+def test_the_parts_of_a_step_add_up(file: Path) -> None:
+    for start, end, compute, exposed, idle, wait, shown, bubble in rows(
+        file,
+        "SELECT start_ns, end_ns, compute_ns, exposed_communication_ns, idle_ns, wait_ns,"
+        " exposed_wait_ns, bubble_ns FROM STEP_RANK",
+    ):
+        assert compute + exposed + idle == end - start  # type: ignore[operator]
+        assert 0 <= bubble <= shown <= wait  # type: ignore[operator]
+
+
+def test_of_those_who_come_late_the_one_with_slow_kernels_is_to_blame(file: Path) -> None:
+    late = rows(file, "SELECT rank FROM BLAME ORDER BY caused_wait_ns DESC LIMIT 2")
+    assert {rank for (rank,) in late} == {4, 5}  # 4 waits for 5 and is late for others
+    ((rank, ratio, cause, saved),) = rows(
+        file,
+        "SELECT rank, work_ratio, cause, saved_ns_per_step FROM BLAME WHERE cause IS NOT NULL",
+    )
+    assert (rank, cause) == (5, "slow_rank")
+    assert ratio == pytest.approx(1.3, rel=0.02)
+    ((place, text, cost),) = rows(file, "SELECT place, text, cost_ms_per_step FROM FINDING")
+    assert place == 1
+    assert str(text).startswith("rank 5 on host1: its kernels take 1.3")
+    assert saved == pytest.approx(float(str(cost)) * 1e6)
+
+
+def test_links_have_their_bandwidth(file: Path) -> None:
+    for across, p50, like in rows(
+        file, "SELECT across_hosts, gb_per_s_p50, like_gb_per_s FROM LINK WHERE kind = 'p2p'"
+    ):
+        assert across == 1
+        assert p50 == pytest.approx(19.5, rel=0.03)
+        assert like == pytest.approx(p50, rel=0.03)
+
+
+def test_collectives_are_summed_by_group_kind_step_and_size(file: Path) -> None:
+    found = rows(
+        file,
+        'SELECT g.kind, c.kind, c.bytes, sum(n), sum(complete_n) FROM COLLECTIVE c JOIN "GROUP" g'
+        " ON g.id = c.group_id GROUP BY 1, 2, 3 ORDER BY 1, 3",
+    )
+    assert found == [
+        # 4 and 2 rows a step and group; groups of ranks 7 and 11 are not complete.
+        ("dp", "all_reduce", 64 << 20, 8, 4),
+        ("tp", "all_reduce", 8 << 20, 64, 48),
+        ("world", "all_reduce", 4096, 2, 0),
+    ]
+
+
+def test_facts_of_the_run(file: Path) -> None:
+    facts = {str(name): json.loads(str(v)) for name, v in rows(file, "SELECT * FROM META_DATA")}
+    assert facts["world_size"] == 16
+    assert facts["steps"] == [0, 1]
+    assert facts["clock_islands"] == 1
+
+
+def test_a_rank_of_another_run_is_put_aside() -> None:
+    found = partials_of(make(Plan()))
+    odd = replace(found[2], facts=replace(found[2].facts, world_size=64))
+    told = summarise([*found[:2], odd, *found[3:]])
+    assert [(one.rank, one.why) for one in told.unread] == [
+        (2, "it is of a run of 64 ranks, the others of one of 16")
+    ]
+
+
+def test_without_any_rank_there_is_no_summary() -> None:
+    with pytest.raises(StoreError, match="no rank's recording could be read: it is empty"):
+        summarise([], unread=[Unread("a.db", "it is empty")])
+
+
+def test_one_rank_alone_is_summed_up_and_blamed_for_nothing() -> None:
+    (one, *_) = partials_of(make(Plan(slow={0: 2.0})))
+    told = summarise([one])
+    assert told.findings == []
+    assert told.tables["RANK"][0][7] == "read"
+
+
+def test_ranks_with_other_steps_are_compared_in_those_all_have() -> None:
+    found = partials_of(make(Plan(steps=3)))
+    shorter = partials_of(make(Plan(steps=2)))[4]
+    told = summarise([*found[:4], shorter, *found[5:]])
+    assert told.steps == (0, 1)
+    assert told.findings == []
