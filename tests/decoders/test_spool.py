@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,3 +92,27 @@ def test_a_run_that_was_read_keeps_no_block() -> None:
             assert len(cursor.take_below(None)) == 1000
             assert cursor.finished
             assert cursor._block.base is None
+
+
+WIDE = np.dtype(
+    [("key", "i8"), ("same", "i4"), ("unknown", "f8"), ("some", "f8"), ("pair", "u2", (2,))]
+)
+
+
+@pytest.mark.parametrize("keys", [range(2500), range(2500, 0, -1)], ids=["rising", "falling"])
+def test_columns_come_back_whatever_they_hold(keys: range) -> None:
+    """Those of one value are not written; NaN is one value, and equal to nothing."""
+    made = np.zeros(len(keys), WIDE)
+    made["key"] = keys
+    made["same"] = -7
+    made["unknown"] = np.nan
+    made["some"] = np.where(made["key"] % 3 == 0, np.nan, made["key"] / 7)
+    made["pair"] = np.stack([made["key"] % 100, made["key"] % 7], axis=1)
+    with Spool(WIDE, "key", run_rows=1000) as spool:
+        for start in range(0, len(made), 300):
+            spool.append(made[start : start + 300])
+        found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])
+        written = spool._size
+    expected = np.sort(made, order="key")
+    assert found.tobytes() == expected.tobytes()
+    assert written == len(made) * (8 + 8 + 4)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
 
@@ -49,6 +50,32 @@ def stacked(parts: Sequence[Rows]) -> Rows:
     return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Sorted rows that lie in a file."""
+
+    rows: int
+    first_key: int
+    constant: Rows
+    """One row: the values of columns that have the same in all rows."""
+    places: dict[str, int]
+    """Where in the file each of the other columns begins."""
+
+
+def _is_constant(column: NDArray[Any]) -> bool:
+    if column.ndim > 1 or column.itemsize not in (1, 2, 4, 8):
+        return False
+    bits = column.view(f"u{column.itemsize}")  # NaN is not equal to itself
+    return bool((bits == bits[0]).all())
+
+
+def _order(keys: NDArray[Any]) -> NDArray[np.intp] | None:
+    """Return the places of rising keys, None where they rise as they are."""
+    if len(keys) > 1 and (keys[1:] < keys[:-1]).any():
+        return np.argsort(keys, kind="stable")
+    return None
+
+
 class Spool:
     """Rows of one dtype, to be read back sorted by the 64-bit integer field `key`.
 
@@ -64,7 +91,8 @@ class Spool:
         self._pending: list[Rows] = []
         self._pending_rows = 0
         self._file: IO[bytes] | None = None
-        self._runs: list[tuple[int, int, int]] = []  # first row, behind the last one, first key
+        self._size = 0
+        self._runs: list[_Run] = []
 
     def append(self, rows: Rows) -> None:
         """Add a batch of rows."""
@@ -78,19 +106,32 @@ class Spool:
     def _sorted_pending(self) -> Rows:
         rows = stacked(self._pending) if self._pending else np.empty(0, dtype=self.dtype)
         self._pending, self._pending_rows = [], 0
-        keys = rows[self.key]
-        if len(keys) > 1 and (keys[1:] < keys[:-1]).any():
-            rows = selected(rows, np.argsort(keys, kind="stable"))
-        return rows
+        order = _order(rows[self.key])
+        return rows if order is None else selected(rows, order)
 
     def _put_away(self) -> None:
-        rows = self._sorted_pending()
+        """Write what is pending as one sorted run, a column behind the other.
+
+        Most columns of most recordings have one value in all rows, which is not written.
+        """
+        keys = np.concatenate([part[self.key] for part in self._pending])
+        order = _order(keys)
+        constant = np.zeros(1, self.dtype)
+        places: dict[str, int] = {}
         with _translated():
             if self._file is None:
                 self._file = _temporary_file()
-            self._file.write(rows.view(np.uint8).data)
-        first = self._runs[-1][1] if self._runs else 0
-        self._runs.append((first, first + len(rows), int(rows[self.key][0])))
+            for name in self.dtype.names or ():
+                column = np.concatenate([part[name] for part in self._pending])
+                if _is_constant(column):
+                    constant[name] = column[0]
+                    continue
+                places[name] = self._size
+                self._file.write((column if order is None else column[order]).data)
+                self._size += column.nbytes
+        first = int(keys[0] if order is None else keys[order[0]])
+        self._runs.append(_Run(len(keys), first, constant, places))
+        self._pending, self._pending_rows = [], 0
 
     def cursors(self) -> list[Cursor]:
         """Return a cursor for each run; appending afterwards is not allowed."""
@@ -101,14 +142,20 @@ class Spool:
         if self._pending:
             self._put_away()
         nothing = np.empty(0, dtype=self.dtype)
-        return [Cursor(self, nothing, *run) for run in self._runs]
+        return [Cursor(self, nothing, run) for run in self._runs]
 
-    def read(self, first: int, rows: int) -> Rows:
-        """Return `rows` rows of the file, from row `first` on."""
+    def read(self, run: _Run, first: int, count: int) -> Rows:
+        """Return `count` rows of a run, from its row `first` on."""
         assert self._file is not None
-        self._file.seek(first * self.dtype.itemsize)
-        data = self._file.read(rows * self.dtype.itemsize)
-        return np.frombuffer(data, dtype=self.dtype)
+        as_bytes = f"V{self.dtype.itemsize}"
+        rows = np.empty(count, as_bytes)
+        rows[:] = run.constant.view(as_bytes)
+        rows = rows.view(self.dtype)
+        for name, place in run.places.items():
+            dtype = self.dtype[name]
+            self._file.seek(place + first * dtype.itemsize)
+            rows[name] = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+        return rows
 
     def __enter__(self) -> Spool:
         return self
@@ -172,14 +219,13 @@ def _translated() -> Iterator[None]:
 class Cursor:
     """A position in one sorted run, of which one block is in memory."""
 
-    def __init__(
-        self, spool: Spool, block: Rows, first: int = 0, end: int = 0, first_key: int = 0
-    ) -> None:
+    def __init__(self, spool: Spool, block: Rows, run: _Run | None = None) -> None:
         self._spool = spool
         self._block = block
-        self._first = first
-        self._end = end
-        self.next_key = int(block[spool.key][0]) if len(block) else first_key
+        self._run = run
+        self._first = 0
+        self._end = 0 if run is None else run.rows
+        self.next_key = int(block[spool.key][0]) if run is None else run.first_key
         """The smallest key not yet taken, unless finished."""
 
     @property
@@ -208,8 +254,8 @@ class Cursor:
     def load(self, rows: int) -> None:
         """Bring the rows in memory up to at least `rows`, where the run has them."""
         missing = min(rows - len(self._block), self._end - self._first)
-        if missing > 0:
-            more = self._spool.read(self._first, missing)
+        if missing > 0 and self._run is not None:
+            more = self._spool.read(self._run, self._first, missing)
             self._first += missing
             self._block = stacked((self._block, more)) if len(self._block) else more
 
