@@ -307,11 +307,12 @@ def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
         "rank3_host_71.17",
         "rank12_host_72.17",
     ]
-    assert ranked(trace("rank3_x", 3), trace("x-RANK-03", 3), trace("x_rank1", 11)) == [
+    assert ranked(trace("rank3_x", 3), trace("x-RANK-03", 3), trace("franks1", 11)) == [
         "rank3_x",
         "x-RANK-03",
-        "rank11_x_rank1",
+        "rank11_franks1",
     ]
+    assert ranked(trace("node_rank1", 0)) == ["node_rank1"], "two ranks would be no help"
     assert ranked(trace("alone", 0, ranks=1), kineto(tmp_path / "no")) == ["alone", "run"]
 
 

@@ -18,7 +18,7 @@ from unified_prof.pipeline.sources import Source
 DEEPEST = 64
 """Folders below the given one that are looked into: few systems open paths much longer."""
 MOST_ENTRIES = 250_000
-"""Files and folders that are looked at below one that is named: some ten seconds."""
+"""Files and folders that are looked at below one that is named: about half a minute."""
 
 _SQLITE = b"SQLite format 3\0"
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from unified_prof.pipeline.discovery import Found
 
+_SAYS_RANK = re.compile(r"(?<![a-z0-9])rank[_-]?\d", re.IGNORECASE)
+
 
 def names(recordings: Sequence[Found], *, ranked: bool = False) -> list[str]:
     """Name the report of each recording after it, each differently, on any file system.
@@ -17,7 +19,7 @@ def names(recordings: Sequence[Found], *, ranked: bool = False) -> list[str]:
 
     Args:
         recordings: What is converted together.
-        ranked: Whether names begin with the rank where a recording says it and its name does not.
+        ranked: Whether names begin with the rank where a recording says it and its name says none.
     """
     result = [found.source.stem(found.path) for found in recordings]
     for members in _groups(
@@ -47,10 +49,11 @@ def _groups(keys: Iterable[object]) -> Iterable[list[int]]:
 
 
 def _with_rank(name: str, found: Found) -> str:
-    if found.source.names_rank or (rank := found.source.rank(found.path)) is None:
+    if found.source.names_rank or _SAYS_RANK.search(name):
+        return name  # two ranks in one name would be no help
+    if (rank := found.source.rank(found.path)) is None:
         return name
-    says_it = re.search(rf"(?<![a-z0-9])rank[_-]?0*{rank}(?!\d)", name, re.IGNORECASE)
-    return name if says_it else f"rank{rank}_{name}"
+    return f"rank{rank}_{name}"
 
 
 def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:

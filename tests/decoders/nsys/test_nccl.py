@@ -231,6 +231,15 @@ def test_payloads_as_json(tmp_path: Path) -> None:
     assert tasks(decoded(tmp_path, one_call(row)))[0][:2] == (f"0x{PLAIN:x}", 77)
 
 
+def test_payloads_as_json_need_no_schemas(tmp_path: Path) -> None:
+    said = json.dumps({"NCCL communicator ID": PLAIN, "Message size [bytes]": 77})
+    domain = {**pushed(0, None, "NCCL"), "eventType": 75, "domainId": DOMAIN}
+    row = {**nccl(1_000, 1_500, "ncclBroadcast"), "jsonText": said}
+    tables = one_call(domain, row)
+    del tables["NVTX_PAYLOAD_SCHEMA_ENTRIES"], tables["NVTX_PAYLOAD_ENUM_ENTRIES"]
+    assert tasks(decoded(tmp_path, tables))[0][:2] == (f"0x{PLAIN:x}", 77)
+
+
 def test_folders_of_parquet_files_have_them_too(tmp_path: Path) -> None:
     tables = one_call(nccl(1_000, 1_500, "ncclAllReduce", payload(REDUCE, PLAIN, 4_096, 0)))
     folder = as_parquet(write(tmp_path / "run.sqlite", tables), tmp_path / "run_pqtdir")

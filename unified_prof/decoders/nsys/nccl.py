@@ -26,6 +26,8 @@ _COMMUNICATOR = "NCCL communicator ID"
 _BYTES, _PEER = "Message size [bytes]", "Peer rank"
 _RANKS, _RANK = "No. of ranks", "Rank"
 
+_NAME, _DOMAIN = "NCCL", 75
+"""The name of its domain, and ENUM_NSYS_EVENT_TYPE of what says it."""
 _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PREFIX = "nccl"
 _ONE_WAY = frozenset({"Send", "Recv"})
@@ -75,10 +77,12 @@ class NcclCalls:
         return found
 
     def _read(self) -> None:
-        domains = self._payloads.domains_with(_COMMUNICATOR)
         there = self._fields.tables.columns(RANGES)
         held = [name for name in ("binaryData", "jsonText", "jsonTextId") if name in there]
-        if not domains or not held or "domainId" not in there:
+        if not held or "domainId" not in there:
+            return
+        domains = self._payloads.domains_with(_COMMUNICATOR) or self._named_domains()
+        if not domains:
             return
         parts: list[tuple[Int64s, ...]] = []
         wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
@@ -106,6 +110,22 @@ class NcclCalls:
             threads, starts, ends, kinds = map(np.concatenate, zip(*parts, strict=True))
             order = np.lexsort((starts, threads))
             self._resolve(threads[order], starts[order], ends[order], kinds[order])
+
+    def _named_domains(self) -> set[int]:
+        """Return the domains called as NCCL's is: payloads in JSON need no schemas."""
+        wanted = {"domainId": NO_ID, "textId": MISSING}
+        return {
+            domain
+            for cells in self._fields.tables.slices(
+                RANGES, wanted, texts=["text"], only=("eventType", (_DOMAIN,))
+            )
+            for domain, text in zip(
+                cells["domainId"].tolist(),
+                self._texts(cells["text"], cells["textId"]),
+                strict=True,
+            )
+            if text == _NAME
+        }
 
     def _texts(self, texts: Iterable[str | None], ids: Int64s) -> list[str | None]:
         return [
