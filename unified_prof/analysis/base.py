@@ -20,6 +20,7 @@ from unified_prof.analysis.model import (
     Summary,
 )
 from unified_prof.analysis.read.groups import Group
+from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
@@ -83,6 +84,10 @@ class Analysis(ABC):
 
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
+        return ()
+
+    def why_idle(self) -> tuple[WhyIdle, ...]:
+        """Return the idle time of each device by reason, in all and in each step."""
         return ()
 
     def groups(self) -> dict[str, Group]:

@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-By = Literal["operation", "module", "line", "kernel", "group", "stream", "annotation", "step"]
+By = Literal[
+    "operation", "module", "line", "kernel", "group", "stream", "annotation", "idle", "step"
+]
 
 Clock = Literal["device", "host", "operation", "none"]
 """Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""

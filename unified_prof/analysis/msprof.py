@@ -27,8 +27,9 @@ from unified_prof.analysis.model import (
 )
 from unified_prof.analysis.read import collectives, counters, groups, provenance
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.framework import UNCONNECTED, Framework
+from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.groups import Group
+from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import (
     Findings,
     Source,
@@ -47,11 +48,12 @@ from unified_prof.analysis.views.device import (
     stream_rows,
     with_vendor,
 )
+from unified_prof.analysis.views.idle import WhyIdle
+from unified_prof.analysis.views.idle_time import IdleTime
 from unified_prof.analysis.views.step_trace import Ran, StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import Work, host_calls, step_of
-from unified_prof.arrays.lookup import Lookup
 from unified_prof.errors import UsageError
 from unified_prof.store.integers import MISSING
 
@@ -130,6 +132,8 @@ class MsprofAnalysis(Analysis):
             return annotated.breakdown(
                 self._annotations, devices, self._tasks, self._launched_ns, self._strings
             )
+        if by == "idle":
+            return breakdowns.finish(by, self._idle_time.rows())
         if by == "step":
             return breakdowns.finish(by, self._step_rows())
         return breakdowns.by_label(self.calls, by)
@@ -141,6 +145,12 @@ class MsprofAnalysis(Analysis):
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as torch_npu counts them."""
         return self._step_traces
+
+    def why_idle(self) -> tuple[WhyIdle, ...]:
+        """Return the idle time of each device by reason, in all and in each step."""
+        if self._clock != "device":
+            return ()
+        return tuple(self._idle_time.totals(self._steps, self._step_windows))
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
@@ -161,18 +171,18 @@ class MsprofAnalysis(Analysis):
 
     def launch_delay(self) -> Distribution | None:
         """Return the time from a launching host call's start to the start of its first task."""
-        tasks = self._tasks
-        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
-        if not len(tasks) or not len(api["start"]):
+        tasks, calls = self._tasks, self._calls
+        if not len(tasks) or not len(calls):
             return None
-        row = Lookup(api["connection"]).rows(tasks.connection)
-        linked = (row >= 0) & ~np.isin(tasks.connection, UNCONNECTED)
+        row = calls.launching(tasks.connection)
+        linked = row >= 0
         if not linked.any():
             return None
-        first = np.full(len(api["start"]), np.iinfo(np.int64).max)
+        never = np.iinfo(np.int64).max
+        first = np.full(len(calls), never)
         np.minimum.at(first, row[linked], tasks.start_ns[linked])
-        launching = first != np.iinfo(np.int64).max
-        return Distribution.of(first[launching] - api["start"][launching])
+        launching = first != never
+        return Distribution.of(first[launching] - calls.start_ns[launching])
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
         """Return the device's work over time."""
@@ -209,6 +219,10 @@ class MsprofAnalysis(Analysis):
         return CollectiveNames(self._comms, self._strings, groups.load(self._source))
 
     @cached_property
+    def _calls(self) -> HostCalls:
+        return HostCalls(self._source)
+
+    @cached_property
     def _framework(self) -> Framework | None:
         if "PYTORCH_API" not in self._source.tables:
             return None
@@ -234,12 +248,21 @@ class MsprofAnalysis(Analysis):
         return with_vendor(rows, self._step_traces)
 
     @cached_property
+    def _idle_time(self) -> IdleTime:
+        found = IdleTime(
+            self._source, self._strings, self._tasks, self.work, self._framework, self._calls
+        )
+        for name, number in self._device_numbers.items():
+            found.add(name, number, self._devices[name], self._step_windows.get(name))
+        return found
+
+    @cached_property
     def _step_traces(self) -> tuple[StepTrace, ...]:
         if not len(self._tasks) or not step_trace.is_of_ascend(self._source):
             return ()
         tasks = self._tasks
         ran = Ran(tasks.device, tasks.connection, tasks.start_ns, tasks.end_ns, tasks.identity)
-        ranges = step_trace.ranges(self._source, ran)
+        ranges = step_trace.ranges(self._source, ran, self._calls)
         work = step_trace.read_work(self._source, ran)
         return tuple(step_trace.traces(self._source, work, ranges))
 
@@ -265,26 +288,22 @@ class MsprofAnalysis(Analysis):
 
     def _launched_ns(self) -> NDArray[np.int64]:
         """Return when the host launched each task, its own start where that is not known."""
-        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
-        started = self._tasks.start_ns
-        if not len(api["start"]):
+        calls, started = self._calls, self._tasks.start_ns
+        if not len(calls):
             return started
-        row = Lookup(api["connection"]).rows(self._tasks.connection)
-        linked = (row >= 0) & ~np.isin(self._tasks.connection, UNCONNECTED)
-        found: NDArray[np.int64] = np.where(linked, api["start"][row], started)
+        row = calls.launching(self._tasks.connection)
+        found: NDArray[np.int64] = np.where(row >= 0, calls.start_ns[row], started)
         return found
 
     @cached_property
     def _of_steps(self) -> OfSteps:
         """The step that launched each piece of work, by the starts of its calls."""
-        api = self._source.integers("CANN_API", {"connection": "connectionId", "start": "startNs"})
-        calls = Lookup(api["connection"])
+        calls = self._calls
 
         def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
-            row = calls.rows(connection)
-            linked = (row >= 0) & ~np.isin(connection, UNCONNECTED)
-            starts = api["start"][row] if len(api["start"]) else start_ns
-            return step_of(np.where(linked, starts, start_ns), self._steps).astype(np.int32)
+            row = calls.launching(connection)
+            starts = calls.start_ns[row] if len(calls) else start_ns
+            return step_of(np.where(row >= 0, starts, start_ns), self._steps).astype(np.int32)
 
         return OfSteps(
             step(self._tasks.connection, self._tasks.start_ns),
@@ -398,5 +417,6 @@ _WHY_NOT: dict[str, str] = {
     "group": "no collective with its group was recorded (table COMMUNICATION_OP)",
     "stream": "no device task was recorded",
     "annotation": "no annotated range was recorded on a GPU (torch.profiler.record_function, NVTX)",
+    "idle": "no device work was recorded",
     "step": "no step was recorded (call profiler.step() after each iteration)",
 }

@@ -179,6 +179,7 @@ _WHY_NOT: dict[str, str] = {
     "group": "Skyline reports hold no collectives",
     "annotation": "Skyline reports hold no annotated ranges",
     "stream": "Skyline reports time operations, not the streams they ran on",
+    "idle": "Skyline reports time operations, not a device that waits for them",
     "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }
 

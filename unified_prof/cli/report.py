@@ -37,6 +37,7 @@ class ByOption(str, Enum):
     GROUP = "group"
     STREAM = "stream"
     ANNOTATION = "annotation"
+    IDLE = "idle"
     STEP = "step"
 
 

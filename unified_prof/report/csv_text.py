@@ -20,7 +20,7 @@ _FORMULA = ("=", "+", "-", "@")
 
 def produce(opened: Opened, request: Request) -> str:
     """Return the reports' breakdowns as one table; a missing report is a row of its own."""
-    reports = gather(opened, request, details=False)
+    reports = gather(opened, request, details=False, headline=False)
     return render(reports, missing=opened.coverage.missing)
 
 

@@ -20,6 +20,7 @@ from unified_prof.analysis.model import (
 )
 from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.analysis.read.groups import Group
+from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report.formats import Request
@@ -58,6 +59,7 @@ class Figures:
     memory: tuple[Series, ...]
     step_traces: tuple[StepTrace, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
+    why_idle: tuple[WhyIdle, ...] = ()
 
 
 def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
@@ -107,6 +109,7 @@ def collect(
     sort: str | None = None,
     top: int | None = None,
     details: bool = True,
+    headline: bool = True,
 ) -> Figures:
     """Ask an analysis for what is to be printed.
 
@@ -115,7 +118,8 @@ def collect(
         bys: the breakdowns, or None for all that it can give.
         sort: time, forward, backward, average, count, size or name; or None for the usual order.
         top: how many rows of each breakdown.
-        details: also launch delays, hardware counters and memory over time.
+        details: also hardware counters and memory over time.
+        headline: also launch delays, groups and what devices waited for.
 
     Raises:
         UsageError: the report cannot be broken down or sorted like that.
@@ -125,11 +129,12 @@ def collect(
     selections = tuple(select(analysis.breakdown(by), sort=sort, top=top) for by in bys)
     return Figures(
         # The summary last: it names the oddities that reading the rest has found.
-        launch_delay=analysis.launch_delay() if details else None,
+        launch_delay=analysis.launch_delay() if headline else None,
         pmu=analysis.pmu() if details else (),
         memory=analysis.memory_series() if details else (),
-        step_traces=analysis.step_traces(),
-        groups=analysis.groups(),
+        step_traces=analysis.step_traces() if headline else (),
+        groups=analysis.groups() if headline else {},
+        why_idle=analysis.why_idle() if headline else (),
         selections=selections,
         summary=analysis.summary,
     )
@@ -142,6 +147,7 @@ def gather(
     everything: bool = False,
     rows: int | None = None,
     details: bool = True,
+    headline: bool = True,
 ) -> list[Figures]:
     """Ask every report of a folder for what a format prints.
 
@@ -151,7 +157,8 @@ def gather(
         everything: whether a format shows all breakdowns unless one is asked for, or only the
             first.
         rows: how many rows the format shows unless asked; None: all.
-        details: also launch delays, hardware counters and memory over time.
+        details: also hardware counters and memory over time.
+        headline: also launch delays, groups and what devices waited for.
 
     Raises:
         StoreError: none of the reports could be read to its end.
@@ -164,7 +171,9 @@ def gather(
             # An empty report still has a headline and the reasons why it is empty.
             bys = ["operation"] if "operation" in analysis.summary.available else []
         top = rows if request.top is None else request.top
-        return collect(analysis, bys, sort=request.sort, top=top, details=details)
+        return collect(
+            analysis, bys, sort=request.sort, top=top, details=details, headline=headline
+        )
 
     return answers(opened, ask)
 
@@ -223,6 +232,7 @@ def _report(figures: Figures) -> dict[str, Any]:
         "totals": asdict(summary.totals),
         "devices": [_device(one) for one in summary.devices],
         "step_trace": [asdict(one) for one in figures.step_traces],
+        "why_idle": [asdict(one) for one in figures.why_idle],
         "groups": [
             {
                 "label": label,

@@ -9,6 +9,7 @@ from itertools import groupby
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
 from unified_prof.analysis.read.collectives import device_name
+from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.report import names, oddities, words
 from unified_prof.report.figures import Figures, Selection
@@ -19,7 +20,12 @@ _FAMILIES = {
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
 }
-_COUNTS: dict[By, str] = {"kernel": "runs", "stream": "tasks", "annotation": "ranges"}
+_COUNTS: dict[By, str] = {
+    "kernel": "runs",
+    "stream": "tasks",
+    "annotation": "ranges",
+    "idle": "gaps",
+}
 _DETAILS: dict[By, str] = {
     "operation": "line",
     "module": "class",
@@ -28,6 +34,7 @@ _DETAILS: dict[By, str] = {
     "group": "collectives",
     "stream": "task types",
     "annotation": "measured",
+    "idle": "line",
     "step": "note",
 }
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
@@ -229,6 +236,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     if known:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
+    lines += [("idle", text) for text in _why_idle(figures.why_idle)]
     if (delay := figures.launch_delay) is not None:
         lines.append(
             (
@@ -260,6 +268,21 @@ def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
             f"{words.duration(stage)}, preparing {words.duration(preparing)}, bubble "
             f"{words.duration(bubble)}"
         )
+    return lines
+
+
+def _why_idle(found: Iterable[WhyIdle]) -> list[str]:
+    """Say of each device what most of its idle time was spent waiting for."""
+    whole = [one for one in found if one.step is None and one.idle_ns]
+    lines = []
+    for one in whole:
+        parts = sorted(((one.of(reason), reason) for reason in REASONS), reverse=True)
+        told = "; ".join(
+            f"{IN_WORDS[reason]} {words.duration(ns)} ({words.share(ns, one.idle_ns)})"
+            for ns, reason in parts
+            if ns
+        )
+        lines.append(f"{words.neutral(one.device)}: {told}" if len(whole) > 1 else told)
     return lines
 
 

@@ -194,6 +194,30 @@ class Framework:
             result[points[inside]] = self._owner(found[inside])
         return result
 
+    def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return what was going on at points in time: an operation, else any range, or -1."""
+        found = nesting.innermost_at(
+            self.thread, self.start_ns, self.end_ns, self.parent, thread, at_ns
+        )
+        inside = found != NONE
+        result = np.full(len(found), NONE, np.int64)
+        result[inside] = self._call_of(found[inside])
+        return result
+
+    def is_operation(self, ranges: Ints) -> NDArray[np.bool_]:
+        """Tell which ranges are operations; -1 is none."""
+        result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation[ranges]
+        return result
+
+    @property
+    def threads(self) -> Ints:
+        """The threads that ran operations."""
+        return np.unique(self.thread[self._is_operation])
+
+    def matching(self, wanted: Callable[[str], bool]) -> Ints:
+        """Return the ranges whose name is wanted."""
+        return np.flatnonzero(self._named(wanted))
+
     def _owner(self, at: Ints) -> Ints:
         """Return the operation that each range's work counts for: of a backward range, forward."""
         forward = self._forward_of(self._node[at])

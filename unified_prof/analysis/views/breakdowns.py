@@ -40,6 +40,8 @@ def available(
         result.append("stream")
     if annotations:
         result.append("annotation")
+    if kernels:
+        result.append("idle")
     if steps:
         result.append("step")
     return tuple(result)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Source
 from unified_prof.arrays.intervals import merge, subtract, union
 from unified_prof.arrays.lookup import Lookup
@@ -100,26 +101,41 @@ def read_tasks(source: Source) -> Ran:
     )
 
 
-def ranges(source: Source, ran: Ran) -> list[Range]:
-    """Return the range of every step: what it launched, and as long as it lasted."""
+def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Range]:
+    """Return the range of every step: what it launched, and as long as it lasted.
+
+    Args:
+        source: the report.
+        ran: its tasks.
+        calls: the calls of its host, where they were read before.
+    """
     steps = sorted(
         (row for row in source.rows("SELECT startNs, endNs, id FROM STEP_TIME") if None not in row),
         key=lambda row: int(row[0]),
     )
-    columns = {"start": "startNs", "end": "endNs", "connection": "connectionId", "type": "type"}
-    calls = source.integers("CANN_API", columns)
-    launching = calls.pop("type") == _NODE
-    calls = {name: values[launching] for name, values in calls.items()}
+    calls = HostCalls(source) if calls is None else calls
+    launching = np.flatnonzero(calls.type == _NODE)
+    start, end, connection = (
+        calls.start_ns[launching],
+        calls.end_ns[launching],
+        calls.connection[launching],
+    )
     launched = _Launched(_last_of_each(ran))
     if not steps:
-        first, _ = launched.span(calls["connection"])
+        first, _ = launched.span(connection)
         return [Range(None, None, first or 0, FOREVER)]
     result = []
-    for begin, end, number in steps:
-        inside = (calls["start"] >= begin) & (calls["end"] <= end)
-        first, last = launched.span(calls["connection"][inside])
-        start = begin if first is None else first
-        result.append(Range(str(number), begin, start, end if last is None else max(last, end)))
+    for begin, until, number in steps:
+        inside = (start >= begin) & (end <= until)
+        first, last = launched.span(connection[inside])
+        result.append(
+            Range(
+                str(number),
+                begin,
+                begin if first is None else first,
+                until if last is None else max(last, until),
+            )
+        )
     return result
 
 

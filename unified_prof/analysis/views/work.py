@@ -86,6 +86,24 @@ class Work:
         """Start of each piece."""
         return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
 
+    @property
+    def device(self) -> Ints:
+        """Device of each piece."""
+        tasks = self._tasks.device[self._task].astype(np.int64)
+        return self._with_comms(tasks, self._comms.device)
+
+    @property
+    def stream(self) -> Ints:
+        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        tasks = self._tasks.stream[self._task].astype(np.int64)
+        return self._with_comms(tasks, np.full(len(self._comms), UNKNOWN))
+
+    @property
+    def connection(self) -> Ints:
+        """What ties each piece to the host call that launched it."""
+        tasks = self._tasks.connection[self._task].astype(np.int64)
+        return self._with_comms(tasks, self._comms.connection)
+
     @cached_property
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each piece, as numbers in `labels`."""
@@ -170,6 +188,19 @@ class Work:
         rows = group(calls, key, kernels, dict(enumerate(operations)))
         return [(row.detail or "", row) for row in rows]
 
+    def place(self, piece: int) -> tuple[str, str | None]:
+        """Return the operation that a piece belongs to, and the line that called it."""
+        name = self.labels.texts[int(self.operator[piece])]
+        if self._framework is None:
+            return name, None
+        call = self._launches[0][piece : piece + 1]
+        if call[0] == NONE:
+            return name, None
+        (chosen,) = _names(self._framework, self.labels, call).tolist()
+        stacks, number = self._framework.stacks(call)
+        stack = stacks[int(number[0])]
+        return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
+
     def other_pass_ns(self) -> int | None:
         """Return the time of work launched in neither pass (by an optimizer), if that is known."""
         if self._framework is None:
@@ -182,8 +213,7 @@ class Work:
     def _launches(self) -> tuple[Ints, NDArray[np.int8]]:
         """Host range and pass of each piece."""
         assert self._framework is not None
-        connection = self._with_comms(self._tasks.connection[self._task], self._comms.connection)
-        launches = self._framework.launches(connection)
+        launches = self._framework.launches(self.connection)
         return launches.call, launches.passes
 
     @property
