@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from tests.decoders.ascend_pt.made import PID, Framework
 from tests.decoders.ascend_pt.rows import RowSink, decode
+from unified_prof.columns import Column
 from unified_prof.decoders.ascend_pt import links
 from unified_prof.decoders.ascend_pt.operators import Operators
 from unified_prof.decoders.ascend_pt.queue import Queue
+from unified_prof.decoders.ascend_pt.watched import Watched
 
 NUMBER = 5 << 28
 
@@ -168,3 +170,54 @@ def test_marks_pair_as_one_open_start_each(marks: list[tuple[int, int, int, int]
         for s, e, t, c in zip(rows.start_ns, rows.end_ns, rows.tid, rows.correlation, strict=True)
     ]
     assert sorted(found) == sorted(expected)
+
+
+FIRST_MARK = 4_000_000_001
+
+
+def marked(made: Framework, folder: Path, *calls: tuple[int, int, int, int]) -> dict[int, str]:
+    """Return the operator of every mark that is connected."""
+    operators, queue = read(made, folder)
+    rows, numbers = links.mark_connections(operators, queue, launches(*calls), PID)
+    names = operators.names.all
+    return {
+        int(number): names[operators.name[row]] for row, number in zip(rows, numbers, strict=True)
+    }
+
+
+def test_a_mark_belongs_to_the_operator_that_put_it_into_the_queue(tmp_path: Path) -> None:
+    made = Framework()
+    made.operator("mstx_range_start_op", 5, 30, 1)
+    made.operator("aten::mm", 8, 20, 1)  # only mstx_* set marks, whatever lies in them
+    made.enqueue(10, 12, 3, 1)
+    made.operator("aten::add", 40, 60, 1)
+    made.enqueue(45, 50, 4, 1)
+    made.dequeue(100, 120, 3, 2)
+    made.dequeue(130, 140, 4, 2)
+    calls = [
+        (105, 106, 2, FIRST_MARK),
+        (132, 133, 2, FIRST_MARK + 1),  # put in by an operator that sets no marks
+        (125, 126, 2, FIRST_MARK + 2),  # in no dequeue
+        (100, 106, 2, FIRST_MARK + 3),  # not strictly inside
+    ]
+    assert marked(made, tmp_path, *calls) == {FIRST_MARK: "mstx_range_start_op"}
+
+
+def test_without_a_queue_no_mark_is_connected(tmp_path: Path) -> None:
+    made = Framework()
+    made.operator("mstx_mark_op", 5, 30, 1)
+    assert marked(made, tmp_path, (10, 12, 1, FIRST_MARK)) == {}
+
+
+def test_marks_with_a_half_on_the_device_are_kept_on_their_way() -> None:
+    sink = RowSink()
+    watched = Watched(sink, 0)
+    columns: dict[str, Column] = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": 7}
+    watched.write("MSTX_EVENTS", {**columns, "connectionId": [4_000_000_000, FIRST_MARK]})
+    assert {name: column.tolist() for name, column in watched.marks().items()} == {
+        "startNs": [3],
+        "endNs": [4],
+        "globalTid": [7],
+        "connectionId": [FIRST_MARK],
+    }
+    assert len(sink.rows["MSTX_EVENTS"]) == 2

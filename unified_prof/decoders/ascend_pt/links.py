@@ -22,7 +22,11 @@ def queue_connections(intervals: Intervals) -> Ints:
 
 
 def operator_connections(
-    operators: Operators, queue: Queue, launches: dict[str, Ints], pid: int | None
+    operators: Operators,
+    queue: Queue,
+    launches: dict[str, Ints],
+    pid: int | None,
+    marks: dict[str, Ints] | None = None,
 ) -> tuple[Ints, Ints]:
     """Return operators and the number of each of their connections.
 
@@ -31,14 +35,17 @@ def operator_connections(
         queue: its task queue.
         launches: calls of CANN that launched something, as `Watched.launches` returns them.
         pid: the process.
+        marks: marks with a half on the device, as `Watched.marks` returns them; None: a text
+            export, which does not have them.
     """
     backward, forward = forward_and_backward(operators)
     numbers = np.arange(len(backward)) + _first_free(queue)
-    rows, connections = launch_connections(operators, queue, launches, pid)
-    return (
-        np.concatenate([forward, backward, rows]),
-        np.concatenate([numbers, numbers, connections]),
-    )
+    launched = launch_connections(operators, queue, launches, pid)
+    found = [(forward, numbers), (backward, numbers), launched]
+    if marks is not None:
+        found.append(mark_connections(operators, queue, marks, pid))
+    rows, connections = zip(*found, strict=True)
+    return np.concatenate(rows), np.concatenate(connections)
 
 
 def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
@@ -71,22 +78,53 @@ def launch_connections(
     With a task queue a launch belongs to the operator that put it in; a launch that no dequeue
     holds to nobody. Without one it belongs to the operator round it.
     """
-    start, end = launches["startNs"], launches["endNs"]
-    connection = launches["connectionId"]
-    tid = launches["globalTid"] & _THREAD_BITS
-    if pid is not None:
-        own = (launches["globalTid"] >> 32) & _THREAD_BITS == pid & _THREAD_BITS
-        start, end, connection, tid = start[own], end[own], connection[own], tid[own]
+    tid, start, end, connection = _of_process(launches, pid)
     if queue.is_used:
-        held = dequeue_round(queue.dequeues, tid, start, end)
-        enqueue = enqueue_of(queue, held)
-        known = enqueue != NONE
-        enqueue, connection = enqueue[known], connection[known]
-        put_in = queue.enqueues
-        tid, start, end = put_in.tid[enqueue], put_in.start_ns[enqueue], put_in.end_ns[enqueue]
+        tid, start, end, connection = _put_in(queue, tid, start, end, connection)
     operator = operators.around(tid, start, end)
     known = operator != NONE
     return operator[known], connection[known]
+
+
+def mark_connections(
+    operators: Operators, queue: Queue, marks: dict[str, Ints], pid: int | None
+) -> tuple[Ints, Ints]:
+    """Return operators `mstx_*` and MSTX_EVENTS.connectionId of the marks that they put in.
+
+    Without a task queue torch_npu connects none: a mark is set where it stands in the program.
+    """
+    if not queue.is_used:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    tid, start, end, connection = _put_in(queue, *_of_process(marks, pid))
+    chosen = operators.named(lambda name: name.startswith(MARK))
+    operator = operators.around(tid, start, end, chosen)
+    known = operator != NONE
+    return operator[known], connection[known]
+
+
+def _of_process(calls: dict[str, Ints], pid: int | None) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return thread, start, end and connection of the calls of a process; None: of all."""
+    start, end = calls["startNs"], calls["endNs"]
+    connection = calls["connectionId"]
+    tid = calls["globalTid"] & _THREAD_BITS
+    if pid is not None:
+        own = (calls["globalTid"] >> 32) & _THREAD_BITS == pid & _THREAD_BITS
+        start, end, connection, tid = start[own], end[own], connection[own], tid[own]
+    return tid, start, end, connection
+
+
+def _put_in(
+    queue: Queue, tid: Ints, start_ns: Ints, end_ns: Ints, connection: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return thread, start and end of what put each call into the queue, and its connection.
+
+    Calls that no dequeue holds are left out.
+    """
+    enqueue = enqueue_of(queue, dequeue_round(queue.dequeues, tid, start_ns, end_ns))
+    known = enqueue != NONE
+    enqueue, connection = enqueue[known], connection[known]
+    put_in = queue.enqueues
+    return put_in.tid[enqueue], put_in.start_ns[enqueue], put_in.end_ns[enqueue], connection
 
 
 def dequeue_round(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints) -> Ints:

@@ -94,13 +94,28 @@ class Operators:
         """Tell which operators have a name that passes a test."""
         return self.names.marked(test)[self.name]
 
-    def around(self, tid: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    def around(
+        self,
+        tid: Ints,
+        start_ns: Ints,
+        end_ns: Ints,
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> Ints:
         """Return the innermost operator on a thread strictly round each interval, or NONE.
 
         Innermost is the one that began last.
+
+        Args:
+            tid: The threads.
+            start_ns: Starts of the intervals.
+            end_ns: Their ends.
+            chosen: Which operators count; by default all.
         """
+        counts = np.ones(len(self), np.bool_) if chosen is None else chosen
         found = self.begun(tid, start_ns - 1)
-        return self._climb(found, self._longer, lambda at, rows: self.end_ns[at] > end_ns[rows])
+        return self._climb(
+            found, self._longer, lambda at, rows: counts[at] & (self.end_ns[at] > end_ns[rows])
+        )
 
     def begun(self, tid: Ints, at_ns: Ints, chosen: NDArray[np.bool_] | None = None) -> Ints:
         """Return the operator of a thread that began last, not after each moment, or NONE.

@@ -117,7 +117,7 @@ class _Framework:
             tables.write_types(sink)
         with stage("connections"):
             connections = links.operator_connections(
-                operators, queue, sink.launches(), operators.pid
+                operators, queue, sink.launches(), operators.pid, sink.marks()
             )
             self.connections = len(connections[0])
         with stage("tables of PyTorch"):

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.columns import Column, Sink, Strings
+from unified_prof.vocabulary import FIRST_MARK_CONNECTION
 
 Ints = NDArray[np.int64]
 
@@ -30,6 +31,7 @@ class Watched(Sink):
         self._sink = sink
         self._rank = _NO_RANK if rank is None else rank
         self._calls: list[dict[str, Ints]] = []
+        self._marks: list[dict[str, Ints]] = []
         self._allocations: list[dict[str, Ints]] = []
 
     @property
@@ -51,6 +53,11 @@ class Watched(Sink):
             chosen = (rows["type"] == _NODE) & (rows["name"] == launch)
             if chosen.any():
                 self._calls.append({name: rows[name][chosen] for name in _CALLS})
+        elif table == "MSTX_EVENTS":
+            rows = _rows(columns, _CALLS)
+            chosen = rows["connectionId"] >= FIRST_MARK_CONNECTION
+            if chosen.any():
+                self._marks.append({name: values[chosen] for name, values in rows.items()})
         elif table == "NPU_OP_MEM":
             self._allocations.append(_rows(columns, _ALLOCATIONS))
         return self._sink.write(table, columns)
@@ -58,6 +65,10 @@ class Watched(Sink):
     def launches(self) -> dict[str, Ints]:
         """Return the calls in which something was launched, collectives aside."""
         return _joined(self._calls, _CALLS)
+
+    def marks(self) -> dict[str, Ints]:
+        """Return the marks that have a half on the device, with the same columns."""
+        return _joined(self._marks, _CALLS)
 
     def allocations(self) -> dict[str, Ints]:
         """Return what CANN's own operators allocated and released."""
