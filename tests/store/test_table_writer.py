@@ -17,6 +17,7 @@ from unified_prof.errors import OutputError, StoreError
 from unified_prof.models import catalogue
 from unified_prof.store import layouts
 from unified_prof.store.btree.writing.page_file import PageFile
+from unified_prof.store.foreign import foreign_tables
 from unified_prof.store.inserts import Inserts
 from unified_prof.store.table_writer import can_be_pages
 from unified_prof.store.writer import ReportWriter
@@ -166,6 +167,20 @@ def test_texts_longer_than_pages_and_than_what_is_held(tmp_path: Path) -> None:
     query = "SELECT thread FROM UPROF_TRACE_EVENTS"
     found = rows_of(tmp_path / "x.db", "UPROF_TRACE_EVENTS", [batch], query)
     assert [text for (text,) in found] == texts
+
+
+def test_rows_written_as_pages_are_read_from_pages(tmp_path: Path) -> None:
+    number = np.arange(MANY)
+    masked = np.ma.MaskedArray(number * 10**9, number % 3 == 0)
+    columns = {"startNs": number * 7, "endNs": None, "deviceId": 1, "connectionId": masked}
+    with ReportWriter(tmp_path / "x.db") as report:
+        report.write("TASK", columns)
+    with foreign_tables(tmp_path / "x.db") as tables:
+        slices = list(tables.slices("TASK", {"startNs": -1, "connectionId": -1, "deviceId": -1}))
+    assert np.concatenate([cells["startNs"] for cells in slices]).tolist() == list(number * 7)
+    found = np.concatenate([cells["connectionId"] for cells in slices])
+    assert found.tolist() == masked.filled(-1).tolist()
+    assert {int(device) for cells in slices for device in cells["deviceId"]} == {1}
 
 
 def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
