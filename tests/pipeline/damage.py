@@ -1,11 +1,12 @@
 """Damages recordings of every kind, and sees what becomes of them.
 
 Run as a program it does so in a process of its own and prints what it found as JSON:
-`python -m tests.pipeline.damage KIND FOLDER ROUNDS`.
+`python -m tests.pipeline.damage FORM FOLDER ROUNDS`.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
@@ -19,10 +20,39 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.decoders.nsys.test_parquet import as_parquet
+from tests.decoders.rocm.made import as_json, write_json
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import UprofError
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.convert import Converted, convert
+
+Maker = Callable[[Path], Path]
+
+
+def _parquet(folder: Path) -> Path:
+    return as_parquet(MAKERS["nsys"](folder), folder / "run_pqtdir")
+
+
+def _rocm_json(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return write_json(folder / "results.json", as_json())
+
+
+def _packed_trace(folder: Path) -> Path:
+    trace = MAKERS["kineto"](folder)
+    packed = folder / "run.pt.trace.json.gz"
+    packed.write_bytes(gzip.compress(trace.read_bytes()))
+    return packed
+
+
+FORMS: dict[str, tuple[str, Maker]] = {
+    **{kind: (kind, maker) for kind, maker in MAKERS.items()},
+    "nsys-parquet": ("nsys", _parquet),
+    "rocm-json": ("rocm", _rocm_json),
+    "kineto-gzip": ("kineto", _packed_trace),
+}
+"""What recordings are written as -> the kind of source, and what makes a tiny one."""
 
 _SQLITE = b"SQLite format 3\0"
 _WRONG: tuple[Any, ...] = (
@@ -131,13 +161,14 @@ def damaged(recording: Path, way: str, chance: random.Random) -> Path:
     return path
 
 
-def cases(kind: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Converted, bool]]:
+def cases(form: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Converted, bool]]:
     """Yield (what is done, a damaged copy, what becomes of it undamaged, whether losses show)."""
-    made = MAKERS[kind](folder / "whole")
+    kind, maker = FORMS[form]
+    made = maker(folder / "whole")
     whole = convert(made, folder / "whole.db", source=sources.by_kind(kind))
     for number in range(rounds):
         for way in WAYS:
-            chance = random.Random(f"{kind} {way} {number}")
+            chance = random.Random(f"{form} {way} {number}")
             copy = folder / "copy" / made.name
             shutil.rmtree(folder / "copy", ignore_errors=True)
             if made.is_dir():
@@ -147,16 +178,17 @@ def cases(kind: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Con
                 shutil.copy(made, copy)
             what = damaged(copy, way, chance)
             shows = way == "cut" and not ends_between_records(what)
-            yield f"{kind}, {what.name} {way}, round {number}", copy, whole, shows
+            yield f"{form}, {what.name} {way}, round {number}", copy, whole, shows
 
 
-def main(kind: str, folder: Path, rounds: int) -> dict[str, Any]:
+def main(form: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Convert many damaged recordings; return what is wrong with what became of them."""
+    source = sources.by_kind(FORMS[form][0])
     wrong: list[str] = []
     converted = refused = 0
-    for what, copy, whole, shows in cases(kind, folder, rounds):
+    for what, copy, whole, shows in cases(form, folder, rounds):
         try:
-            found = convert(copy, folder / "r.db", source=sources.by_kind(kind), force=True)
+            found = convert(copy, folder / "r.db", source=source, force=True)
         except UprofError:
             refused += 1
             continue

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline import damage
-from tests.pipeline.test_sources import MAKERS
 from unified_prof.pipeline.sources import SOURCES
 
 MOST_MB = 200
@@ -18,20 +17,20 @@ MOST_MB = 200
 
 
 def test_every_source_is_damaged() -> None:
-    assert {source.kind for source in SOURCES} == set(MAKERS)
+    assert {source.kind for source in SOURCES} == {kind for kind, _ in damage.FORMS.values()}
 
 
-@pytest.mark.parametrize("kind", MAKERS)
-def test_damage_is_told(kind: str, tmp_path: Path) -> None:
-    found = damage.main(kind, tmp_path, rounds=1)
+@pytest.mark.parametrize("form", damage.FORMS)
+def test_damage_is_told(form: str, tmp_path: Path) -> None:
+    found = damage.main(form, tmp_path, rounds=1)
     assert found["wrong"] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MAKERS)
-def test_much_damage_is_told_in_bounded_memory(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", damage.FORMS)
+def test_much_damage_is_told_in_bounded_memory(form: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.damage", kind, str(tmp_path), "25"],
+        [sys.executable, "-m", "tests.pipeline.damage", form, str(tmp_path), "25"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         timeout=300,
