@@ -124,7 +124,8 @@ class Collector(Fields):
         for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
             name = events[index].name
             if name == PARAMETERS_OPERATION:
-                numbers[index] = self.collectives[bytes(events[index].args)]
+                if isinstance(events[index].args, msgspec.Raw):  # else it has no parameters
+                    numbers[index] = self.collectives[bytes(events[index].args)]
                 continue
             signature = int(signatures[index])
             known = signature != MISSING

@@ -59,8 +59,11 @@ class Fields(Parts):
             self.sink.anomaly(name, int(np.count_nonzero(odd)), detail)
 
     def arguments(self, events: list[ev.Event], kind: type[Args]) -> list[Args]:
-        """Decode the arguments of all events; what cannot be read counts and is as if absent."""
-        text = b"[" + b",".join([event.args for event in events]) + b"]"
+        """Return the arguments of all events; what cannot be read counts and is as if absent."""
+        known: Any = [event.args for event in events]
+        if known and isinstance(known[0], kind):  # of one slice and kind all are or none is
+            return known  # type: ignore[no-any-return]
+        text = b"[" + b",".join(known) + b"]"
         try:
             args = msgspec.json.decode(text, type=list[kind])  # type: ignore[valid-type]
             if len(args) == len(events):

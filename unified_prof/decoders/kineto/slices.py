@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from unified_prof.decoders.kineto.events import Event
+from unified_prof.decoders.kineto.known import KnownSlices
 from unified_prof.decoders.kineto.source import TraceFile
 from unified_prof.errors import RawFormatError
 
@@ -61,6 +62,7 @@ class TraceReader:
         self._path = path
         self._count = count
         self._slice_bytes = slice_bytes
+        self.known = KnownSlices()
         self._file = TraceFile(path)
         self._blocks = self._file.blocks()
         self._buffer = bytearray()  # among the events it begins with the `[` or `,` before one
@@ -211,8 +213,9 @@ class TraceReader:
         cuts = list(_cuts(buffer))
         for cut in cuts:
             buffer[cut] = _CLOSE
+            text = memoryview(buffer)[: cut + 1]
             try:
-                return _decode_events(memoryview(buffer)[: cut + 1]), cut
+                return self.known.decode(text) or _decode_events(text), cut
             except _FAILED:
                 buffer[cut] = _COMMA
         for cut in cuts:
