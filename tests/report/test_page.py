@@ -135,6 +135,9 @@ def test_the_figures_are_those_of_the_json(
             assert headline[key].split()[0] == str(value), key
         else:
             assert value is None or not key.startswith(("total", "forward", "peak")), key
+    for device in expected["devices"][:1]:
+        of = device["steps"] or device
+        assert headline["idle_ns"] == f"{of['idle_ns']} ns"
     for by, breakdown in expected["breakdowns"].items():
         click(window, f"#table button[data-value={by}]")
         if len(breakdown["rows"]) > 100:

@@ -87,8 +87,8 @@ const COLUMN_LABELS = {
   count: "calls", total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
   size_bytes: "memory", weight_bytes: "weights", gradient_bytes: "gradients", activation_bytes: "activations", allocated_bytes: "allocated",
 };
-const DETAIL_LABELS = { operation: "line", module: "class", line: "operation", kernel: "operator type", group: "collectives", stream: "task types", idle: "line", step: "note" };
-const BY_NAMES = { operation: "Operations", module: "Modules", line: "Source lines", kernel: "Kernels", group: "Groups of ranks", stream: "Streams", idle: "Idle time", step: "Steps" };
+const DETAIL_LABELS = { operation: "line", module: "class", line: "operation", kernel: "operator type", group: "collectives", stream: "task types", annotation: "measured", idle: "line", step: "note" };
+const BY_NAMES = { operation: "Operations", module: "Modules", line: "Source lines", kernel: "Kernels", group: "Groups of ranks", stream: "Streams", annotation: "Annotations", idle: "Idle time", step: "Steps" };
 
 function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
