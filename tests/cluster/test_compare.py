@@ -126,3 +126,9 @@ def test_runs_without_steps_are_refused(tmp_path: Path) -> None:
     base, new = make(tmp_path / "base"), make(tmp_path / "new", Made(steps=0))
     refused(uprof("cluster", "diff", base, new), 2, "has no steps")
     refused(uprof("cluster", "gate", base, new), 2, "has no steps")
+
+
+@pytest.mark.parametrize("command", ["diff", "gate"])
+def test_commands_for_one_process_name_those_for_many(tmp_path: Path, command: str) -> None:
+    base, new = make(tmp_path / "base"), make(tmp_path / "new")
+    refused(uprof(command, base, new), 2, "summary of a cluster's run", f"uprof cluster {command}")

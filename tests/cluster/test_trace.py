@@ -12,6 +12,7 @@ import pytest
 
 from tests.analysis.builders import training_step
 from tests.cli.test_report import refused, uprof
+from tests.cluster import ranks
 from tests.cluster.summaries import Made, make
 
 
@@ -96,3 +97,18 @@ def test_a_recording_that_is_gone_is_named(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.json"
     refused(uprof("trace", run, "--ranks", "0,1", "-o", out), 7, "rank 1", "not there any more")
     assert not out.exists()
+
+
+def test_a_folder_of_ranks_needs_no_build(tmp_path: Path) -> None:
+    folder = ranks.databases(tmp_path / "run", world=2)
+    out = tmp_path / "o.json"
+    done = uprof("trace", folder, "--ranks", "1", "--step", "1", "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert len(starts_of(events(out), 1)) > 0
+    assert not starts_of(events(out), 0)
+
+
+def test_what_holds_no_ranks_is_refused(tmp_path: Path) -> None:
+    report = training_step(tmp_path / "a.db")
+    out = tmp_path / "o.json"
+    refused(uprof("trace", report, "--ranks", "0", "-o", out), 2, "several ranks of one run")

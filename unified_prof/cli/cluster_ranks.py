@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.cli import converting, printing
-from unified_prof.cli.cluster_reading import opened
+from unified_prof.cli import converting, printing, report_ranks
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +77,12 @@ def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iter
     from unified_prof.cluster.shifted import Shifted, islands, window_of
 
     with ExitStack() as stack:
-        overview = stack.enter_context(opened(path))
+        overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet))
+        if overview is None:
+            raise UsageError(
+                f"{path} does not hold several ranks of one run",
+                hint="--ranks and --step are for those; leave them out",
+            )
         numbers = wanted.ranks if wanted.ranks is not None else telling_ranks(overview)
         chosen = [overview.rank(number).rank for number in numbers]
         found: list[tuple[str, OverTime]] = []

@@ -11,6 +11,7 @@ import typer
 
 from unified_prof import streams
 from unified_prof.cli import hints, printing
+from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.comparable import Run
@@ -61,7 +62,14 @@ def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool) -> Run:
         UprofError: as of `analysis.compare.runs.load`, and of `reports_of`.
     """
     from unified_prof.analysis.compare import runs
+    from unified_prof.cluster.stored import is_run
 
+    for path in paths:
+        if is_run(path):
+            raise UsageError(
+                f"{path} is the summary of a cluster's run, not the report of one process",
+                hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
+            )
     ready = [reports_of(path, convert=convert, quiet=quiet, several=False) for path in paths]
     with hints.for_reports(*paths):
         run = runs.load([one.path for one in ready])

@@ -33,6 +33,8 @@ BETWEEN = "(between operations)"
 # A recording of device work has one call for each execution; so many are compared one by one,
 # beyond that all of one module, line and name together.
 _MAX_CALLS = 20_000
+_NAMED = 4
+"""Of several runs in one folder."""
 
 
 def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
@@ -52,8 +54,13 @@ def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
 def _load(path: Path) -> Run:
     with open_analyses(path) as analyses:
         if len(analyses) > 1:
-            found = "; ".join(analysis.summary.path for analysis in analyses)
-            raise UsageError(f"{path} holds {len(analyses)} runs", hint=f"name one of: {found}")
+            found = "; ".join(analysis.path for analysis in analyses[:_NAMED])
+            more = f" and {len(analyses) - _NAMED} more" if len(analyses) > _NAMED else ""
+            raise UsageError(
+                f"{path} holds {len(analyses)} runs",
+                hint=f"name one of: {found}{more}; if they are ranks of one run, make a summary of "
+                f"each side with `uprof cluster build`, then `uprof cluster diff` or `gate`",
+            )
         return _run(str(path), analyses[0])
 
 
