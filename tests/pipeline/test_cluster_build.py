@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cluster import ranks
+from tests.cluster.made import Plan, database, make
 from unified_prof.cli.app import app
 from unified_prof.cluster import rank_map
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
@@ -362,3 +364,23 @@ def test_an_input_that_kills_whoever_opens_it_is_a_rank_with_a_reason(
     assert bad["why"].endswith("twice")
     strict = uprof("cluster", "build", run, "-o", target, *how, "--strict", "-q", env=deadly)
     assert (strict.returncode, strict.stdout, strict.stderr) == (7, "", "")
+
+
+def test_a_run_that_memory_would_not_hold_gives_the_same_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(Plan(steps=5, slow={3: 1.3}))
+    for rank in range(made.plan.world):
+        database(made, rank, tmp_path / f"rank{rank}.db")
+
+    def tables(target: Path) -> list[list[tuple[object, ...]]]:
+        build([str(tmp_path / f"rank{n}.db") for n in range(16)], str(target), jobs=1)
+        with closing(sqlite3.connect(target / "cluster.sqlite")) as db:
+            return [
+                db.execute(f"SELECT * FROM {name}").fetchall()
+                for name in ("COLLECTIVE", "OPERATION_RANK", "RANK")
+            ]
+
+    whole = tables(tmp_path / "whole.cluster")
+    monkeypatch.setattr("unified_prof.pipeline.cluster.OPERATIONS_IN_MEMORY", 16 * 30)
+    assert tables(tmp_path / "parts.cluster")[:2] == whole[:2]

@@ -102,6 +102,8 @@ class Matched:
     rows: Rows
     events: Events
     left_out: Ledger
+    numbers: list[Ints] = field(default_factory=list)
+    """Of each rank: the number in `groups` of each of its own groups."""
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
         """Return which codes are of these kinds."""
@@ -182,7 +184,15 @@ def match(partials: Iterable[Partial]) -> Matched:
         dst=np.where(is_transfer, dst[event_key][heads], NONE),
     )
     return Matched(
-        ranks, tuple(one.facts for one in found), found, groups, kinds, rows, events, left_out
+        ranks,
+        tuple(one.facts for one in found),
+        found,
+        groups,
+        kinds,
+        rows,
+        events,
+        left_out,
+        numbers,
     )
 
 
@@ -260,8 +270,8 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
 
 def _by_first_use(one: Partial) -> list[int]:
     groups, first = np.unique(one.communication["group"], return_index=True)
-    used = groups[np.argsort(first)].tolist()
-    return [number for number in used if number >= 0]
+    used = [number for number in groups[np.argsort(first)].tolist() if number >= 0]
+    return [*used, *(number for number in range(len(one.groups)) if number not in used)]
 
 
 def _shifts(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -103,11 +103,34 @@ class Partial:
     steps: Columns
     kernels: Columns
     links: Columns
+    until: int | None = None
+    """The last step of which there is communication here; None: all of it is."""
 
 
 def empty(part: str) -> dict[str, Ints]:
     """Return the columns of a part without rows."""
     return {name: np.empty(0, np.int64) for name in PARTS[part]}
+
+
+def first_steps(partial: Partial, operations: int) -> Partial:
+    """Return a rank's first steps, with so many operations at most, but one step at least.
+
+    What is summed up by step stays whole; `until` is the last step that is there.
+    """
+    if len(partial.communication["start"]) <= operations or len(partial.steps["end"]) < 2:
+        return partial
+    ends = np.sort(partial.steps["end"])
+    before = np.searchsorted(partial.communication["start"], ends)
+    chosen = max(int(np.searchsorted(before, operations, side="right")) - 1, 0)
+    end = ends[chosen]
+    kept = partial.communication["start"] < end
+    inside = partial.marks["time"] < end
+    return replace(
+        partial,
+        communication={name: values[kept] for name, values in partial.communication.items()},
+        marks={name: values[inside] for name, values in partial.marks.items()},
+        until=int(partial.steps["step"][np.argsort(partial.steps["end"])[chosen]]),
+    )
 
 
 def written(partial: Partial) -> bytes:
@@ -160,6 +183,26 @@ def read(data: bytes, name: str) -> Partial:
         raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
 
 
+def communication(data: bytes, name: str) -> Columns:
+    """Return the communication that a Parquet file holds, and nothing else of it.
+
+    Raises:
+        StoreError: it is damaged, or no partial.
+    """
+    arrow, parquet = _pyarrow()
+    try:
+        wanted = ["part", *COMMUNICATION]
+        table = parquet.read_table(arrow.BufferReader(data), columns=wanted, use_threads=False)
+        # It is the first part.
+        count = int(np.searchsorted(table.column("part").to_numpy(), 1))
+        return {
+            column: table.column(column).slice(0, count).to_numpy().astype(np.int64, copy=False)
+            for column in COMMUNICATION
+        }
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
+        raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
+
+
 def _about(partial: Partial) -> dict[str, Any]:
     return {
         "version": VERSION,
@@ -191,7 +234,11 @@ def _partial(table: Any, about: Mapping[str, Any]) -> Partial:
         kinds=tuple(about["kinds"]),
         names=tuple(about["names"]),
         modules=tuple(about["modules"]),
-        **parts,
+        communication=parts["communication"],
+        marks=parts["marks"],
+        steps=parts["steps"],
+        kernels=parts["kernels"],
+        links=parts["links"],
     )
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.cluster import beyond
 from unified_prof.cluster import links as moved
 from unified_prof.cluster.clocks import Clocks, clocks
 from unified_prof.cluster.evidence import Evidence, evidence
 from unified_prof.cluster.findings import Case, Finding, findings
 from unified_prof.cluster.kinds import bus_factor
 from unified_prof.cluster.matching import Matched, match
-from unified_prof.cluster.partial import NONE, Partial
+from unified_prof.cluster.partial import NONE, Columns, Partial
 from unified_prof.cluster.roles import KINDS, Roles, roles
 from unified_prof.cluster.waits import Waits, waits
 from unified_prof.cluster.walk import Walk
@@ -30,8 +31,6 @@ Row = tuple[Any, ...]
 _MOST_OPERATIONS = 64
 """Kinds of kernel that are listed of a rank; the others are one row."""
 _OTHERS = "(others)"
-_MOST_OPERATIONS_WALKED = 2_000_000
-"""Operations of all ranks that a walk takes in: so many steps from the first one on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,19 @@ def summarise(
     partials: Iterable[Partial],
     where: Mapping[int, Where] | None = None,
     unread: Sequence[Unread] = (),
+    *,
+    read: Callable[[int], Columns] | None = None,
+    until: int | None = None,
 ) -> Summary:
     """Read partials of one run, each rank once, as one run.
+
+    Args:
+        partials: Of its ranks.
+        where: Where they come from.
+        unread: Ranks that could not be read.
+        read: Where `partials` hold the first steps alone: returns all communication of a rank,
+            by its global number; sums over the whole run are then taken of that.
+        until: The last of those steps.
 
     Raises:
         StoreError: there is no rank that could be read.
@@ -94,7 +104,11 @@ def summarise(
     part = roles(matched, steps)
     clock = clocks(matched)
     proof = evidence(matched, part, steps)
-    walked = _walked_steps(matched, steps)
+    walked = [step for step in steps if until is None or step <= until]
+    whole = None
+    if read is not None:
+        ask = read
+        whole = beyond.sums(matched, lambda index: ask(matched.ranks[index]))
     offset = clock.offset if int(clock.island.max(initial=0)) == 0 else np.zeros_like(clock.offset)
     case = Case(
         matched,
@@ -113,9 +127,9 @@ def summarise(
         "META_DATA": _facts(matched, clock, steps, world, unread),
         "RANK": _rank_rows(matched, part, clock, where, unread, absent),
         "GROUP": _group_rows(matched),
-        "STEP_RANK": _step_rows(matched, waited, proof),
-        "COLLECTIVE": _collective_rows(matched, waited),
-        "BLAME": _blame_rows(matched, waited, part, proof, told),
+        "STEP_RANK": _step_rows(matched, waited, proof, whole),
+        "COLLECTIVE": _collective_rows(matched, waited, whole),
+        "BLAME": _blame_rows(matched, waited, proof, told, whole),
         "LINK": _link_rows(matched, waited),
         "OPERATION_RANK": _operation_rows(matched, steps),
         "FINDING": _finding_rows(told),
@@ -169,10 +183,6 @@ def _compared_steps(matched: Matched) -> list[int]:
         return []
     most = max(counts.values())
     return sorted(step for step, count in counts.items() if count == most)
-
-
-def _walked_steps(matched: Matched, steps: list[int]) -> list[int]:
-    return steps
 
 
 def _step_length(matched: Matched, steps: list[int]) -> float:
@@ -277,7 +287,9 @@ def _group_rows(matched: Matched) -> list[Row]:
     return rows
 
 
-def _step_rows(matched: Matched, waited: Waits, proof: Evidence) -> list[Row]:
+def _step_rows(
+    matched: Matched, waited: Waits, proof: Evidence, whole: beyond.Sums | None
+) -> list[Row]:
     rows, events = matched.rows, matched.events
     matched_rows = np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0))
     event = rows.event[matched_rows]
@@ -299,6 +311,8 @@ def _step_rows(matched: Matched, waited: Waits, proof: Evidence) -> list[Row]:
         cell[1] += exposed
         cell[2] += first
         cell[3] += exposed if bubble else 0
+    if whole is not None:
+        sums = {key: list(values) for key, values in whole.waits.items()}
     late = {
         (step, index): max(0, int(value))
         for at, step in enumerate(proof.steps)
@@ -333,7 +347,9 @@ def _step_rows(matched: Matched, waited: Waits, proof: Evidence) -> list[Row]:
     return sorted(result)
 
 
-def _collective_rows(matched: Matched, waited: Waits) -> list[Row]:
+def _collective_rows(matched: Matched, waited: Waits, whole: beyond.Sums | None) -> list[Row]:
+    if whole is not None:
+        return [_collective(matched, number, *row) for number, row in enumerate(whole.collectives)]
     events, rows = matched.events, matched.rows
     chosen = np.flatnonzero(~matched.transfers)
     if not len(chosen):
@@ -354,30 +370,57 @@ def _collective_rows(matched: Matched, waited: Waits) -> list[Row]:
         usable = mine[events.members[mine] > 1]
         took = waited.transfer[usable]
         group, kind, step, size = (int(key[head]) for key in keys)
-        factor = bus_factor(matched.kinds[kind], matched.groups[group].size)
-        middle = int(took[len(took) // 2]) if len(took) else None
-        result.append(
-            (
-                number,
-                group,
-                matched.kinds[kind],
-                None if step == NONE else step,
-                None if size == NONE else size,
-                count,
-                int(events.complete[mine].sum()),
-                int(took.sum()),
-                int(total_wait[usable].sum()),
-                int(np.maximum(waited.setup[usable], 0).sum()),
-                middle,
-                int(took[min(len(took) - 1, len(took) * 99 // 100)]) if len(took) else None,
-                factor * size / middle if factor and size > 0 and middle else None,
-            )
+        row = (group, kind, step, size, count, int(events.complete[mine].sum()))
+        sums = (
+            int(took.sum()),
+            int(total_wait[usable].sum()),
+            int(np.maximum(waited.setup[usable], 0).sum()),
         )
+        middle = int(took[-(-len(took) // 2) - 1]) if len(took) else None
+        slow = int(took[-(-len(took) * 99 // 100) - 1]) if len(took) else None
+        result.append(_collective(matched, number, *row, *sums, middle, slow))
     return result
 
 
+def _collective(
+    matched: Matched,
+    number: int,
+    group: int,
+    kind: int,
+    step: int,
+    size: int,
+    n: int,
+    complete: int,
+    transfer: int,
+    wait: int,
+    setup: int,
+    middle: int | None,
+    slow: int | None,
+) -> Row:
+    factor = bus_factor(matched.kinds[kind], matched.groups[group].size)
+    return (
+        number,
+        group,
+        matched.kinds[kind],
+        None if step == NONE else step,
+        None if size == NONE else size,
+        n,
+        complete,
+        transfer,
+        wait,
+        setup,
+        middle,
+        slow,
+        factor * size / middle if factor and size > 0 and middle else None,
+    )
+
+
 def _blame_rows(
-    matched: Matched, waited: Waits, part: Roles, proof: Evidence, told: Sequence[Finding]
+    matched: Matched,
+    waited: Waits,
+    proof: Evidence,
+    told: Sequence[Finding],
+    whole_run: beyond.Sums | None,
 ) -> list[Row]:
     rows, events = matched.rows, matched.events
     caused = np.zeros(len(matched.ranks), np.int64)
@@ -390,6 +433,10 @@ def _blame_rows(
         culprit = rows.rank[waited.last[whole]]
         np.add.at(caused, culprit, total[whole])
         np.add.at(times, culprit, 1)
+    if whole_run is not None:
+        caused[:], times[:] = 0, 0
+        for index, (wait, count) in whole_run.caused.items():
+            caused[index], times[index] = wait, count
     cause: dict[int, Finding] = {}
     for one in told:
         if not one.links:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import Partial
+from unified_prof.cluster.beyond import OPERATIONS_IN_MEMORY
+from unified_prof.cluster.partial import Columns, Partial
 from unified_prof.cluster.stored import FILE_NAME
 from unified_prof.cluster.summary import Summary, Unread, Where, summarise
 from unified_prof.errors import OutputError, StoreError, UprofError
@@ -116,7 +117,12 @@ def build(
             return before
         progress("putting ranks together")
         found, read = _read(inputs, found, folder, crew, progress)
-    summary = _summary(found, read, lost)
+    names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
+
+    def whole(rank: int) -> Columns:
+        return partials.communication(folder.read(names[rank]), names[rank])
+
+    summary = _summary(found, read, lost, whole)
     _write(run, summary, made_of)
     _remove_older(folder, found)
     return _outcome(run, summary, sum(one.is_new for one in found))
@@ -229,13 +235,18 @@ def _read(
     crew: Crew,
     progress: Progress,
 ) -> tuple[list[RankFile], list[Partial]]:
-    """Return all partials; one that turns out to be damaged is made anew, once."""
+    """Return all partials; one that turns out to be damaged is made anew, once.
+
+    Of a run that memory would not hold, each has its first steps alone.
+    """
     read: list[Partial] = []
+    most = OPERATIONS_IN_MEMORY // max(len(found), 1)
     damaged: set[str] = set()
     for one in found:
         if one.name is not None:
             try:
-                read.append(partials.read(folder.read(one.name), one.name))
+                whole = partials.read(folder.read(one.name), one.name)
+                read.append(partials.first_steps(whole, most))
             except StoreError:
                 damaged.add(one.location)
     if not damaged:
@@ -245,11 +256,15 @@ def _read(
             folder.remove(one.name)
     found = mapped(inputs, folder, crew, progress=progress)
     names = [one.name for one in found if one.name is not None]
-    return found, [partials.read(folder.read(name), name) for name in names]
+    again = (partials.read(folder.read(name), name) for name in names)
+    return found, [partials.first_steps(one, most) for one in again]
 
 
 def _summary(
-    found: Sequence[RankFile], read: Sequence[Partial], lost: Sequence[RankFile]
+    found: Sequence[RankFile],
+    read: Sequence[Partial],
+    lost: Sequence[RankFile],
+    whole: Callable[[int], Columns] | None = None,
 ) -> Summary:
     ranks = {one.facts.rank for one in read}
     sizes = [one.facts.world_size for one in read if one.facts.world_size]
@@ -267,7 +282,10 @@ def _summary(
         for one in found
         if one.rank is not None and one.why is None
     }
-    return summarise(read, where, unread)
+    until = [one.until for one in read if one.until is not None]
+    if not until:
+        return summarise(read, where, unread)
+    return summarise(read, where, unread, read=whole, until=min(until))
 
 
 def _write(run: Folder, summary: Summary, made_of: str) -> None:
