@@ -1,0 +1,36 @@
+"""Two ranks of a 910B that others recorded: the figures are torch_npu's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unified_prof.cluster.matching import match
+from unified_prof.cluster.rank_map import partials_of
+from unified_prof.cluster.waits import waits
+
+
+def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
+    folder = shared / "samples" / "ascend" / "level1"
+    found = [
+        one
+        for rank in range(2)
+        for one in partials_of(
+            folder
+            / f"rank{rank}_ascend_pt"
+            / "ASCEND_PROFILER_OUTPUT"
+            / f"ascend_pytorch_profiler_{rank}.db"
+        )
+    ]
+    matched = match(found)
+    known = waits(matched)
+    first = int(matched.events.first[0])
+    assert matched.events.members.tolist() == [2, 2, 2, 2]
+    assert known.wait[first] / 1e6 == pytest.approx(3.5172, abs=1e-4)
+    assert known.wait[first + 1] == 0
+    assert known.setup[0] / 1e6 == pytest.approx(84.96, abs=0.01)
+    assert known.transfer[0] / 1e6 == pytest.approx(0.278, abs=0.001)
+    # Their tasks speak of eight places in the group: six ranks' recordings are not there.
+    assert matched.groups[0].size == 8
+    assert not matched.events.complete.any()
