@@ -34,11 +34,17 @@ class Texts:
         self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
         ids: list[Int64s] = []
         sizes: list[Int64s] = []
-        for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
-            coded = [(text or "").encode("utf-8", "backslashreplace") for text in cells["value"]]
-            self._file.write(b"".join(coded))
-            ids.append(cells["id"])
-            sizes.append(np.fromiter(map(len, coded), np.int64, len(coded)))
+        try:
+            for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
+                coded = [
+                    (text or "").encode("utf-8", "backslashreplace") for text in cells["value"]
+                ]
+                self._file.write(b"".join(coded))
+                ids.append(cells["id"])
+                sizes.append(np.fromiter(map(len, coded), np.int64, len(coded)))
+        except BaseException:
+            self.close()
+            raise
         all_ids = np.concatenate(ids) if ids else np.empty(0, np.int64)
         all_sizes = np.concatenate(sizes) if sizes else np.empty(0, np.int64)
         order = np.argsort(all_ids, kind="stable")
