@@ -21,7 +21,7 @@ from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collecti
 from unified_prof.pipeline.analysis_db.steps import FOREVER, Range, Work
 from unified_prof.store.reader import Report
 from unified_prof.units import NS_PER_MS, NS_PER_US
-from unified_prof.vocabulary import NO_RANK, group_hash
+from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE, group_hash
 
 _LAUNCHED = "coalesce(a.startNs, t.startNs)"
 _COMPUTE = f"""
@@ -84,8 +84,11 @@ def read_collectives(report: Report) -> Iterator[tuple[int, Collective]]:
     for name, group, listed, start, end, launched, size, source, target in report.rows(
         _COLLECTIVES.format(ranks=ranks, join=join)
     ):
-        members = named[group].ranks if group in named else ()
-        ends = _ends(own, members or _ranks(listed), source, target)
+        if listed in (None, NOT_AVAILABLE):
+            members = named[group].ranks if group in named else ()
+        else:
+            members = _ranks(listed)
+        ends = _ends(own, members, source, target)
         yield launched, _collective(name, str(group_hash(group)), start, end, size, ends)
 
 
@@ -106,10 +109,10 @@ def _own_rank(report: Report) -> int | None:
     return rank if rank is not None and rank >= 0 else None
 
 
-def _ranks(listed: str | None) -> Ranks:
+def _ranks(listed: str) -> Ranks:
     """Read the ranks of a group as a trace lists them, `[0, 1]`; long lists have gaps: no ranks."""
     try:
-        found = json.loads(listed or "")
+        found = json.loads(listed)
     except ValueError:
         return ()
     whole = isinstance(found, list) and all(type(rank) is int for rank in found)
@@ -119,12 +122,13 @@ def _ranks(listed: str | None) -> Ranks:
 def _ends(
     own: int | None, members: Ranks, source: int | None, target: int | None
 ) -> tuple[int, int] | None:
-    """Return the places in the group of who sent and who received; None: not known."""
+    """Return the places in the group of who sent and who received; None: not known.
+
+    Where a group's ranks are known, source and target are places in it already.
+    """
     if own not in members:
         return None
-    here = members.index(own)
-    if source in members and source not in _NONE:
-        return members.index(source), here
-    if target in members and target not in _NONE:
-        return here, members.index(target)
-    return here, here
+    if source in _NONE or target in _NONE:
+        here = members.index(own)
+        return here, here
+    return source, target
