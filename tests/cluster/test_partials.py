@@ -123,3 +123,14 @@ def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
     assert [(one.facts.rank, one.facts.device_id) for one in ranks] == [(0, 0), (1, 1)]
     assert ranks[0].kernels["total"].sum() == ranks[1].kernels["total"].sum() > 0
     assert len(ranks[0].communication["start"]) == len(ranks[1].communication["start"])
+
+
+def test_small_databases_are_read_as_big_ones_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = database(make(PLAN), 6, folder / "6.db")
+    (small,) = partials_of(path)
+    monkeypatch.setattr("unified_prof.cluster.rank_map._SMALL_BYTES", 0)
+    (big,) = partials_of(path)
+    assert_equal(small, big)
+    assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -81,7 +82,7 @@ def test_of_those_who_come_late_the_one_with_slow_kernels_is_to_blame(file: Path
     assert ratio == pytest.approx(1.3, rel=0.02)
     ((place, text, cost),) = rows(file, "SELECT place, text, cost_ms_per_step FROM FINDING")
     assert place == 1
-    assert str(text).startswith("rank 5 on host1: its kernels take 1.3")
+    assert re.match(r"rank 5 on host1: its kernels take 1\.(29|30)\d times as long", str(text))
     assert saved == pytest.approx(float(str(cost)) * 1e6)
 
 

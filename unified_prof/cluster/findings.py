@@ -130,7 +130,7 @@ def slow_kernels(case: Case) -> Iterator[Finding]:
         }
         if host is None:
             text = (
-                f"{case.named(worst)}: its kernels take {factor:.2f} times as long as those of "
+                f"{case.named(worst)}: its kernels take {factor:.3f} times as long as those of "
                 f"the other ranks with its {peers}; {_costs(cost)}"
             )
             yield _finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
