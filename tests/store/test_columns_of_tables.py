@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
-from unified_prof.store import printed
+from unified_prof.store import integers, printed
 from unified_prof.store.btree import scan
 from unified_prof.store.integers import MISSING
 
@@ -59,6 +59,7 @@ def test_parts_keep_the_order(
 ) -> None:
     monkeypatch.setattr(printed, "_CHUNK_ROWS", 10)
     monkeypatch.setattr(scan, "_BYTES_AT_A_TIME", 1)
+    monkeypatch.setattr(integers, "_BLOCK_ROWS", 15)
     rows = [(number, None if number == 44 else number**5) for number in range(1, 100)]
     path = database(tmp_path / "report.db", rows)
     with open_report(path, any_revision=True) as report:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,10 @@ __all__ = ["MISSING", "Window", "of_table", "windows"]
 
 _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
+_WITH_DEFAULT = re.compile(rf"coalesce\(({_NAME}), (-?[0-9]{{1,18}})\)", re.ASCII)
+_WITH_MISSING = re.compile(rf"coalesce\(({_NAME}), {MISSING + 1} - 1\)", re.ASCII)
 _NO_COLUMNS = frozenset({"null", "current_date", "current_time", "current_timestamp"})
+_BLOCK_ROWS = 1 << 20
 _NOTHING = np.empty(0, np.int64)
 
 Int64s = NDArray[np.int64]
@@ -63,10 +66,10 @@ def of_table(
         parts = list(printed.through_view(db, what))
     else:
         pages = _paged(db, what)
-        parts = [] if pages is None else [part for part, _ in pages.parts()]
+        parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
         if pages is None or not pages.is_done:
             # All of it: of damaged pages, one way may find rows that another does not.
-            parts = [printed.read(db, what, chunk) for chunk in printed.chunks(db, what)]
+            parts = _blocks(printed.read(db, what, chunk) for chunk in printed.chunks(db, what))
     return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
 
 
@@ -109,6 +112,23 @@ def _parts(db: sqlite3.Connection, what: Wanted) -> Iterator[_Part]:
         yield printed.read(db, what, chunk), chunk
 
 
+def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
+    """Join parts to blocks of a million rows.
+
+    Small parts that stay, among large ones that go, would leave holes all over the memory.
+    """
+    blocks: list[list[NDArray[Any]]] = []
+    waiting: list[list[NDArray[Any]]] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part[0])
+        if rows >= _BLOCK_ROWS:
+            blocks.append(_whole_columns(waiting, len(part)))
+            waiting, rows = [], 0
+    return [*blocks, *waiting]
+
+
 def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
     """Join `count` columns that came in parts, and take them out of these."""
     result = []
@@ -127,6 +147,8 @@ class _Term:
     first: str | None
     less: str | None
     is_difference: bool
+    default: int = MISSING
+    """What stands for NULL."""
 
     @property
     def names(self) -> list[str]:
@@ -140,7 +162,13 @@ class _Term:
             Unusual: SQLite would make numbers of other values first.
         """
         if not self.is_difference:
-            return one.ids if self.first is None else values[self.first].integers(MISSING)
+            if self.first is None:
+                return one.ids
+            column = values[self.first]
+            found = column.integers(MISSING)
+            if self.default != MISSING:
+                found[column.is_null] = self.default
+            return found
         known = np.ones(len(one), np.bool_)
         sides = []
         for name in (self.first, self.less):
@@ -161,7 +189,11 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
     """Return the expressions as what pages can tell, None where only SQLite can."""
     found = []
     for expression in what.expressions:
-        match = _PLAIN.fullmatch(expression)
+        default = MISSING
+        if match := _WITH_DEFAULT.fullmatch(expression):
+            default = int(match[5])
+        match = match or _WITH_MISSING.fullmatch(expression)
+        match = _PLAIN.fullmatch(expression if match is None else match[1])
         if match is None:
             return None
         groups = match.groups()
@@ -177,7 +209,7 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
                 return None
             sides.append(None if is_row_id else name)
         is_difference = len(sides) == 2
-        found.append(_Term(sides[0], sides[1] if is_difference else None, is_difference))
+        found.append(_Term(sides[0], sides[1] if is_difference else None, is_difference, default))
     return found
 
 

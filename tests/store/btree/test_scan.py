@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from unified_prof.columns import Tables
 from unified_prof.errors import UprofError
-from unified_prof.store import integers
+from unified_prof.store import integers, printed
 from unified_prof.store.btree import scan as scanning
 from unified_prof.store.btree.connection import FileConnection
 from unified_prof.store.btree.scan import Unusual, scan
@@ -161,6 +161,17 @@ def test_differences_of_other_values(tmp_path: Path, value: Any) -> None:
     rows = [(1, 10, 3), (2, value, 3), (3, 3, value), (4, -(2**63), 1), (5, 2**63 - 1, 1)]
     path = make(tmp_path / "a.db", rows, columns="a, b")
     check_integers(path, "a - b", "b")
+
+
+@pytest.mark.parametrize("default", ["-1", "0", str(2**40), f"{MISSING + 1} - 1"])
+def test_defaults_of_null(tmp_path: Path, default: str) -> None:
+    rows = [(1, 10, None), (2, None, 3), (3, "7", 1.5), (4, -(2**63), b"x"), (5, None, None)]
+    path = make(tmp_path / "a.db", rows, columns="a, b INTEGER")
+    check_integers(path, f"coalesce(a, {default})", f"coalesce([b], {default})", "b")
+    check_integers(path, f"coalesce(rowid, {default})")
+    with opened(path) as db:
+        wanted = printed.Wanted(path, "t", (f"coalesce(a, {default})",), (False,))
+        assert integers._paged(db, wanted) is not None
 
 
 def test_every_serial_type_alone_and_beside_others(tmp_path: Path) -> None:

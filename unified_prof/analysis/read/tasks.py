@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 Ints = NDArray[np.int64]
@@ -92,10 +93,10 @@ class Tasks:
                 "start": "startNs",
                 "duration": "endNs - startNs",
                 "id": "globalTaskId",
-                # Two small numbers in one, to parse less: string ids stay below 2**32.
-                "device_and_type": "(deviceId << 32) | (taskType & 4294967295)",
+                "device": "deviceId",
+                "type": "taskType",
             },
-            narrow=("duration", "id"),
+            narrow=("duration", "id", "device", "type"),
         )
         start, duration = columns.pop("start"), columns.pop("duration")
         valid = possible(start, duration)
@@ -106,7 +107,8 @@ class Tasks:
             findings.add("impossible_task_time", f"{bad} rows of TASK are left out", bad)
         self.start_ns = self._keep(start)
         self.duration_ns = self._keep(duration)
-        device_and_type = self._keep(columns.pop("device_and_type"))
+        # Two small numbers in one: string ids stay below 2**32.
+        device_and_type = self._keep(_packed(columns.pop("device"), columns.pop("type")))
         self.device = _small(device_and_type >> 32)
         device_and_type &= 0xFFFFFFFF
         self._type_ids, type_codes = codes(device_and_type)
@@ -257,6 +259,15 @@ def _small(values: NDArray[np.integer]) -> NDArray[np.integer]:
     limits = np.iinfo(np.int16)
     fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
     return values.astype(np.int16 if fits else np.int32)
+
+
+def _packed(device: Ints, kind: Ints) -> Ints:
+    """Return both numbers as one, MISSING where one of them is not known."""
+    packed = device.astype(np.int64)
+    packed <<= 32
+    packed |= kind.astype(np.int64) & 0xFFFFFFFF
+    packed[(device == MISSING) | (kind == MISSING)] = MISSING
+    return packed
 
 
 def codes(values: Ints) -> tuple[list[int], NDArray[np.int32]]:

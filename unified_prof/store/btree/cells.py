@@ -48,7 +48,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
         Irregular: a page is no leaf, is damaged, or its rows are not in order.
     """
     page_bytes, usable = pages.header.page_bytes, pages.header.usable
-    data = pages.read(leaves.numbers)
+    data = pages.read(leaves.numbers, again=True)
     starts = np.arange(len(leaves.numbers)) * page_bytes
     halves = np.ndarray((len(data) - 1,), ">u2", data.data, 0, (1,))
     counts = halves[starts + 3].astype(np.int64)

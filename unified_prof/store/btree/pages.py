@@ -43,13 +43,19 @@ class Pages:
         if header is None:
             raise Irregular
         self.header: Header = header
+        self._buffer = np.empty(0, np.uint8)
         self._state = (state.st_size, state.st_mtime_ns)
         self._count = state.st_size // header.page_bytes
         if header.version_valid_for == header.change_counter:
             self._count = min(self._count, header.pages)
 
-    def read(self, numbers: Int64s) -> Bytes:
+    def read(self, numbers: Int64s, *, again: bool = False) -> Bytes:
         """Return pages, one after another, and SLACK zeros.
+
+        Args:
+            numbers: Of the pages, from 1.
+            again: Whether to put them where the last pages read with this flag were, which are
+                gone then; a large array for every call would leave holes in memory.
 
         Raises:
             Irregular: a number is none of a page of a table, or the file has changed.
@@ -59,7 +65,9 @@ class Pages:
             raise Irregular
         if (numbers == self.header.lock_page).any():
             raise Irregular
-        data = np.empty(len(numbers) * size + SLACK, np.uint8)
+        data = np.empty(len(numbers) * size + SLACK, np.uint8) if not again else self._buffer
+        if again and len(data) != len(numbers) * size + SLACK:
+            data = self._buffer = np.empty(len(numbers) * size + SLACK, np.uint8)
         data[-SLACK:] = 0
         view = data.data
         cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]

@@ -27,7 +27,7 @@ _ROW_ID_NAMES = frozenset({"rowid", "oid", "_rowid_"})
 
 
 class Slice:
-    """Some rows that follow one another."""
+    """Some rows that follow one another; gone when the next ones are asked for."""
 
     def __init__(self, layout: Layout, rows: Rows, before: int) -> None:
         self._layout = layout
