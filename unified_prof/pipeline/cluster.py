@@ -116,13 +116,7 @@ def build(
         if not force and (before := _before(run, made_of)) is not None:
             return before
         progress("putting ranks together")
-        found, read = _read(inputs, found, folder, crew, progress)
-    names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
-
-    def whole(rank: int) -> Columns:
-        return partials.communication(folder.read(names[rank]), names[rank])
-
-    summary = _summary(found, read, lost, whole)
+        found, summary = put_together(inputs, found, folder, crew, lost, progress)
     _write(run, summary, made_of)
     _remove_older(folder, found)
     return _outcome(run, summary, sum(one.is_new for one in found))
@@ -140,6 +134,37 @@ def summary_of(
     with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as crew:
         found = mapped(inputs, None, crew, progress=progress)
     return _summary(found, [one.partial for one in found if one.partial is not None], lost)
+
+
+def put_together(
+    inputs: Sequence[Input],
+    found: list[RankFile],
+    folder: Folder,
+    crew: Crew,
+    lost: Sequence[RankFile] = (),
+    progress: Progress = lambda _: None,
+) -> tuple[list[RankFile], Summary]:
+    """Return the summary of ranks whose partials lie in a folder, and what became of each.
+
+    Args:
+        inputs: What the partials were made of, for one that turns out to be damaged.
+        found: The ranks.
+        folder: Where their partials are.
+        crew: Who makes a damaged one anew.
+        lost: What could not even be opened.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        UprofError: no rank can be read.
+    """
+    found, read = _read(inputs, found, folder, crew, progress)
+    names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
+    crew.rest()
+
+    def whole(rank: int) -> Columns:
+        return partials.communication(folder.read(names[rank]), names[rank])
+
+    return found, _summary(found, read, lost, whole)
 
 
 _WORTH_PROCESSES = 64
