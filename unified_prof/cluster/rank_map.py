@@ -393,10 +393,7 @@ class _Mapping:
     def _ends(
         self, rank: int, parts: Mapping[str, Ints], group: Ints, groups: list[Group]
     ) -> tuple[Ints, Ints]:
-        """Return source and target as global ranks; the vendor counts them inside the group."""
-        if self.is_gpu:
-            ends = [np.where(parts[end] < NO_RANK, parts[end], NONE) for end in ("src", "dst")]
-            return ends[0], ends[1]
+        """Return source and target as global ranks: every recording counts them in the group."""
         width = max((len(one.ranks) for one in groups), default=0) + 1
         table = np.full((len(groups), width), NONE, np.int64)
         for index, one in enumerate(groups):

@@ -1,0 +1,64 @@
+"""Transfers between pipeline stages, as traces of torch.profiler tell them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.kineto.made import call, complete, kernel, write
+from unified_prof.cluster.clocks import clocks
+from unified_prof.cluster.matching import match
+from unified_prof.cluster.rank_map import partials_of
+from unified_prof.pipeline.convert import convert
+
+STAGES = (4, 9)
+"""Global ranks whose numbers are not their places in the group."""
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("stages")
+    made = []
+    for rank in STAGES:
+        gives = rank == STAGES[0]
+        events = [complete("user_annotation", "ProfilerStep#0", 1_000_000.0, 20_000)]
+        for number in range(4):
+            at = 1_001_000.0 + 4_000 * number
+            # The receiver is there first, and both leave together.
+            begin, length = (at + 500, 1000) if gives else (at, 1500)
+            args = {
+                "Collective name": "send" if gives else "recv",
+                "In msg nelems": 1 << 20,
+                "Out msg nelems": 1 << 20,
+                "Group size": 2,
+                "dtype": "BFloat16",
+                "Process Group Name": "7",
+                "Process Group Description": "pp",
+                "Process Group Ranks": str([*STAGES]),
+                ("Dst Rank" if gives else "Src Rank"): STAGES[1] if gives else STAGES[0],
+            }
+            correlation = number + 1
+            name = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+            events += [
+                call(begin - 20, 10, correlation),
+                kernel(begin, length, correlation, name=name, args=args),
+            ]
+        about = {"backend": "nccl", "rank": rank, "world_size": 16}
+        trace = write(folder / f"rank{rank}.json", events, distributedInfo=about)
+        made.append(folder / f"rank{rank}.db")
+        convert(trace, made[-1])
+    return made
+
+
+def test_both_ends_of_a_transfer_are_found_by_their_global_ranks(databases: list[Path]) -> None:
+    found = [partial for path in databases for partial in partials_of(path)]
+    assert [one.facts.rank for one in found] == [*STAGES]
+    assert found[0].communication["peer"].tolist() == [STAGES[1]] * 4
+    assert found[1].communication["peer"].tolist() == [STAGES[0]] * 4
+
+
+def test_stages_that_share_nothing_but_transfers_have_one_clock(databases: list[Path]) -> None:
+    matched = match(partial for path in databases for partial in partials_of(path))
+    assert int(matched.events.complete.sum()) == 4
+    assert set(clocks(matched).island.tolist()) == {0}
