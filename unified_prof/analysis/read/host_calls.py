@@ -22,9 +22,9 @@ class HostCalls:
             "connection": "connectionId",
             "start": "startNs",
             "end": "endNs",
-            "thread": "coalesce(globalTid, -1)",
+            "thread": "globalTid",
             "name": "name",
-            "type": "coalesce(type, -1)",
+            "type": "type",
         }
         found = source.integers("CANN_API", columns, narrow=("name", "type"))
         self.connection, self.thread = found["connection"], found["thread"]
