@@ -125,3 +125,21 @@ def test_it_is_the_same_whatever_device_recorded(change: Mapping[str, object]) -
     gpu = summarise(partials_of(made, vendor="nvidia")).findings
     assert npu == gpu
     assert len(npu) == 1
+
+
+@pytest.mark.parametrize("absent", [(3, 5), (1,), (6, 7, 8)])
+def test_ranks_that_are_missing_hide_neither_the_fault_nor_what_it_costs(
+    absent: tuple[int, ...],
+) -> None:
+    made = make(plan := Plan(tp=2, dp=4, pp=2, slow={10: 1.2}, batches=4))
+    found = [one for one in partials_of(made) if one.facts.rank not in absent]
+    summary = summarise(found)
+    assert [(one.kind, one.ranks) for one in summary.findings] == [("slow_rank", (10,))]
+    cost = summary.findings[0].cost_ms_per_step
+    assert cost == pytest.approx(true_cost_ms(plan, made), rel=0.25)
+
+
+def test_one_of_three_with_the_same_work_is_told() -> None:
+    made = make(Plan(tp=2, dp=2, pp=2, slow={6: 1.2}))
+    found = [one for one in partials_of(made) if one.facts.rank not in (3, 5)]
+    assert [one.ranks for one in summarise(found).findings] == [(6,)]

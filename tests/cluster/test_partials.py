@@ -134,3 +134,21 @@ def test_small_databases_are_read_as_big_ones_are(
     (big,) = partials_of(path)
     assert_equal(small, big)
     assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)
+
+
+def test_ends_of_transfers_between_gpus_are_places_and_were_ranks(folder: Path) -> None:
+    path = database(make(PLAN), 0, folder / "gpu.db")
+    wanted = partials_of(path)[0].communication["peer"].tolist()
+    assert set(wanted) == {-1, 8}
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE UPROF_RUN (name VARCHAR PRIMARY KEY, value VARCHAR)")
+        db.execute("INSERT INTO UPROF_RUN VALUES ('device_kind', 'gpu')")
+        db.commit()
+    assert partials_of(path)[0].communication["peer"].tolist() == wanted
+    with closing(sqlite3.connect(path)) as db:  # an import of an older uprof
+        db.execute(
+            "UPDATE COMMUNICATION_TASK_INFO SET srcRank = 4294967295, dstRank = 8"
+            " WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE 'hcom_send_%')"
+        )
+        db.commit()
+    assert partials_of(path)[0].communication["peer"].tolist() == wanted

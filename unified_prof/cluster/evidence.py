@@ -35,6 +35,8 @@ class Evidence:
     slowness: Floats
     """The logarithm of its kernels' time over that of its peers', one figure for all kinds."""
     slowness_error: Floats
+    slowness_scatter: float
+    """How far ranks with the same work usually lie apart in it."""
     general: Floats
     """The share of its kernels' time in kinds that are slower than its peers'."""
     slowness_at: Floats
@@ -88,7 +90,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
                 input_at[index, column[step]] = max(late, 0)
         if not one.facts.loader_recorded:
             input_at[index] = np.nan
-    slowness, error, general = _slowness(cells, len(names), roles.peers)
+    slowness, error, general, scatter = _slowness(cells, len(names), roles.peers)
     work = work_at.sum(axis=1)
     gap = np.array([_gap(one) for one in matched.partials])
     hosts = [facts.host for facts in matched.facts]
@@ -98,6 +100,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         peers_work=_by_peers(work, roles.peers),
         slowness=slowness,
         slowness_error=error,
+        slowness_scatter=scatter,
         general=general,
         slowness_at=_log_ratio(work_at, roles.peers),
         kernels=kernels,
@@ -190,8 +193,8 @@ def _log_ratio(work_at: Floats, peers: Ints) -> Floats:
 
 def _slowness(
     cells: Sequence[tuple[int, int, int, int]], names: int, peers: Ints
-) -> tuple[Floats, Floats, Floats]:
-    """Return each rank's slowness, its standard error, and how general it is.
+) -> tuple[Floats, Floats, Floats, float]:
+    """Return each rank's slowness, its standard error, how general it is, and the usual scatter.
 
     Kinds of kernel count by how little they vary between ranks: what depends on the data, or
     on its neighbours in memory, says less.
@@ -206,6 +209,7 @@ def _slowness(
         count[rank, name] = n
         total[rank, name] = time
     ratio = np.full((ranks, names), np.nan)
+    away_from_middle = ratio.copy()
     groups = [np.flatnonzero(peers == one) for one in np.unique(peers)]
     # A stage with one rank has no peers; kinds of kernel that all stages share stand in.
     if any(len(members) < 2 for members in groups):
@@ -217,6 +221,8 @@ def _slowness(
                 if len(known) > 1:
                     values = np.log(mean[known, at])
                     ratio[known, at] = values - median_of_others(values)
+                    # Of three ranks one slow one takes the others' median of others with it.
+                    away_from_middle[known, at] = values - np.median(values)
     weight = _weights(ratio, count)
     known = np.isfinite(ratio)
     weight = np.where(known, weight, 0.0)
@@ -227,10 +233,11 @@ def _slowness(
         away = weight * np.where(known, ratio - slowness[:, None], 0.0) ** 2
         kinds = np.maximum(known.sum(axis=1), 1)
         error = np.sqrt(away.sum(axis=1) / whole / kinds)
+        middle = (weight * np.where(known, away_from_middle, 0.0)).sum(axis=1) / whole
         slower = (total * (known & (ratio > slowness[:, None] / 2))).sum(axis=1)
         general = slower / np.where(known, total, 0.0).sum(axis=1)
     slowness[whole == 0] = np.nan
-    return slowness, error, general
+    return slowness, error, general, deviation(middle)
 
 
 def _weights(ratio: Floats, count: Floats) -> Floats:

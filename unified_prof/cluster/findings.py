@@ -102,7 +102,7 @@ def findings(case: Case) -> list[Finding]:
 def slow_kernels(case: Case) -> Iterator[Finding]:
     """Ranks whose kernels take longer than those of other ranks with the same work."""
     evidence = case.evidence
-    usual = np.maximum(deviation(evidence.slowness), evidence.slowness_error)
+    usual = np.maximum(evidence.slowness_scatter, evidence.slowness_error)
     if len(case.matched.ranks) < 4:  # too few to know how far ranks lie apart
         usual = evidence.slowness_error
     limit = np.maximum(farthest(len(case.matched.ranks)) * usual, _LEAST_SLOWNESS)

@@ -393,7 +393,14 @@ class _Mapping:
     def _ends(
         self, rank: int, parts: Mapping[str, Ints], group: Ints, groups: list[Group]
     ) -> tuple[Ints, Ints]:
-        """Return source and target as global ranks: every recording counts them in the group."""
+        """Return source and target as global ranks; they are counted inside the group.
+
+        Imports of older uprofs have the one end that a trace names, as a global rank.
+        """
+        known = [parts[end] < NO_RANK for end in ("src", "dst")]
+        told_globally = np.not_equal(known[0], known[1])
+        if not self.is_gpu:
+            told_globally[:] = False
         width = max((len(one.ranks) for one in groups), default=0) + 1
         table = np.full((len(groups), width), NONE, np.int64)
         for index, one in enumerate(groups):
@@ -401,7 +408,9 @@ class _Mapping:
         ends = []
         for end in ("src", "dst"):
             place = np.where((parts[end] >= 0) & (parts[end] < width - 1), parts[end], width - 1)
-            ends.append(table[group, place])
+            inside = table[group, place]
+            as_told = np.where(parts[end] < NO_RANK, parts[end], NONE)
+            ends.append(np.where(told_globally, as_told, inside))
         return ends[0], ends[1]
 
     # When

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.cluster.kinds import POINT_TO_POINT as _TRANSFERS
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.partial import END, NONE, START, STEP, Columns, Partial
 from unified_prof.cluster.waits import Waits
@@ -69,7 +70,7 @@ class Walk:
         """
         events = matched.events
         self._members = events.members.tolist()
-        self._least = waits.least.astype(np.float64)
+        self._least = _takes(matched, waits)
         self._transfer = waits.transfer.astype(np.float64)
         walked = _walked(matched, steps)
         self._steps = max(len(walked), 1)
@@ -82,6 +83,7 @@ class Walk:
             ),
             default=0,
         )
+        usual = _usual_transfer(matched, waits)
         self._ranks = [
             _program(
                 one,
@@ -89,6 +91,7 @@ class Walk:
                 int(offset[index]) - origin,
                 set(walked),
                 cut=len(walked) < len(steps),
+                usual=usual,
             )
             for index, one in enumerate(matched.partials)
         ]
@@ -190,6 +193,27 @@ class Walk:
         return [freed]
 
 
+def _takes(matched: Matched, waits: Waits) -> NDArray[np.float64]:
+    """Return what each event takes when all have come.
+
+    Of one with members missing nobody knows who came last: it takes as long as others like it.
+    """
+    events = matched.events
+    result = waits.least.astype(np.float64)
+    sizes = np.array([group.size for group in matched.groups] or [0], np.int64)[events.group]
+    sizes[events.src >= 0] = 2
+    usual: dict[tuple[int, int, int], float] = {}
+    keys = np.stack([events.kind, events.bytes, sizes], 1)
+    partly = np.flatnonzero(~events.complete)
+    for at in partly.tolist():
+        key = (int(keys[at, 0]), int(keys[at, 1]), int(keys[at, 2]))
+        if key not in usual:
+            like = events.complete & (keys == keys[at]).all(axis=1)
+            usual[key] = float(np.median(waits.least[like])) if like.any() else np.inf
+        result[at] = min(result[at], usual[key])
+    return result
+
+
 def _walked(matched: Matched, steps: Sequence[int]) -> list[int]:
     """Return so many steps, from the first one on, as can be walked in some seconds."""
     chosen: list[int] = []
@@ -212,7 +236,7 @@ def _events_of_rows(matched: Matched, steps: Sequence[int] | None) -> list[Ints]
     rows, events = matched.rows, matched.events
     result = [np.full(len(one.communication["start"]), NONE, np.int64) for one in matched.partials]
     usable = np.flatnonzero(rows.event >= 0)
-    alone = events.members < 2
+    alone = np.zeros(len(events), bool)
     if steps is not None:
         outside = ~np.isin(rows.step[usable], list(steps))
         alone[rows.event[usable[outside]]] = True
@@ -225,7 +249,15 @@ def _events_of_rows(matched: Matched, steps: Sequence[int] | None) -> list[Ints]
     return result
 
 
-def _program(one: Partial, event_of: Ints, shift: int, steps: set[int], *, cut: bool) -> _Rank:
+def _usual_transfer(matched: Matched, waits: Waits) -> float:
+    """Return how long a transfer moves data, for those whose other end is not there."""
+    whole = matched.transfers & matched.events.complete
+    return float(np.median(waits.transfer[whole])) if whole.any() else float("inf")
+
+
+def _program(
+    one: Partial, event_of: Ints, shift: int, steps: set[int], *, cut: bool, usual: float
+) -> _Rank:
     marks, ops = one.marks, one.communication
     if cut:
         last = one.steps["end"][np.isin(one.steps["step"], list(steps))]
@@ -255,6 +287,12 @@ def _program(one: Partial, event_of: Ints, shift: int, steps: set[int], *, cut: 
     # The idle time before an end that is waited for goes when the end comes earlier.
     waits_next = np.r_[in_idle[1:], False]
     idle = np.where(waits_next, np.where(nothing, 0, length - busy - tail), length - busy)
+    # Of a transfer without its other end it is not known what its wait was for.
+    kinds = np.isin(ops["kind"], [at for at, kind in enumerate(one.kinds) if kind in _TRANSFERS])
+    lost = is_end & (matched < 0) & uncovered
+    lost[of_op] &= kinds[op[of_op]]
+    next_lost = np.r_[lost[1:], False] & nothing
+    idle = np.where(next_lost, np.minimum(idle, usual), idle)
     queued = _queued(marks, ops, matched)
     code: list[int] = []
     first: list[float] = []
