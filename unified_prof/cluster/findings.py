@@ -43,7 +43,9 @@ _MOST_OF_A_HOST = 0.75
 _USUAL_GAP_NS = 2_000.0
 """What a device needs between two kernels that both wait for it, of any vendor."""
 _MUCH_IDLE = 0.1
-"""Where all ranks alike are idle for so much of a step, that is a finding of its own."""
+"""Where all ranks alike wait so much of a step for input, that is a finding of its own."""
+_IDLE_OF_ALL = 0.05
+"""The same of devices that stand idle between kernels, where that is longer than usual, too."""
 _MS = 1e6
 
 
@@ -185,7 +187,7 @@ def _all_idle(case: Case) -> Iterator[Finding]:
         return
     gap = float(np.median(evidence.gap))
     idle = gap * float(np.median(evidence.kernels)) / max(len(evidence.steps), 1)
-    if gap <= 2 * _USUAL_GAP_NS or idle <= _MUCH_IDLE * case.step_ns:
+    if gap <= 2 * _USUAL_GAP_NS or idle <= _IDLE_OF_ALL * case.step_ns:
         return
     ranks = list(range(len(case.matched.ranks)))
     cut = {one: max(float(evidence.gap[one]) - _USUAL_GAP_NS, 0.0) for one in ranks}
@@ -193,8 +195,8 @@ def _all_idle(case: Case) -> Iterator[Finding]:
     hosts = case.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
-        f"{where}: the devices of {_count(ranks)} are idle {gap / 1e3:.1f} µs behind each kernel; "
-        f"{_costs(cost)} (against {_USUAL_GAP_NS / 1e3:.0f} µs: no rank does better)"
+        f"{where}: the devices of all {_count(ranks)} stand idle {gap / 1e3:.1f} µs behind each "
+        f"kernel, one like the other; beside {_USUAL_GAP_NS / 1e3:.0f} µs that {_costs(cost)}"
     )
     figures = {
         "gap_us": round(gap / 1e3, 2),
