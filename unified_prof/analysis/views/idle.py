@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
@@ -110,6 +110,10 @@ class WhyIdle:
         return value
 
 
+_GAPS = 1 << 18
+"""Gaps that are explained at a time: what that takes is ten times what it gives."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """Stretches of idle time in order, none overlapping another, each with its reason."""
@@ -117,20 +121,42 @@ class Segments:
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
-    next_piece: Ints
+    next_piece: NDArray[np.int32]
     """The piece that ended the gap, -1 where none came."""
-    sync: Ints
+    sync: NDArray[np.int32]
     """The synchronising call, number in `HostSide.sync`; -1 where it is not the reason."""
 
 
 def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
-    """Divide the gaps of one device by reason.
+    """Divide the gaps of one device by reason, some at a time to bound what is held meanwhile.
 
     Args:
         idle: when no work ran; each gap ends where work begins, or at the end of what is asked.
         pieces: the work of the device.
         host: what the host did.
     """
+    parts = [
+        _explain(
+            IntervalSet(idle.start_ns[at : at + _GAPS], idle.end_ns[at : at + _GAPS]), pieces, host
+        )
+        for at in range(0, max(len(idle), 1), _GAPS)
+    ]
+    return Segments(
+        *(
+            np.concatenate([getattr(part, field.name) for part in parts])
+            for field in fields(Segments)
+        )
+    )
+
+
+def unexplained(idle: IntervalSet) -> Segments:
+    """Return the gaps of a device of whose host nothing was recorded."""
+    nothing = np.full(len(idle), -1, np.int32)
+    reason = np.full(len(idle), NOT_KNOWN, np.int8)
+    return Segments(idle.start_ns, idle.end_ns, reason, nothing, nothing)
+
+
+def _explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
     begin, end = idle.start_ns, idle.end_ns
     following = np.searchsorted(pieces.start_ns, end, side="left")
     has_next = following < len(pieces.start_ns)
@@ -150,7 +176,11 @@ def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
     kept = stop > start
     order = np.flatnonzero(kept)[np.argsort(start[kept], kind="stable")]
     return Segments(
-        start[order], stop[order], reason[order].astype(np.int8), after[order], sync[order]
+        start[order],
+        stop[order],
+        reason[order].astype(np.int8),
+        after[order].astype(np.int32),
+        sync[order].astype(np.int32),
     )
 
 

@@ -27,6 +27,7 @@ from unified_prof.analysis.views.idle import (
     is_input,
     is_synchronising,
     totals,
+    unexplained,
 )
 from unified_prof.analysis.views.work import Steps, Work
 from unified_prof.arrays import intervals
@@ -62,6 +63,10 @@ class IdleTime:
         """Take a device; `number` None stands for the only one."""
         of = device.window if windows is None else windows.all
         idle = intervals.subtract(of, device.busy)
+        if not len(self._calls.start_ns) and self._framework is None:
+            # Nothing of the host was recorded: no reason can be told, at no cost.
+            self._parts[name] = unexplained(idle), np.zeros(0, np.int64)
+            return
         pieces, which = self._pieces(number)
         self._parts[name] = explain(idle, pieces, self._host), which
 
