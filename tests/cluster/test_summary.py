@@ -126,7 +126,7 @@ def test_a_rank_of_another_run_is_put_aside() -> None:
 
 
 def test_without_any_rank_there_is_no_summary() -> None:
-    with pytest.raises(StoreError, match="no rank's recording could be read: it is empty"):
+    with pytest.raises(StoreError, match=r"no rank's recording could be read; a\.db: it is empty"):
         summarise([], unread=[Unread("a.db", "it is empty")])
 
 

@@ -99,9 +99,13 @@ def build(
 def _tell(outcome: ClusterOutcome) -> None:
     if not outcome.whole:
         printing.say(f"uprof: warning: {outcome.coverage}")
+        hints = [one.hint for one in outcome.unread if one.rank is None and one.hint is not None]
+        for hint in dict.fromkeys(hints):
+            printing.say(f"uprof: hint: {hint}")
     steps = f"{len(outcome.steps)} step{'s' if len(outcome.steps) != 1 else ''}"
     what = "nothing new" if outcome.already else f"{outcome.new:,} read now"
-    printing.say(f"{outcome.target}: {outcome.ranks_read:,} ranks, {steps}; {what}")
+    ranks = f"{outcome.ranks_read:,} rank{'s' if outcome.ranks_read != 1 else ''}"
+    printing.say(f"{outcome.target}: {ranks}, {steps}; {what}")
     for text in outcome.findings[:_FEW]:
         printing.say(f"  {text}")
     if len(outcome.findings) > _FEW:

@@ -77,12 +77,9 @@ def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iter
     from unified_prof.cluster.shifted import Shifted, islands, window_of
 
     with ExitStack() as stack:
-        overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet))
+        overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet, needed=True))
         if overview is None:
-            raise UsageError(
-                f"{path} does not hold several ranks of one run",
-                hint="--ranks and --step are for those; leave them out",
-            )
+            raise report_ranks.no_run(path, "--ranks and --step are for those; leave them out")
         numbers = wanted.ranks if wanted.ranks is not None else telling_ranks(overview)
         chosen = [overview.rank(number).rank for number in numbers]
         found: list[tuple[str, OverTime]] = []

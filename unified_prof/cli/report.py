@@ -146,7 +146,9 @@ def report(
     with ExitStack() as stack:
         overview = None
         if rank is not None or (by is None and not convert):
-            overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet))
+            overview = stack.enter_context(
+                report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
+            )
         if rank is not None:
             path = report_ranks.file_of(overview, path, rank)
             overview = None

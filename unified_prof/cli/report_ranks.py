@@ -22,14 +22,21 @@ SHOWN_EACH = 4
 
 
 @contextmanager
-def of_run(path: Path, *, quiet: bool) -> Iterator[Overview | None]:
+def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overview | None]:
     """Yield the ranks of a folder as one run; None where it does not hold several of one.
 
     The folder or file that `uprof cluster build` made is read as it is. Of a folder of databases a
     run is made in memory; they are of one where ranks differ and share groups.
 
+    Args:
+        path: The folder or file.
+        quiet: Whether to show no progress.
+        needed: Whether reports beside each other are no answer: two recordings of one rank are
+            an error then.
+
     Raises:
         StoreError: the summary of a run is damaged.
+        UsageError: a run is needed, and two recordings are of one rank.
     """
     from unified_prof.cluster.stored import is_run, open_run
 
@@ -50,7 +57,12 @@ def of_run(path: Path, *, quiet: bool) -> Iterator[Overview | None]:
     with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         try:
             summary = cluster.summary_of(databases, progress=progress)
-        except UprofError:  # two recordings of one rank, or of none: reports beside each other
+        except (
+            UprofError
+        ) as err:  # two recordings of one rank, or of none: reports beside each other
+            if needed and isinstance(err, UsageError):
+                text = f"{path} does not hold several ranks of one run: {err}"
+                raise UsageError(text, hint=err.hint) from err
             yield None
             return
     if summary.ranks_read < 2 or not summary.tables["GROUP"]:
@@ -71,10 +83,20 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
         UsageError: there is no such rank, or no run.
     """
     if overview is None:
-        raise UsageError(f"{path} does not hold several ranks of one run", hint="leave --rank out")
+        raise no_run(path, "leave --rank out")
     from unified_prof.cli.cluster_ranks import recording_of
 
     return recording_of(overview, overview.rank(rank).rank)
+
+
+def no_run(path: Path, otherwise: str) -> UsageError:
+    """Return the error of a path that is no run, with what makes one of it, else `otherwise`."""
+    from unified_prof.cluster.stored import hint_of_begun
+
+    hint = hint_of_begun(path) if path.is_dir() else None
+    if hint is None and len(_inputs(path)) > 1 and not _databases(path):
+        hint = f"its recordings make one: `uprof cluster build {path} -o RUN`, then name RUN here"
+    return UsageError(f"{path} does not hold several ranks of one run", hint=hint or otherwise)
 
 
 def produce(overview: Overview, shape: Format, request: Request, reports: Opened | None) -> str:
@@ -118,10 +140,15 @@ def _is_summary(path: Path) -> bool:
 
 def _databases(path: Path) -> list[str]:
     """Return the databases below a folder that may be of ranks, by names alone."""
-    from unified_prof.pipeline.cluster_inputs import inputs_of
     from unified_prof.store.opening import is_database
+
+    return [location for location in _inputs(path) if is_database(Path(location))]
+
+
+def _inputs(path: Path) -> list[str]:
+    """Return the databases and recordings below a folder."""
+    from unified_prof.pipeline.cluster_inputs import inputs_of
 
     if not path.is_dir():
         return []
-    found, _ = inputs_of([str(path)])
-    return [one.location for one in found if is_database(Path(one.location))]
+    return [one.location for one in inputs_of([str(path)])[0]]

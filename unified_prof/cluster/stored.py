@@ -23,6 +23,8 @@ from unified_prof.store.reader import Report, open_report
 
 FILE_NAME = "cluster.sqlite"
 """Name of the summary in a run's folder."""
+PARTIALS = "partials"
+"""The folder of partials in a run's folder."""
 
 PARTS = (
     "compute_ns",
@@ -301,8 +303,10 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
     path = Path(path)
     file = path / FILE_NAME if path.is_dir() else path
     if path.is_dir() and not file.exists():
+        begun = hint_of_begun(path)
         raise StoreError(
-            f"{path} holds no {FILE_NAME}", hint=f"make one: uprof cluster build {path} -o RUN"
+            f"{path} holds no {FILE_NAME}",
+            hint=begun or f"make one: uprof cluster build {path} -o RUN",
         )
     with open_report(file) as report:
         if report.family != CLUSTER:
@@ -316,6 +320,17 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
 def is_run(path: Path) -> bool:
     """Whether a path is the folder of a summed-up run, by the file that it has."""
     return path.is_dir() and (path / FILE_NAME).is_file()
+
+
+def hint_of_begun(path: Path) -> str | None:
+    """Return what completes a run that has partials and no summary; None: it is no such folder."""
+    partials = path / PARTIALS
+    if is_run(path) or not partials.is_dir() or next(partials.glob("*.parquet"), None) is None:
+        return None
+    return (
+        f"{path} is a run that was not completed; what made it goes on: "
+        f"`uprof cluster build RECORDINGS -o {path}`"
+    )
 
 
 def _columns(record: type) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ class Unread:
     why: str
     rank: int | None = None
     """None: it does not say whose it is."""
+    hint: str | None = field(default=None, compare=False)
+    """What to do about that; a summary does not keep it."""
 
 
 @dataclass(slots=True)
@@ -96,8 +98,7 @@ def summarise(
     found, strangers = _one_run(found, where)
     unread = (*unread, *strangers)
     if not found:
-        why = f": {unread[0].why}" if unread else ""
-        raise StoreError(f"no rank's recording could be read{why}")
+        raise _nothing_read(unread)
     matched = match(found)
     waited = waits(matched)
     steps = _compared_steps(matched)
@@ -144,6 +145,16 @@ def summarise(
         tuple(steps),
         matched.left_out,
     )
+
+
+def _nothing_read(unread: Sequence[Unread]) -> StoreError:
+    """Return the error of a run without a rank: the first file, why, and what to do about it."""
+    text = "no rank's recording could be read"
+    if not unread:
+        return StoreError(text)
+    first = unread[0]
+    more = f"; nor {len(unread) - 1:,} more" if len(unread) > 1 else ""
+    return StoreError(f"{text}; {first.file}: {first.why}{more}", hint=first.hint)
 
 
 def _one_run(

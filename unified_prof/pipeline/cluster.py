@@ -16,7 +16,7 @@ from pathlib import Path
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.beyond import OPERATIONS_IN_MEMORY
 from unified_prof.cluster.partial import Columns, Partial
-from unified_prof.cluster.stored import FILE_NAME
+from unified_prof.cluster.stored import FILE_NAME, PARTIALS
 from unified_prof.cluster.summary import Summary, Unread, Where, summarise
 from unified_prof.errors import OutputError, StoreError, UprofError
 from unified_prof.pipeline import executors
@@ -29,8 +29,6 @@ from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.reader import open_report
 from unified_prof.version import VERSION
 
-PARTIALS = "partials"
-"""The folder of partials in a run's folder."""
 _MADE_OF = "made_of"
 """Fact of UPROF_RUN: tells whether a summary is of these very partials."""
 _COMMAND = "uprof cluster build"
@@ -183,7 +181,7 @@ def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list
     if not inputs and errors:
         raise errors[0][1]
     return inputs, [
-        RankFile(rank_in(text), text, why=str(error).removeprefix(f"{text}: "))
+        RankFile(rank_in(text), text, why=str(error).removeprefix(f"{text}: "), hint=error.hint)
         for text, error in errors
     ]
 
@@ -301,7 +299,7 @@ def _summary(
             one = replace(one, rank=None)
         elif one.rank is not None:
             taken.add(one.rank)
-        unread.append(Unread(one.location, one.why or "", one.rank))
+        unread.append(Unread(one.location, one.why or "", one.rank, one.hint))
     where = {
         one.rank: Where(one.location, one.name)
         for one in found

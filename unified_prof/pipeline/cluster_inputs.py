@@ -85,18 +85,20 @@ def inputs_of(
     for text in given:
         rank, location = _rank_given(text)
         try:
-            count = 0
-            for found in (
+            every = list(
                 _elsewhere(location)
                 if remote.is_remote(location)
                 else _here(remote.local_path(location), progress)
-            ):
-                count += 1
+            )
+            if rank is not None and len(every) > 1:
+                raise UsageError(
+                    f"{location} holds {len(every)} recordings, which rank {rank} has not",
+                    hint="RANK=FILE takes one recording; of a folder of ranks leave RANK= out",
+                )
+            for found in every:
                 inputs.setdefault(
                     found.location, Input(found.location, found.stamp, rank, found.elsewhere)
                 )
-            if rank is not None and count > 1:
-                raise UsageError(f"{location} holds {count} recordings, which rank {rank} has not")
         except UprofError as err:
             errors.append((text, err))
     return list(inputs.values()), errors

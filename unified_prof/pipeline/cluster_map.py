@@ -43,6 +43,8 @@ class RankFile:
     """Of its partial; None: it has none."""
     why: str | None = None
     """Why it has none."""
+    hint: str | None = None
+    """What to do about that."""
     partial: Partial | None = None
     """It itself, where there is no folder for it."""
     is_new: bool = False
@@ -65,6 +67,7 @@ class _Mapped:
 
     partials: tuple[tuple[int, bytes | Partial | None], ...] = ()
     why: str | None = None
+    hint: str | None = None
     is_rank: bool = True
     """False: it is something else that lay in the folder."""
 
@@ -154,7 +157,7 @@ def _kept(one: Input, result: _Mapped | Failure, folder: Folder | None) -> list[
     if not result.is_rank:
         return []
     if result.why is not None:
-        return [RankFile(one.likely_rank, one.location, why=result.why)]
+        return [RankFile(one.likely_rank, one.location, why=result.why, hint=result.hint)]
     ranks = []
     for rank, data in result.partials:
         if folder is None:
@@ -202,12 +205,14 @@ def _do(task: _Task) -> _Mapped:
             if not found:
                 return _Mapped(is_rank=False)
             paths += [str(local.path) for local in found]
-            made = [partial for local in found for partial in _partials(local, one, resources)]
+            made = [
+                partial for local in found for partial in _partials(local, one, resources, paths)
+            ]
             return _Mapped(tuple((p.facts.rank, _put(p, task, len(made))) for p in made))
     except _NoRank:
         return _Mapped(is_rank=False)
     except UprofError as err:
-        return _Mapped(why=_without(paths, str(err)))
+        return _Mapped(why=_without(paths, str(err)), hint=err.hint)
     except Exception as err:  # a fault of ours, or of a file that nobody thought of
         return _Mapped(why=f"it cannot be read: {type(err).__name__}: {err}"[:500])
 
@@ -216,13 +221,15 @@ class _NoRank(Exception):  # noqa: N818 (nothing is wrong)
     """A database of another family, which lay in the folder."""
 
 
-def _partials(local: Local, one: Input, resources: ExitStack) -> list[Partial]:
+def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) -> list[Partial]:
+    """Return the partials of one database or recording; `paths` learns what it was made into."""
     database = local.path
     if local.source is not None:
         from unified_prof.pipeline.convert import convert
 
         folder: Path = resources.enter_context(temporary_folder())
         database = folder / "rank.db"
+        paths.append(str(database))
         convert(local.path, database, source=local.source)
     try:
         return _told_or_named(database, one)

@@ -1,0 +1,107 @@
+"""What is said where ranks, runs and recordings are mixed up, half made, or not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_report import refused, uprof
+from tests.cluster import ranks
+from tests.cluster.summaries import Made, make
+from tests.decoders.kineto.made import call, kernel, write
+
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture(scope="module")
+def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ranks.databases(tmp_path_factory.mktemp("databases") / "run", world=3)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make(tmp_path / "run.cluster", Made())
+
+
+def trace_of_nobody(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write(path, [call(1000.0, 10, 1), kernel(1020.0, 50, 1)])
+
+
+def test_a_trace_of_nobody_is_named_by_its_own_path(tmp_path: Path) -> None:
+    trace = trace_of_nobody(tmp_path / "t.json")
+    done = uprof("cluster", "build", trace, "-o", tmp_path / "r")
+    refused(done, 7, f"{trace}: its file does not say which rank it is of", "RANK=FILE")
+    assert "rank.db" not in done.stderr
+
+
+def test_a_trace_of_nobody_beside_others_says_what_to_do(databases: Path, tmp_path: Path) -> None:
+    trace = trace_of_nobody(tmp_path / "t.json")
+    done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
+    assert done.returncode == 0, done.stderr
+    assert f"{trace}: its file does not say" in done.stderr
+    assert "RANK=FILE" in done.stderr
+
+
+def test_where_nothing_can_be_read_the_first_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.db").write_text("hello\n")
+    (tmp_path / "in" / "b.db").touch()
+    done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
+    refused(done, 7, "in/a.db: its file is not a report", "nor 1 more")
+
+
+def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(databases, tmp_path / "run")
+    shutil.copy(next(iter(sorted(folder.rglob("*.db")))), folder / "copy.db")
+    refused(uprof("report", folder, "--rank", "0"), 2, "rank 0 is there twice", "copy.db")
+    done = uprof("trace", folder, "--ranks", "0", "-o", tmp_path / "t.json")
+    refused(done, 2, "rank 0 is there twice", "copy.db")
+    assert uprof("report", folder).returncode == 0
+
+
+def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
+    databases: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(databases, tmp_path / "run")
+    victim = sorted(folder.rglob("*.db"))[1]
+    victim.write_bytes(victim.read_bytes()[:5000])
+    done = uprof("trace", folder, "--ranks", "0,1", "--step", "1", "-o", tmp_path / "t.json")
+    refused(done, 2, "rank 1 of", "cut off")
+
+
+@pytest.mark.parametrize("command", [("report", "--by", "idle"), ("trace", "-o", "t.json")])
+def test_a_run_is_known_where_a_report_is_expected(
+    run: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = uprof(command[0], run, *command[1:])
+    refused(done, 7, "a run of many ranks", "--ranks N")
+
+
+def test_a_run_that_was_not_completed_says_how_it_goes_on(databases: Path, tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    assert uprof("cluster", "build", databases, "-o", run).returncode == 0
+    (run / "cluster.sqlite").unlink()
+    goes_on = f"uprof cluster build RECORDINGS -o {run}"
+    refused(uprof("report", run), 7, "not completed", goes_on)
+    refused(uprof("cluster", "report", run), 7, "not completed", goes_on)
+    done = uprof("trace", run, "--ranks", "0", "-o", tmp_path / "t.json")
+    refused(done, 2, "not completed", goes_on)
+
+
+def test_traces_are_no_run_until_one_is_made_of_them(tmp_path: Path) -> None:
+    for rank in range(2):
+        trace_of_nobody(tmp_path / "in" / f"rank{rank}.json")
+    refused(uprof("report", tmp_path / "in", "--rank", "0"), 2, "uprof cluster build")
+    done = uprof("trace", tmp_path / "in", "--ranks", "0", "-o", tmp_path / "t.json")
+    refused(done, 2, "uprof cluster build")
+
+
+def test_several_recordings_cannot_be_of_the_one_that_was_named(
+    databases: Path, tmp_path: Path
+) -> None:
+    done = uprof("cluster", "build", f"7={databases}", "-o", tmp_path / "r")
+    refused(done, 2, "holds 3 recordings, which rank 7 has not", "leave RANK= out")
