@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -105,3 +107,40 @@ def test_several_recordings_cannot_be_of_the_one_that_was_named(
 ) -> None:
     done = uprof("cluster", "build", f"7={databases}", "-o", tmp_path / "r")
     refused(done, 2, "holds 3 recordings, which rank 7 has not", "leave RANK= out")
+
+
+def test_a_summary_of_a_newer_uprof_is_replaced_only_by_force(
+    databases: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "r"
+    assert uprof("cluster", "build", databases, "-o", run).returncode == 0
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = (run / "cluster.sqlite").read_bytes()
+    done = uprof("cluster", "build", databases, "-o", run)
+    refused(done, 8, "no known schema revision", "user_version is 99", "--force")
+    assert (run / "cluster.sqlite").read_bytes() == before
+    assert uprof("cluster", "build", databases, "-o", run, "--force").returncode == 0
+
+
+def test_a_database_of_somebody_else_is_never_replaced_unasked(
+    databases: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "r"
+    run.mkdir()
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("CREATE TABLE mine (x)")
+    before = (run / "cluster.sqlite").read_bytes()
+    done = uprof("cluster", "build", databases, "-o", run)
+    refused(done, 9, "no summary of uprof's", "--force")
+    assert (run / "cluster.sqlite").read_bytes() == before
+    assert not (run / "partials").exists()
+
+
+def test_a_damaged_summary_is_made_anew(databases: Path, tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    assert uprof("cluster", "build", databases, "-o", run).returncode == 0
+    file = run / "cluster.sqlite"
+    file.write_bytes(file.read_bytes()[:3000])
+    assert uprof("cluster", "build", databases, "-o", run).returncode == 0
+    assert uprof("cluster", "report", run).returncode == 0

@@ -18,13 +18,15 @@ from unified_prof.cluster.beyond import OPERATIONS_IN_MEMORY
 from unified_prof.cluster.partial import Columns, Partial
 from unified_prof.cluster.stored import FILE_NAME, PARTIALS
 from unified_prof.cluster.summary import Summary, Unread, Where, summarise
-from unified_prof.errors import OutputError, StoreError, UprofError
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
+from unified_prof.models.catalogue import CLUSTER
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
 from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
 from unified_prof.pipeline.executors import Crew
 from unified_prof.pipeline.remote import Folder, fetched, local_path
 from unified_prof.store import cluster_summary
+from unified_prof.store.detect import detect
 from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.reader import open_report
 from unified_prof.version import VERSION
@@ -204,6 +206,27 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
         raise OutputError(
             f"{path} holds {others[0]} and is no run of uprof's",
             hint="name another folder, or give --force to write into this one",
+        )
+    if FILE_NAME in others:
+        _refuse_foreign(path / FILE_NAME)
+
+
+def _refuse_foreign(file: Path) -> None:
+    """Refuse to replace a sound database that this uprof did not make; a damaged one may go."""
+    try:
+        found = detect(file)
+    except UprofError:
+        return
+    if found.family != CLUSTER:
+        raise OutputError(
+            f"{file} is {found.description}, no summary of uprof's",
+            hint="name another folder, or give --force to replace it",
+        )
+    if found.revision is None:
+        raise SchemaVersionError(
+            f"{file} is at no known schema revision: {found.description}",
+            hint="build with the uprof that made it, name another folder, or give --force to "
+            "replace it",
         )
 
 
