@@ -42,8 +42,9 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         system = fsspec.filesystem("s3", skip_instance_cache=True)
-        system.mkdir("bucket")
-        yield "s3://bucket"
+        # Servers of one process share what they hold: each has a bucket of its own.
+        system.mkdir(f"bucket-{port}")
+        yield f"s3://bucket-{port}"
     type(system).clear_instance_cache()
     server.stop()
 
@@ -141,8 +142,8 @@ def test_what_is_here_is_not_copied(tmp_path: Path) -> None:
 def test_no_bucket_no_file_nothing_inside(s3: str) -> None:
     told = {
         "s3://nobucket/x": "s3://nobucket/x: there is no such bucket",
-        f"{s3}/none": "s3://bucket/none: no such file",
-        f"{s3}/none/*.db": "s3://bucket/none/*.db: no such file",
+        f"{s3}/none": f"{s3}/none: no such file",
+        f"{s3}/none/*.db": f"{s3}/none/*.db: no such file",
     }
     for url, words in told.items():
         with pytest.raises(RawFormatError) as raised:
