@@ -144,3 +144,33 @@ def test_a_damaged_summary_is_made_anew(databases: Path, tmp_path: Path) -> None
     file.write_bytes(file.read_bytes()[:3000])
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     assert uprof("cluster", "report", run).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["trace", "report"])
+def test_what_is_converted_is_never_replaced_by_what_is_made_of_it(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("one.json", "in/one.json"):
+        recording = trace_of_nobody(tmp_path / name)
+        before = recording.read_bytes()
+        given = recording if name == "one.json" else recording.parent
+        done = uprof(command, given, "--convert", "-o", recording, "--force")
+        refused(done, 9, f"{recording} is the recording itself")
+        assert recording.read_bytes() == before
+    elsewhere = tmp_path / "out.json"
+    elsewhere.write_text("{}")
+    assert uprof(command, recording, "--convert", "-o", elsewhere, "--force").returncode == 0
+
+
+def test_timelines_of_ranks_never_replace_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = ranks.traces(tmp_path / "in", world=2)
+    run, recording = tmp_path / "r", folder / "rank1.json"
+    assert uprof("cluster", "build", folder, "-o", run).returncode == 0
+    before = recording.read_bytes()
+    done = uprof("trace", run, "--ranks", "0,1", "--convert", "-o", recording, "--force")
+    refused(done, 9, f"{recording} is the recording itself")
+    assert recording.read_bytes() == before

@@ -65,7 +65,9 @@ class Together:
 
 
 @contextmanager
-def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iterator[Together]:
+def timelines(
+    path: Path, wanted: Wanted, *, convert: bool, quiet: bool, output: Path | None = None
+) -> Iterator[Together]:
     """Open the recordings of chosen ranks of a run, moved to its common clock.
 
     Raises:
@@ -86,7 +88,9 @@ def timelines(path: Path, wanted: Wanted, *, convert: bool, quiet: bool) -> Iter
         for rank in chosen:
             window = window_of(overview.run, rank, wanted.step)
             file = recording_of(overview, rank)
-            ready = converting.reports_of(file, convert=convert, quiet=quiet, several=False)
+            ready = converting.reports_of(
+                file, convert=convert, quiet=quiet, several=False, output=output
+            )
             reports = stack.enter_context(open_reports(ready.path))
             told = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
             found += [

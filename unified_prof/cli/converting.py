@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ import typer
 
 from unified_prof import streams
 from unified_prof.cli import hints, printing
-from unified_prof.errors import UsageError
+from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.comparable import Run
@@ -26,7 +26,14 @@ Convert = Annotated[
 ]
 
 
-def reports_of(path: Path, *, convert: bool, quiet: bool, several: bool = True) -> Ready:
+def reports_of(
+    path: Path,
+    *,
+    convert: bool,
+    quiet: bool,
+    several: bool = True,
+    output: Path | None = None,
+) -> Ready:
     """Return what to read in place of `path`, and say what was made of what.
 
     Args:
@@ -34,8 +41,10 @@ def reports_of(path: Path, *, convert: bool, quiet: bool, several: bool = True) 
         convert: Whether recordings may be converted; else `path` is read as it is.
         quiet: Whether to say errors only.
         several: Whether a folder of several recordings is of use.
+        output: What will be written; never one of the recordings, not even by force.
 
     Raises:
+        OutputError: the output is one of the recordings.
         UprofError: as of `pipeline.cache.reports_of`.
     """
     from unified_prof.pipeline.ready import Ready
@@ -50,9 +59,21 @@ def reports_of(path: Path, *, convert: bool, quiet: bool, several: bool = True) 
 
     with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         ready = cache.reports_of(path, several=several, progress=progress, note=note)
+    _refuse_recording(output, (path, *(found.path for found, _ in ready.made)))
     for found, report in ready.made:
         note(f"{found.path} is {found.source.title}; its report is {report}")
     return ready
+
+
+def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
+    if output is None or not output.is_file():
+        return
+    for recording in recordings:
+        if recording.is_file() and output.samefile(recording):
+            raise OutputError(
+                f"{output} is the recording itself, which is never replaced",
+                hint="name another file",
+            )
 
 
 def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool) -> Run:

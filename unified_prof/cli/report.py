@@ -154,7 +154,9 @@ def report(
             overview = None
         reports = None
         if overview is None or len(overview.run.read) <= report_ranks.SHOWN_EACH:
-            reports = stack.enter_context(_opened(path, overview, convert=convert, quiet=quiet))
+            reports = stack.enter_context(
+                _opened(path, overview, convert=convert, quiet=quiet, output=file)
+            )
         if overview is not None:
             text = report_ranks.produce(overview, shape, request, reports)
             missing = overview.coverage if overview.missing else ""
@@ -180,7 +182,12 @@ def report(
 
 @contextmanager
 def _opened(
-    path: Path, overview: Overview | None, *, convert: bool, quiet: bool
+    path: Path,
+    overview: Overview | None,
+    *,
+    convert: bool,
+    quiet: bool,
+    output: Path | None,
 ) -> Iterator[Opened | None]:
     """Open the reports; those of a run need not be there any more."""
     from unified_prof.analysis.load import open_reports
@@ -188,6 +195,6 @@ def _opened(
     if overview is not None and (not path.is_dir() or overview.run.file.parent == path):
         yield None
         return
-    ready = converting.reports_of(path, convert=convert, quiet=quiet)
+    ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         yield opened

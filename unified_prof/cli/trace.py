@@ -75,7 +75,9 @@ def trace(
     refuse_existing(output, overwrite=force)
     if ranks is not None or step is not None:
         wanted = cluster_ranks.Wanted.of(ranks, step)
-        with cluster_ranks.timelines(path, wanted, convert=convert, quiet=quiet) as found:
+        with cluster_ranks.timelines(
+            path, wanted, convert=convert, quiet=quiet, output=output
+        ) as found:
             written = _write(output, found.named, None, force=force)
         if json_:
             told = {"output": str(output), **asdict(written), "ranks": found.ranks}
@@ -83,7 +85,7 @@ def trace(
         elif not quiet:
             printing.say(_sentence(output, written))
         return
-    ready = converting.reports_of(path, convert=convert, quiet=quiet)
+    ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         named = _with_times(opened)
 
