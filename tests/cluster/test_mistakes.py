@@ -174,3 +174,15 @@ def test_timelines_of_ranks_never_replace_a_recording(
     done = uprof("trace", run, "--ranks", "0,1", "--convert", "-o", recording, "--force")
     refused(done, 9, f"{recording} is the recording itself")
     assert recording.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["diff", "gate"])
+def test_a_comparison_never_replaces_a_recording_that_it_compares(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    base, new = (trace_of_nobody(tmp_path / f"{name}.json") for name in ("base", "new"))
+    before = new.read_bytes()
+    done = uprof(command, base, new, "--convert", "-o", new, "--force")
+    refused(done, 9, f"{new} is the recording itself")
+    assert new.read_bytes() == before

@@ -76,7 +76,7 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
             )
 
 
-def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool) -> Run:
+def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
     """Return the run that reports, or recordings, are of, under the names that the user knows.
 
     Raises:
@@ -91,7 +91,10 @@ def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool) -> Run:
                 f"{path} is the summary of a cluster's run, not the report of one process",
                 hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
             )
-    ready = [reports_of(path, convert=convert, quiet=quiet, several=False) for path in paths]
+    ready = [
+        reports_of(path, convert=convert, quiet=quiet, several=False, output=output)
+        for path in paths
+    ]
     with hints.for_reports(*paths):
         run = runs.load([one.path for one in ready])
     return replace(run, label=", ".join(map(str, paths))) if any(one.made for one in ready) else run

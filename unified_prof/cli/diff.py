@@ -92,9 +92,9 @@ def diff(
     asked = format_ and format_.value
     shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
     sides = [base, *(more_base or [])], [new, *(more_new or [])]
+    silent = quiet or shape is not FormatOption.TEXT
     before, after = (
-        converting.run_of(side, convert=convert, quiet=quiet or shape is not FormatOption.TEXT)
-        for side in sides
+        converting.run_of(side, convert=convert, quiet=silent, output=file) for side in sides
     )
     for run in (before, after):
         if not len(run.operations) and not run.sizes and not run.totals:

@@ -67,8 +67,12 @@ class Sides:
 
     convert: Convert = False
 
-    def load(self, *, quiet: bool) -> tuple[Run, Run]:
+    def load(self, *, quiet: bool, output: Path | None = None) -> tuple[Run, Run]:
         """Return the base and the new run.
+
+        Args:
+            quiet: Whether to say errors only.
+            output: The file that will be written.
 
         Raises:
             UsageError: what is named is not two sides.
@@ -83,16 +87,18 @@ class Sides:
                     hint="give both, or only the new one with --baseline NAME",
                 )
             base, new = self.files
-            return self._run([base, *more_base], quiet), self._run([new, *more_new], quiet)
+            return self._run([base, *more_base], quiet, output), self._run(
+                [new, *more_new], quiet, output
+            )
         if more_base:
             raise UsageError("--base is not used with --baseline: the baseline is the base")
         from unified_prof.baselines import keep
 
-        new_run = self._run([*self.files, *more_new], quiet)
+        new_run = self._run([*self.files, *more_new], quiet, output)
         return keep.load(self.baseline, self.store), new_run
 
-    def _run(self, paths: Sequence[Path], quiet: bool) -> Run:
-        return converting.run_of(paths, convert=self.convert, quiet=quiet)
+    def _run(self, paths: Sequence[Path], quiet: bool, output: Path | None) -> Run:
+        return converting.run_of(paths, convert=self.convert, quiet=quiet, output=output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +192,7 @@ def gate(
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline")
-    base, new = sides.load(quiet=quiet)
+    base, new = sides.load(quiet=quiet, output=file)
     verdict = analysis.gate(base, new, allowed.metrics, limits)
     if not quiet:
         for doubt in doubts(base, new):
