@@ -28,7 +28,7 @@ from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import MSPROF
 from unified_prof.store.integers import MISSING
 from unified_prof.store.reader import Report, open_report
-from unified_prof.vocabulary import NO_RANK
+from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE
 
 Ints = NDArray[np.int64]
 
@@ -238,7 +238,7 @@ class _Mapping:
 
     def _host(self) -> str | None:
         for (name,) in self.report.rows("SELECT hostName FROM HOST_INFO"):
-            if name and str(name) != "N/A":
+            if name and str(name) != NOT_AVAILABLE:
                 return str(name)
         return None
 

@@ -276,7 +276,7 @@ def test_it_becomes_a_report_that_the_commands_read(tmp_path: Path) -> None:
     ):
         done = run(app, command)
         assert done.exit_code == 0, done.stderr
-    assert "allocated PTA" in (tmp_path / "t.json").read_text()
+    assert "allocated (torch's allocator)" in (tmp_path / "t.json").read_text()
 
 
 def test_a_mark_of_a_block_that_waits_is_active(tmp_path: Path) -> None:
