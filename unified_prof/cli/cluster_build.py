@@ -19,8 +19,8 @@ _EPILOG = (
     " A rank that"
     " cannot be read is named with the reason, and the others' answer stands. Exit code: 0, also"
     " where ranks lack, unless --strict; 2 wrong use, or two files of one rank; 7 no rank can be"
-    " read, or with --strict not all; 9 the run cannot be written; 10 the scheduler does not"
-    " answer, was lost, or has no workers."
+    " read, or with --strict not all; 8 the run there is of a newer uprof; 9 the run cannot be"
+    " written; 10 the scheduler does not answer, was lost, or has no workers."
 )
 
 
