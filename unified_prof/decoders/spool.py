@@ -122,7 +122,9 @@ class Spool:
             if self._file is None:
                 self._file = _temporary_file()
             for name in self.dtype.names or ():
-                column = np.concatenate([part[name] for part in self._pending])
+                # Into an array of the dtype as it is: left alone, NumPy would close its gaps.
+                column = np.empty(len(keys), self.dtype[name])
+                np.concatenate([part[name] for part in self._pending], out=column)
                 if _is_constant(column):
                     constant[name] = column[0]
                     continue
