@@ -263,7 +263,8 @@ def _import(*, verbose: bool) -> Any:
     if not verbose:
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        for name in ("tornado", "asyncio"):
+        # Of tornado each by its name: Dask gives that one a level of its own.
+        for name in ("tornado", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     del dask
     return distributed
