@@ -186,3 +186,21 @@ def test_a_comparison_never_replaces_a_recording_that_it_compares(
     done = uprof(command, base, new, "--convert", "-o", new, "--force")
     refused(done, 9, f"{new} is the recording itself")
     assert new.read_bytes() == before
+
+
+def test_a_rank_that_was_recorded_at_another_time_is_told_of(
+    databases: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(databases, tmp_path / "in")
+    assert "it may be of another run" not in uprof("report", folder).stdout
+    later = 3600 * 1_000_000_000
+    with closing(sqlite3.connect(folder / "rank2.db")) as db:
+        tables = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")]
+        for table in tables:
+            columns = [str(row[1]) for row in db.execute(f'PRAGMA table_info("{table}")')]
+            for column in {"startNs", "endNs"} & {*columns}:
+                db.execute(f'UPDATE "{table}" SET {column} = CAST({column} AS INTEGER) + {later}')
+        db.commit()
+    told = uprof("report", folder).stdout
+    assert "warning: rank 2 was recorded 3,6" in told or "warning: rank 2 was recorded 3,5" in told
+    assert "it may be of another run" in told

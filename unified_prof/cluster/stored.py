@@ -162,6 +162,15 @@ class Finding:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """Something odd about the recordings, how often, and the first case in words."""
+
+    name: str
+    count: int
+    detail: str
+
+
 @dataclass(frozen=True)
 class StepTable:
     """STEP_RANK as columns, in the order of (step, rank)."""
@@ -269,6 +278,14 @@ class Run:
         where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
         sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
         return (Operation(*row) for row in self._report.rows(sql, ranks or ()))
+
+    @cached_property
+    def oddities(self) -> tuple[Oddity, ...]:
+        """What of the recordings could not be used, or may not belong together."""
+        told = json.loads(self.facts.get("left_out", "[]"))
+        return tuple(
+            Oddity(str(one["what"]), int(one["n"]), str(one["first"])) for one in told if one["n"]
+        )
 
     @property
     def world_size(self) -> int:

@@ -31,6 +31,8 @@ Row = tuple[Any, ...]
 _MOST_OPERATIONS = 64
 """Kinds of kernel that are listed of a rank; the others are one row."""
 _OTHERS = "(others)"
+_APART_NS = 60 * 1_000_000_000
+"""Recordings of one run overlap; no clock of a host is off by so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ def summarise(
     if not found:
         raise _nothing_read(unread)
     matched = match(found)
+    _tell_of_other_times(matched)
     waited = waits(matched)
     steps = _compared_steps(matched)
     part = roles(matched, steps)
@@ -175,6 +178,26 @@ def _one_run(
             words = f"it is of a run of {size} ranks, the others of one of {usual}"
             others.append(Unread(file, words, one.facts.rank))
     return kept, others
+
+
+def _tell_of_other_times(matched: Matched) -> None:
+    """Tell of ranks that were recorded when the others were not: they can be of another run.
+
+    Hosts' clocks differ by milliseconds, and ranks of one run wait for each other.
+    """
+    spans = sorted(
+        (int(times.min()), int(times.max()), one.facts.rank)
+        for one in matched.partials
+        if len(times := one.marks["time"])
+    )
+    until = spans[0][1] if spans else 0
+    for begin, end, rank in spans:
+        if begin - until > _APART_NS:
+            words = (
+                f"rank {rank} was recorded {(begin - until) / 1e9:,.0f} s after others had ended"
+            )
+            matched.left_out.add("ranks_recorded_apart", f"{words}: it may be of another run")
+        until = max(until, end)
 
 
 def _world(matched: Matched) -> int:

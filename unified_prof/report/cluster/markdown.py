@@ -14,6 +14,7 @@ def produce(overview: Overview, request: Request) -> str:
     lines += [
         f"- **{what}**: {markdown.escape(text)}" for what, text in sections.headline(overview)
     ]
+    lines += [f"- **warning**: {markdown.escape(line)}" for line in sections.remarks(overview)]
     if request.by is None and request.rank is None and request.step is None:
         lines += ["", "### What costs the run time", ""]
         lines += [f"- {markdown.escape(line)}" for line in sections.verdict(overview)]

@@ -90,6 +90,15 @@ def headline(overview: Overview) -> list[tuple[str, str]]:
     return lines
 
 
+def remarks(overview: Overview) -> list[str]:
+    """Return what was odd about the recordings, a line each."""
+    found = []
+    for one in overview.run.oddities:
+        times = f" ({one.count:,} times)" if one.count > 1 else ""
+        found.append(words.neutral(f"{one.detail or one.name.replace('_', ' ')}{times}"))
+    return found
+
+
 def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
     """Return the findings in words, the costliest first."""
     found = overview.run.findings

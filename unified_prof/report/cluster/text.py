@@ -15,6 +15,8 @@ def produce(overview: Overview, request: Request) -> str:
     page.title(sections.title(overview))
     for what, text in sections.headline(overview):
         page.fact(what, text)
+    for line in sections.remarks(overview):
+        page.remark("warning", line)
     if request.by is None and request.rank is None and request.step is None:
         page.heading("what costs the run time")
         for line in sections.verdict(overview):
