@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
+from unified_prof.errors import StoreError
 from unified_prof.store import integers, printed
 from unified_prof.store.btree import scan
 from unified_prof.store.integers import MISSING
@@ -50,6 +51,34 @@ def test_any_values_at_any_row_ids_come_as_integers_or_missing(rows: list[tuple[
             found = report.integers("TASK", {"start": "startNs", "end": "endNs"})
     assert found["start"].tolist() == expected(rows)
     assert found["end"].tolist() == [5] * len(rows)
+
+
+@given(st.lists(st.tuples(st.integers(-(2**62), 2**62), VALUES), unique_by=lambda row: row[0]))
+@settings(max_examples=25, deadline=None)
+def test_a_small_file_says_what_a_big_one_would(rows: list[tuple[int, Any]]) -> None:
+    wanted = {"start": "startNs", "length": "endNs - startNs", "end": "coalesce(endNs, 7)"}
+    found = []
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = database(Path(folder) / "report.db", rows)
+        for small_bytes in (-1, 1 << 30):
+            patch.setattr(integers, "_SMALL_BYTES", small_bytes)
+            with open_report(path, any_revision=True) as report:
+                found.append(report.integers("TASK", wanted, narrow=("end",)))
+    big, small = found
+    for name in wanted:
+        assert small[name].tolist() == big[name].tolist()
+        assert not rows or small[name].dtype == big[name].dtype
+
+
+def test_a_small_file_that_is_damaged_says_so(tmp_path: Path) -> None:
+    path = database(tmp_path / "report.db", [(row, row) for row in range(1, 3000)])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 4096] = bytes(range(256)) * 16
+    path.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(integers, "_SMALL_BYTES", 1 << 30)
+        with open_report(path, any_revision=True) as report, pytest.raises(StoreError, match="dam"):
+            report.integers("TASK", {"start": "startNs"})
 
 
 @pytest.mark.parametrize("narrow", [(), ("start",)])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ _ELEMENT_BYTES = {
     **dict.fromkeys((5, 6, 10), 8),
     12: 16,
 }
-_SMALL_BYTES = 2 << 20
 _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 _RANK_IN_NAME = (
@@ -74,36 +73,7 @@ def partials_of(path: Path, rank: int | None = None) -> list[Partial]:
     with open_report(path, any_revision=True, tables=TABLES) as report:
         if report.family != MSPROF:
             raise StoreError(f"{path} is a {report.family} file, expected an msprof database")
-        small = path.stat().st_size <= _SMALL_BYTES
-        source = cast("Report", _Small(report)) if small else report
-        return _Mapping(source, rank).partials()
-
-
-class _Small:
-    """A report of few rows: a plain query fetches these sooner than the bulk fetch begins."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._report, name)
-
-    def integers(
-        self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
-    ) -> dict[str, Ints]:
-        """Return what `Report.integers` does."""
-        if table not in self._report.tables:
-            return {name: np.empty(0, np.int64) for name in columns}
-        # In the file's order, whatever index SQLite would take.
-        query = f"SELECT {', '.join(columns.values())} FROM {table} ORDER BY rowid"
-        try:
-            rows = self._report.rows(query)
-        except StoreError:  # a view of a table with a key has no such column
-            return self._report.integers(table, columns, narrow=narrow)
-        if {type(value) for row in rows for value in row} - {int}:  # not all are integers
-            return self._report.integers(table, columns, narrow=narrow)
-        values = np.array(rows, np.int64).reshape(-1, len(columns))
-        return {name: values[:, at].copy() for at, name in enumerate(columns)}
+        return _Mapping(report, rank).partials()
 
 
 class _Mapping:
