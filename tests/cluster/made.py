@@ -19,7 +19,7 @@ import numpy as np
 
 from unified_prof.arrays import intervals
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster import rank_map
+from unified_prof.cluster import rank_columns
 from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts
 from unified_prof.cluster.timeline import Cover
 from unified_prof.store.writer import ReportWriter
@@ -248,7 +248,7 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     waits = np.array(made.inputs[rank], np.int64) + shift
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
-    operations["step"] = rank_map._step_of(operations["start"], steps)
+    operations["step"] = rank_columns.step_of(operations["start"], steps)
     operations["covered"] = cover.within(operations["start"], operations["end"])
     busy = intervals.union(cover.set, intervals.merge(operations["start"], operations["end"]))
     loader = intervals.merge(waits[:, 0], waits[:, 1])
@@ -271,9 +271,9 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
         names=tuple(texts),
         modules=("",),
         communication={name: operations[name] for name in partials.COMMUNICATION},
-        marks=rank_map._marks(operations, steps, cover),
-        steps=rank_map._step_rows(steps, cover.set, operations, busy, loader),
-        kernels=rank_map._work(rank_map._step_of(start, steps), code, end - start),
+        marks=rank_columns.mark_parts(operations, steps, cover),
+        steps=rank_columns.step_parts(steps, cover.set, operations, busy, loader),
+        kernels=rank_columns.work_by_name(rank_columns.step_of(start, steps), code, end - start),
         links=partials.empty("links"),
     )
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.summary import Summary, Unread, Where, summarise
+from unified_prof.cluster.inputs import Unread, Where
+from unified_prof.cluster.summary import Summary, summarise
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
 from unified_prof.store import cluster_summary

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.cluster import kinds as kinds_of
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import END, NONE, START, STEP, Group, Partial, RankFacts
+from unified_prof.cluster import rank_columns as columns_of
+from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts
 from unified_prof.cluster.timeline import Cover
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import MSPROF
@@ -38,13 +38,6 @@ TABLES = frozenset(
     COMMUNICATION_SCHEDULE_TASK_INFO MEMCPY_INFO ENUM_MEMCPY_OPERATION
     PYTORCH_API MSTX_EVENTS""".split()
 )
-_ELEMENT_BYTES = {
-    **dict.fromkeys((0, 7, 14, 15, 16, 17), 1),  # ENUM_HCCL_DATA_TYPE: 8 bits
-    **dict.fromkeys((1, 3, 8, 11), 2),
-    **dict.fromkeys((2, 4, 9), 4),
-    **dict.fromkeys((5, 6, 10), 8),
-    12: 16,
-}
 _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 _RANK_IN_NAME = (
@@ -151,12 +144,14 @@ class _Mapping:
         notes = [f"{name}: {detail}" for name, (_, detail) in self.findings.items()]
         if not recorded:
             notes.append("no steps are recorded: the whole recording counts as one")
-        operations["step"] = _step_of(operations["start"], steps)
+        operations["step"] = columns_of.step_of(operations["start"], steps)
         covered = kernels.within(operations["start"], operations["end"])
         operations["covered"] = covered
         names: Labels = Labels()
         label = tasks.kernel_labels if self.is_gpu else tasks.operator_labels
-        work = _work(_step_of(start, steps), label(names, rows), tasks.duration_ns[rows])
+        work = columns_of.work_by_name(
+            columns_of.step_of(start, steps), label(names, rows), tasks.duration_ns[rows]
+        )
         facts = RankFacts(
             rank=rank,
             world_size=self._world_size(),
@@ -176,8 +171,8 @@ class _Mapping:
             names=tuple(str(text) for text in names.texts),
             modules=("",),
             communication={name: operations[name] for name in partials.COMMUNICATION},
-            marks=_marks(operations, steps, kernels),
-            steps=_step_rows(steps, kernels.set, operations, busy, loader),
+            marks=columns_of.mark_parts(operations, steps, kernels),
+            steps=columns_of.step_parts(steps, kernels.set, operations, busy, loader),
             kernels=work,
             links=links,
         )
@@ -261,10 +256,12 @@ class _Mapping:
             return result, partials.empty("links")
         result["kind"] = self._kinds(columns, kinds)
         result["group"] = self._groups(columns, groups)
-        result["bytes"] = _bytes(columns, result, groups, kinds, counts_parts=not self.is_gpu)
+        result["bytes"] = columns_of.sizes(
+            columns, result, groups, kinds, counts_parts=not self.is_gpu
+        )
         links = self._parts(rank, columns, result, groups, kinds)
-        _fill_peers(rank, result, groups, kinds)
-        result["seq"] = _sequence(result, kinds)
+        columns_of.fill_peers(rank, result, groups, kinds)
+        result["seq"] = columns_of.sequences(result, kinds)
         return result, links
 
     def _kinds(self, columns: Mapping[str, Ints], kinds: list[str]) -> Ints:
@@ -335,15 +332,15 @@ class _Mapping:
         by_id = len(np.unique(columns["id"])) == len(columns["id"])
         keys = ("id", "op") if by_id else ("name", "name")
         owner = Lookup(columns[keys[0]]).rows(parts[keys[1]]).astype(np.int64)
-        _size_groups(groups, result["group"], owner, parts)
+        columns_of.size_groups(groups, result["group"], owner, parts)
         moves = (owner >= 0) & (parts["size"] > 0)
         parts = {name: values[moves] for name, values in parts.items()}
         owner = owner[moves]
         if not len(owner):
             return partials.empty("links")
         src, dst = self._ends(rank, parts, result["group"][owner], groups)
-        sends = _is_kind(result["kind"][owner], kinds, kinds_of.SEND)
-        receives = _is_kind(result["kind"][owner], kinds, kinds_of.RECEIVE)
+        sends = columns_of.is_kind(result["kind"][owner], kinds, kinds_of.SEND)
+        receives = columns_of.is_kind(result["kind"][owner], kinds, kinds_of.RECEIVE)
         for mine, peer in ((sends, dst), (receives, src)):
             known = np.flatnonzero(mine & (peer >= 0) & (peer != rank))[::-1]
             result["peer"][owner[known]] = peer[known]
@@ -354,11 +351,11 @@ class _Mapping:
         owner, row = owner[timed], row[timed]
         start = self.tasks.start_ns[row]
         duration = self.tasks.duration_ns[row].astype(np.int64)
-        result["move"] = _union_by_owner(owner, start, duration, len(result["start"]))
+        result["move"] = columns_of.union_by_owner(owner, start, duration, len(result["start"]))
         src, dst, size = src[timed], dst[timed], parts["size"][timed]
         usable = (src >= 0) & (dst >= 0) & (src != dst) & (duration > 0)
         usable &= ~(sends | receives)[timed]
-        return _links(src[usable], dst[usable], size[usable], duration[usable])
+        return columns_of.link_parts(src[usable], dst[usable], size[usable], duration[usable])
 
     def _ends(
         self, rank: int, parts: Mapping[str, Ints], group: Ints, groups: list[Group]
@@ -441,183 +438,3 @@ def _rank_list(text: str | None) -> tuple[int, ...]:
         if isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks):
             return tuple(ranks)
     return ()
-
-
-def _is_kind(codes: Ints, kinds: list[str], kind: str) -> NDArray[np.bool_]:
-    return np.equal(codes, kinds.index(kind) if kind in kinds else NONE - 1)
-
-
-def _bytes(
-    columns: Mapping[str, Ints],
-    result: Mapping[str, Ints],
-    groups: list[Group],
-    kinds: list[str],
-    *,
-    counts_parts: bool,
-) -> Ints:
-    """Return the larger message of each operation; NONE where it is not known."""
-    types, inverse = np.unique(columns["data"], return_inverse=True)
-    width = np.array([_ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
-    size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NONE)
-    if counts_parts:
-        members = np.array([max(group.size, 1) for group in groups], np.int64)[result["group"]]
-        for kind in kinds_of.PARTED:
-            parted = _is_kind(result["kind"], kinds, kind) & (size >= 0)
-            size[parted] *= members[parted]
-    return size
-
-
-def _size_groups(groups: list[Group], group: Ints, owner: Ints, parts: Mapping[str, Ints]) -> None:
-    """Note how many a group without told ranks must be: places inside of it go that far."""
-    for index, one in enumerate(groups):
-        if one.size == NONE:
-            mine = (owner >= 0) & (group[np.maximum(owner, 0)] == index)
-            places = np.concatenate([parts["src"][mine], parts["dst"][mine]])
-            places = places[(places >= 0) & (places < NO_RANK)]
-            if len(places):
-                groups[index] = replace(one, size=int(places.max()) + 1)
-
-
-def _fill_peers(rank: int, result: dict[str, Ints], groups: list[Group], kinds: list[str]) -> None:
-    """In a group of two the other one is meant."""
-    transfers = _is_kind(result["kind"], kinds, kinds_of.SEND)
-    transfers |= _is_kind(result["kind"], kinds, kinds_of.RECEIVE)
-    for index in np.flatnonzero(transfers & (result["peer"] < 0)).tolist():
-        members = groups[int(result["group"][index])].ranks
-        if len(members) == 2 and rank in members:
-            result["peer"][index] = members[0] if members[1] == rank else members[1]
-
-
-def _sequence(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
-    """Count operations of one group and kind, transfers of one pair and direction, from 0."""
-    transfer = _is_kind(result["kind"], kinds, kinds_of.SEND)
-    transfer |= _is_kind(result["kind"], kinds, kinds_of.RECEIVE)
-    # A pair's transfers are one sequence whatever group they are made in.
-    group = np.where(transfer & (result["peer"] >= 0), NONE - 1 - result["peer"], result["group"])
-    order = np.lexsort((np.arange(len(group)), result["kind"], group))
-    changed = np.r_[True, (np.diff(group[order]) != 0) | (np.diff(result["kind"][order]) != 0)]
-    heads = np.flatnonzero(changed)
-    place = np.arange(len(order)) - np.repeat(heads, np.diff(np.r_[heads, len(order)]))
-    number = np.empty(len(order), np.int64)
-    number[order] = place
-    return number
-
-
-def _union_by_owner(owner: Ints, start: Ints, duration: Ints, owners: int) -> Ints:
-    """Return how long at least one of each owner's intervals lasts; NONE where it has none."""
-    result = np.full(owners, NONE, np.int64)
-    if not len(owner):
-        return result
-    first = int(start.min())
-    span = int((start + duration).max()) - first + 1
-    shift = owner * span - first
-    merged = intervals.merge(start + shift, start + duration + shift, keep_empty=True)
-    result[np.unique(owner)] = 0
-    np.add.at(result, merged.start_ns // span, merged.end_ns - merged.start_ns)
-    return result
-
-
-def _links(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, Ints]:
-    if not len(src):
-        return partials.empty("links")
-    order = np.lexsort((size / duration, dst, src))
-    src, dst, size, duration = src[order], dst[order], size[order], duration[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(src) != 0) | (np.diff(dst) != 0)])
-    counts = np.diff(np.r_[heads, len(src)])
-    rate = (size * 1_000_000_000) // duration
-    return {
-        "src": src[heads],
-        "dst": dst[heads],
-        "n": counts,
-        "bytes": np.add.reduceat(size, heads),
-        "total": np.add.reduceat(duration, heads),
-        "p50": rate[heads + counts // 2],
-        "p99": rate[heads + counts // 100],
-    }
-
-
-def _step_of(at: Ints, steps: Mapping[str, Ints]) -> Ints:
-    """Return the number of the step in which each time lies, NONE outside of any."""
-    if not len(steps["start"]):
-        return np.full(len(at), NONE, np.int64)
-    place = np.searchsorted(steps["start"], at, side="right") - 1
-    inside = (place >= 0) & (at < steps["end"][np.maximum(place, 0)])
-    return np.where(inside, steps["step"][np.maximum(place, 0)], NONE)
-
-
-def _work(step: Ints, name: NDArray[np.integer], duration: NDArray[np.integer]) -> dict[str, Ints]:
-    """Sum up kernels by step and name."""
-    inside = step >= 0
-    step, name = step[inside], name[inside].astype(np.int64)
-    duration = duration[inside].astype(np.int64)
-    if not len(step):
-        return partials.empty("kernels")
-    order = np.lexsort((name, step))
-    step, name, duration = step[order], name[order], duration[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(name) != 0)])
-    return {
-        "step": step[heads],
-        "name": name[heads],
-        "module": np.zeros(len(heads), np.int64),
-        "n": np.diff(np.r_[heads, len(step)]),
-        "total": np.add.reduceat(duration, heads),
-        "min": np.minimum.reduceat(duration, heads),
-        "max": np.maximum.reduceat(duration, heads),
-    }
-
-
-def _step_rows(
-    steps: Mapping[str, Ints],
-    kernels: IntervalSet,
-    operations: Mapping[str, Ints],
-    busy: IntervalSet,
-    loader: IntervalSet | None,
-) -> dict[str, Ints]:
-    communication = Cover(intervals.merge(operations["start"], operations["end"]))
-    work, all_ = Cover(kernels), Cover(busy)
-    start, end = steps["start"], steps["end"]
-    compute, talk, any_ = (one.within(start, end) for one in (work, communication, all_))
-    late = np.full(len(start), NONE, np.int64)
-    if loader is not None:
-        late = Cover(loader).within(start, end)
-        late -= Cover(intervals.intersect(loader, busy)).within(start, end)
-    return {
-        "step": steps["step"],
-        "start": start,
-        "end": end,
-        "compute": compute,
-        "communication": talk,
-        "exposed": any_ - compute,
-        "idle": (end - start) - any_,
-        "input": late,
-    }
-
-
-def _marks(
-    operations: Mapping[str, Ints], steps: Mapping[str, Ints], kernels: Cover
-) -> dict[str, Ints]:
-    count = len(operations["start"])
-    number = np.arange(count)
-    time = np.concatenate([operations["start"], operations["end"], steps["start"]])
-    what = np.repeat([START, END, STEP], [count, count, len(steps["start"])])
-    op = np.concatenate([number, number, np.arange(len(steps["start"]))])
-    last = kernels.set.end_ns[-1:] if len(kernels.set) else time[:0]
-    first = kernels.set.start_ns[:1]
-    if len(steps["end"]):
-        last = np.concatenate([last, steps["end"][-1:]])
-    # A step begins before what begins with it; what ends makes room for what begins then.
-    order = np.lexsort((op, np.array([2, 1, 0])[what], time))
-    time, what, op = time[order], what[order], op[order]
-    if len(first) and (not len(time) or first[0] < time[0]):
-        time, what, op = np.r_[first, time], np.r_[STEP, what], np.r_[NONE, op]
-    until = np.r_[time[1:], max(int(time[-1]), int(last.max(initial=0)))] if len(time) else time
-    lead, work, tail = kernels.stretches(time, until)
-    return {
-        "time": time,
-        "op": op,
-        "what": what,
-        "lead": lead,
-        "busy": work,
-        "tail": tail,
-        "kernels": kernels.begun(time, until),
-    }

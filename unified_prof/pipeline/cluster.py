@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster.beyond import OPERATIONS_IN_MEMORY
+from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.partial import Columns, Partial
 from unified_prof.cluster.stored import FILE_NAME, PARTIALS
-from unified_prof.cluster.summary import Summary, Unread, Where, summarise
+from unified_prof.cluster.streamed import OPERATIONS_IN_MEMORY
+from unified_prof.cluster.summary import Summary, summarise
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.models.catalogue import CLUSTER
 from unified_prof.pipeline import executors
