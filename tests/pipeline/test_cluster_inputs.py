@@ -119,6 +119,11 @@ def test_ranks_in_names(location: str, rank: int | None) -> None:
     assert rank_in(location) == rank
 
 
+def test_a_folder_far_above_is_the_users_and_says_no_rank() -> None:
+    assert rank_in("/home/me/rank_1/runs/today/out/trace/t.json") is None
+    assert rank_in("/data/rank3/h_ascend_pt/ASCEND_PROFILER_OUTPUT/x.db") == 3
+
+
 def test_the_rank_of_a_folder_whose_database_is_not_called_after_it(tmp_path: Path) -> None:
     made = ascend_pt(tmp_path, 7)
     assert rank_in(str(made.rename(made.with_name("ascend_pytorch_profiler.db")))) == 7

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL, Labels
 from unified_prof.analysis.read import groups as read_groups
+from unified_prof.analysis.read.folder import rank_near
 from unified_prof.analysis.read.source import Findings
 from unified_prof.analysis.read.tasks import Strings, Tasks, possible
 from unified_prof.arrays import intervals
@@ -40,10 +41,6 @@ TABLES = frozenset(
 )
 _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
-_RANK_IN_NAME = (
-    re.compile(r"ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db$"),
-    re.compile(r"(?:^|[/_.-])rank[_-]?(\d+)(?=[/_.-]|$)"),
-)
 _SIZES = {
     "tp": "tensor_model_parallel_size",
     "pp": "pipeline_model_parallel_size",
@@ -119,11 +116,7 @@ class _Mapping:
         for group in self.groups.values():
             if group.ranks and group.place is not None and 0 <= group.place < len(group.ranks):
                 return group.ranks[group.place]
-        place = self.report.path.absolute().as_posix()
-        for pattern in _RANK_IN_NAME:
-            if found := pattern.findall(place):
-                return int(found[-1])
-        return None
+        return rank_near(str(self.report.path.absolute()))
 
     def _partial(self, rank: int, device: int | None, *, only: bool) -> Partial:
         tasks = self.tasks

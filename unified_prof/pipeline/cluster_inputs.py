@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from unified_prof.analysis.read.folder import rank_near
 from unified_prof.errors import RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import discovery, remote, sources
 from unified_prof.pipeline.remote import Remote
@@ -33,10 +34,6 @@ _FACTS = re.compile(r"(?:profiler_info|profiler_metadata|truth|run)[^/]*\.json\Z
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 _MADE_IN = ("ASCEND_PROFILER_OUTPUT", "")
 """Where in a recording that is a folder a database of it lies."""
-_RANKS = (
-    re.compile(r"ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db\Z"),
-    re.compile(r"(?:\A|[/_.-])rank[_-]?(\d+)(?=[/_.-]|\Z)"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +103,8 @@ def inputs_of(
 
 def rank_in(location: str) -> int | None:
     """Return the rank that a name says, as torch_npu, torch.profiler's users and uprof write it."""
-    place = location.replace(os.sep, "/")
-    for pattern in _RANKS:
-        if ranks := pattern.findall(place):
-            return int(ranks[-1])
+    if (rank := rank_near(location)) is not None:
+        return rank
     facts = [path.name for path in _facts_beside(Path(location))]
     ranks = [rank for name in facts for rank in re.findall(r"profiler_info_(\d+)\.json\Z", name)]
     return int(ranks[0]) if len(ranks) == 1 else None

@@ -28,6 +28,8 @@ _RANKS = (
     re.compile(r"(?:^|[_.-])rank[_-]?(\d+)(?=[_.-]|$)"),
     re.compile(r"^ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db$"),
 )
+_NEAR = 4
+"""A database, the folder of torch_npu's output, that of its recording, that of the rank."""
 _SQLITE = b"SQLite format 3\0"
 _MOST_RANKS = 1 << 20
 
@@ -65,7 +67,20 @@ def key_of(folder: Path, file: Path) -> str:
 def rank_of(folder: Path, file: Path) -> int | None:
     """Return the rank that a file, or a folder that it lies in, is named after."""
     inside = file.relative_to(folder) if file.is_relative_to(folder) else Path(file.name)
-    for part in reversed(inside.parts):
+    return rank_in_names(inside.parts)
+
+
+def rank_near(place: str) -> int | None:
+    """Return the rank that a path says near its end, for files whose contents say none.
+
+    Further up, folders are of the user's: that of a project may well be called `rank_1`.
+    """
+    return rank_in_names(re.split(r"[/\\]", place)[-_NEAR:])
+
+
+def rank_in_names(parts: Sequence[str]) -> int | None:
+    """Return the rank that parts of a path say, the last one that says any; None: none does."""
+    for part in reversed(parts):
         for pattern in _RANKS:
             if found := pattern.search(part):
                 return int(found[1])
