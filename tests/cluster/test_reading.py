@@ -175,6 +175,8 @@ def test_a_run_without_steps_or_ranks_is_shown_as_what_it_is(tmp_path: Path) -> 
     done = uprof("cluster", "report", run)
     assert (done.returncode, done.stderr) == (0, "")
     assert "8 of 8 ranks" in done.stdout
+    assert "nothing can be told" in done.stdout
+    assert "nothing stands out" not in done.stdout
     assert document(run)["run"]["mean_step"]["span_ns"] is None
 
 

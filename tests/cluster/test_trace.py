@@ -42,7 +42,8 @@ def starts_of(found: list[dict[str, Any]], rank: int) -> list[int]:
     groups = {
         one["pid"]
         for one in found
-        if one["name"] == "process_name" and one["args"]["name"].startswith(f"rank {rank} ")
+        if one["name"] == "process_name"
+        and one["args"]["name"].startswith((f"rank {rank}:", f"rank {rank} ("))
     }
     return [round(1000 * one["ts"]) for one in found if one["ph"] == "X" and one["pid"] in groups]
 

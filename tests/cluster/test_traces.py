@@ -62,3 +62,11 @@ def test_stages_that_share_nothing_but_transfers_have_one_clock(databases: list[
     matched = match(partial for path in databases for partial in partials_of(path))
     assert int(matched.events.complete.sum()) == 4
     assert set(clocks(matched).island.tolist()) == {0}
+
+
+def test_hosts_and_devices_that_nobody_names_are_not_one_of_that_name(
+    databases: list[Path],
+) -> None:
+    for path in databases:
+        (one,) = partials_of(path)
+        assert (one.facts.host, one.facts.device_name) == (None, None)

@@ -16,7 +16,7 @@ from unified_prof.analysis.calls import KERNEL, Labels
 from unified_prof.analysis.read import groups as read_groups
 from unified_prof.analysis.read.folder import rank_near
 from unified_prof.analysis.read.source import Findings
-from unified_prof.analysis.read.tasks import Strings, Tasks, possible
+from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.lookup import Lookup
@@ -29,7 +29,7 @@ from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import MSPROF
 from unified_prof.store.integers import MISSING
 from unified_prof.store.reader import Report, open_report
-from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE
+from unified_prof.vocabulary import NO_RANK
 
 Ints = NDArray[np.int64]
 
@@ -196,14 +196,17 @@ class _Mapping:
 
     def _host(self) -> str | None:
         for (name,) in self.report.rows("SELECT hostName FROM HOST_INFO"):
-            if name and str(name) != NOT_AVAILABLE:
+            if name not in NOTHING_KNOWN:
                 return str(name)
         return None
 
     def _device_name(self, device: int | None) -> str | None:
-        rows = dict(self.report.rows("SELECT id, name FROM NPU_INFO"))
-        found = rows.get(device) if device is not None else None
-        return str(found) if found else next((str(name) for name in rows.values() if name), None)
+        rows = {
+            number: str(name)
+            for number, name in self.report.rows("SELECT id, name FROM NPU_INFO")
+            if name not in NOTHING_KNOWN
+        }
+        return rows.get(device) or next(iter(rows.values()), None)
 
     def _vendor(self) -> str | None:
         if told := self.run.get("device_vendor"):

@@ -51,7 +51,7 @@ def title(overview: Overview, *, folder: bool = True) -> str:
     """Return what the run is, in a line, with the folder that it is in if that is wanted."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
-    parts = [f"{run.world_size:,} ranks"]
+    parts = [f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"]
     if hosts:
         parts[0] += f" on {len(hosts):,} host{'s' if len(hosts) != 1 else ''}"
     count = len(overview.steps)
@@ -107,6 +107,8 @@ def remarks(overview: Overview) -> list[str]:
 def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
     """Return the findings in words, the costliest first."""
     found = overview.run.findings
+    if not found and not overview.whole.get("compute_ns"):
+        return ["no kernels were recorded in a step: nothing can be told"]
     if not found:
         return ["nothing stands out: no rank, host or link costs the run time"]
     lines = [

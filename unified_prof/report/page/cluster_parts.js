@@ -14,7 +14,8 @@ function verdictSection(choose) {
   section.classList.add("verdict");
   if (!page.findings.length) {
     section.classList.add("fine");
-    section.append(make("p", { text: "Nothing stands out: no rank, host or link costs the run time." }));
+    const told = page.run.mean_step.compute_ns ? "Nothing stands out: no rank, host or link costs the run time." : "No kernels were recorded in a step: nothing can be told.";
+    section.append(make("p", { text: told }));
     return section;
   }
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},
