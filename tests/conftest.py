@@ -29,6 +29,14 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their length: a packed file holds the time at which it was packed.
+
+    Two workers that collect the same test under two names refuse to run any.
+    """
+    return f"{argname}-{len(val)}-bytes" if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make those cases slow that a test with many has beyond its ``quick(cases=...)``."""
