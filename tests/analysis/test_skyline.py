@@ -23,7 +23,7 @@ def summary_of(path: Path) -> Summary:
 
 def breakdown_of(path: Path, by: str) -> Breakdown:
     with open_analyses(path) as (analysis,):
-        return analysis.breakdown(by)  # type: ignore[arg-type]
+        return analysis.breakdown(by)
 
 
 def by_name(breakdown: Breakdown) -> dict[str, Row]:

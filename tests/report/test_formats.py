@@ -32,7 +32,7 @@ NASTY = [
 
 def figures_of(path: Path, by: str | None = "operation", **options: Any) -> list[Figures]:
     with open_analyses(path) as analyses:
-        return [collect(one, None if by is None else [by], **options) for one in analyses]  # type: ignore[list-item]
+        return [collect(one, None if by is None else [by], **options) for one in analyses]
 
 
 @pytest.fixture

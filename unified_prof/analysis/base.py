@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
+from unified_prof.analysis.kinds import By
 from unified_prof.analysis.model import (
     Breakdown,
-    By,
     Distribution,
     Gaps,
     PmuFigure,

@@ -13,9 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-By = Literal[
-    "operation", "module", "line", "kernel", "group", "stream", "annotation", "idle", "step"
-]
+from unified_prof.analysis.kinds import By
 
 Clock = Literal["device", "host", "operation", "none"]
 """Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
@@ -42,7 +40,7 @@ class Row:
     """Bytes asked of the allocator, where the recording has them instead of activations."""
     detail: str | None = None
     """One more word about it: the module's class, the operator type, the task types."""
-    extra: Mapping[str, int | None] = field(default_factory=dict)
+    extra: Mapping[str, float | None] = field(default_factory=dict)
     """Figures that only this breakdown has, named with their unit (`busy_ns`); counts have none."""
 
     @property

@@ -11,9 +11,9 @@ from functools import cached_property
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, Calls, concatenate
+from unified_prof.analysis.kinds import By
 from unified_prof.analysis.model import (
     Breakdown,
-    By,
     Gaps,
     NotMeasured,
     Row,
@@ -90,7 +90,7 @@ class SkylineAnalysis(Analysis):
             return breakdowns.finish("step", map(_step_row, self.steps()))
         if by not in self.summary.available:
             raise UsageError(
-                f"{self.summary.path} has no breakdown by {by}: {_WHY_NOT[by]}",
+                f"{self.summary.path} has no breakdown by {by}: {_WHY_NOT.get(by, _NO_DEVICE)}",
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
             )
         return breakdowns.by_label(self.calls, by)
@@ -167,19 +167,18 @@ class SkylineAnalysis(Analysis):
             if by == "step" and self._steps:
                 continue
             if by not in breakdowns.available(self.calls, steps=False):
-                missing.append(NotMeasured(f"time by {by}", _WHY_NOT[by]))
+                missing.append(NotMeasured(f"time by {by}", _WHY_NOT.get(by, _NO_DEVICE)))
         return missing
 
 
-_WHY_NOT: dict[str, str] = {
+_NO_DEVICE = "Skyline reports time operations, not what ran on a device meanwhile"
+_WHY_NOT: dict[By, str] = {
     "operation": "it lists no operation",
     "module": "the report does not name the modules of operations (table UPROF_MODULES)",
     "line": "the report has no stack frames",
     "kernel": "Skyline reports time operations, not the kernels under them",
     "group": "Skyline reports hold no collectives",
     "annotation": "Skyline reports hold no annotated ranges",
-    "stream": "Skyline reports time operations, not the streams they ran on",
-    "idle": "Skyline reports time operations, not a device that waits for them",
     "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }
 

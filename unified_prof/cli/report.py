@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof.analysis.kinds import KINDS
 from unified_prof.cli import converting, hints, printing, report_ranks
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
@@ -22,23 +23,11 @@ if TYPE_CHECKING:
     from unified_prof.analysis.load import Opened
     from unified_prof.cluster.overview import Overview
 
+    ByOption = Enum
     FormatOption = Enum
 else:
+    ByOption = Enum("ByOption", {name: name for name in KINDS}, type=str)
     FormatOption = Enum("FormatOption", {name: name for name in formats.NAMES}, type=str)
-
-
-class ByOption(str, Enum):
-    """What a report can be broken down by."""
-
-    OPERATION = "operation"
-    MODULE = "module"
-    LINE = "line"
-    KERNEL = "kernel"
-    GROUP = "group"
-    STREAM = "stream"
-    ANNOTATION = "annotation"
-    IDLE = "idle"
-    STEP = "step"
 
 
 class SortOption(str, Enum):

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.kinds import By
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.model import (
     Breakdown,
-    By,
     DeviceTime,
     Distribution,
     PmuFigure,

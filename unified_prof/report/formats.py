@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
+    from unified_prof.analysis.kinds import By
     from unified_prof.analysis.load import Opened
-    from unified_prof.analysis.model import By
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.kinds import KINDS
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.report import names, oddities, page_data, page_file
@@ -59,7 +60,13 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
     for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
         anomaly["words"] = oddities.name(found.name)
     trees = page_data.trees(analysis)
-    report = {"figures": figures, "trees": trees, **page_data.over_time(analysis, blocks)}
+    words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
+    report = {
+        "figures": figures,
+        "words": words,
+        "trees": trees,
+        **page_data.over_time(analysis, blocks),
+    }
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
         report["source"] = lines.of(_lines_shown(figures, trees))

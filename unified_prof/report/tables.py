@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
-from unified_prof.analysis.model import By, DeviceTime, Row, Summary, Totals
+from unified_prof.analysis.kinds import KINDS
+from unified_prof.analysis.model import DeviceTime, Row, Summary, Totals
 from unified_prof.analysis.read.collectives import device_name
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
@@ -19,23 +20,6 @@ _FAMILIES = {
     "skyline-memory": "Skyline memory report",
     "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
     "msprof": "msprof database",
-}
-_COUNTS: dict[By, str] = {
-    "kernel": "runs",
-    "stream": "tasks",
-    "annotation": "ranges",
-    "idle": "gaps",
-}
-_DETAILS: dict[By, str] = {
-    "operation": "line",
-    "module": "class",
-    "line": "operation",
-    "kernel": "operator type",
-    "group": "collectives",
-    "stream": "task types",
-    "annotation": "measured",
-    "idle": "line",
-    "step": "note",
 }
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
 _OTHER = "optimizer and other"
@@ -121,7 +105,7 @@ def columns(selection: Selection) -> list[Column]:
 
     result = [Column(by, tuple(words.neutral(row.name) for row in rows), is_name=True)]
     if by != "step":
-        result += column(_COUNTS.get(by, "calls"), lambda row: row.count, words.number, 8)
+        result += column(KINDS[by].counted, lambda row: row.count, words.number, 8)
     result += column("time", lambda row: row.total_ns, words.duration, 10)
     result += column("share", breakdown.percent, words.percent, 9)
     if timed and by != "step":
@@ -134,7 +118,7 @@ def columns(selection: Selection) -> list[Column]:
         result += column(name, lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
     if any(row.detail for row in rows):
         cells = tuple(words.neutral(row.detail or "") for row in rows)
-        result.append(Column(_DETAILS[by], cells, is_name=True, importance=2))
+        result.append(Column(KINDS[by].detailed, cells, is_name=True, importance=2))
     return result
 
 

@@ -8,23 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from unified_prof.analysis.calls import KINDS, UNKNOWN, Calls, Ints, group
-from unified_prof.analysis.model import Breakdown, By, Row
+from unified_prof.analysis.kinds import By
+from unified_prof.analysis.model import Breakdown, Row
 
 NO_MODULE = "(outside any module)"
 NO_LINE = "(no source line)"
 ROOT_MODULE = "(root)"
 
 
-def available(
-    calls: Calls,
-    *,
-    steps: bool,
-    kernels: bool = False,
-    groups: bool = False,
-    streams: bool = False,
-    annotations: bool = False,
-) -> tuple[By, ...]:
-    """Return the breakdowns that a report with these calls can give."""
+def available(calls: Calls, *, steps: bool) -> tuple[By, ...]:
+    """Return the breakdowns that the calls of a tracked workload can give."""
     result: list[By] = []
     if len(calls):
         result.append("operation")
@@ -32,16 +25,6 @@ def available(
             result.append("module")
         if calls.line is not None:
             result.append("line")
-    if kernels:
-        result.append("kernel")
-    if groups:
-        result.append("group")
-    if streams:
-        result.append("stream")
-    if annotations:
-        result.append("annotation")
-    if kernels:
-        result.append("idle")
     if steps:
         result.append("step")
     return tuple(result)

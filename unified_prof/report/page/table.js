@@ -87,8 +87,6 @@ const COLUMN_LABELS = {
   count: "calls", total_ns: "time", percent: "share", average_ns: "average", forward_ns: "forward", backward_ns: "backward",
   size_bytes: "memory", weight_bytes: "weights", gradient_bytes: "gradients", activation_bytes: "activations", allocated_bytes: "allocated",
 };
-const DETAIL_LABELS = { operation: "line", module: "class", line: "operation", kernel: "operator type", group: "collectives", stream: "task types", annotation: "measured", idle: "line", step: "note" };
-const BY_NAMES = { operation: "Operations", module: "Modules", line: "Source lines", kernel: "Kernels", group: "Groups of ranks", stream: "Streams", annotation: "Annotations", idle: "Idle time", step: "Steps" };
 
 function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
@@ -107,7 +105,7 @@ function breakdownColumns(by, rows, report) {
       show: (value) => words.of(key, value),
       exact: (value) => words.exactly(key, value),
     })),
-    ...(keys.has("detail") ? [{ key: "detail", label: DETAIL_LABELS[by], kind: "text", second: true }] : []),
+    ...(keys.has("detail") ? [{ key: "detail", label: report.words[by].detail, kind: "text", second: true }] : []),
   ];
 }
 
@@ -140,7 +138,7 @@ function tableSection(report, announce) {
 
   input.addEventListener("input", () => { state.search = input.value; draw(); announce(count.textContent); });
   const section = card("table", "In figures",
-    choice("Broken down by", bys.map((one) => [one, BY_NAMES[one]]), by, show),
+    choice("Broken down by", bys.map((one) => [one, report.words[one].title]), by, show),
     make("div", { class: "search" }, input));
   section.append(holder, count);
   show(by);

@@ -1,0 +1,90 @@
+"""The breakdowns of a report: their names, their words, and where each is made.
+
+A breakdown is an entry of `WAYS` in one module of `explain`, and its line here; the command line,
+all formats and the page take it from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+By = str
+"""The name of a breakdown, one of `KINDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One breakdown, in words."""
+
+    by: By
+    title: str
+    """What the page calls it."""
+    why_not: str
+    """Why a recording may not have it, and what would have recorded it."""
+    module: str = "usual"
+    """Module of `explain` whose `WAYS` makes it of an msprof database."""
+    counted: str = "calls"
+    """Heading of the counts."""
+    detailed: str = "detail"
+    """Heading of the details."""
+    when_asked: bool = False
+    """Whether it is made only where it is asked for by name, not among all that a report has."""
+
+
+KINDS: dict[By, Kind] = {
+    kind.by: kind
+    for kind in (
+        Kind(
+            "operation",
+            "Operations",
+            "neither device work nor framework operations were recorded",
+            detailed="line",
+        ),
+        Kind(
+            "module",
+            "Modules",
+            "no nn.Module was recorded (torch.profiler needs with_modules or with_stack)",
+            detailed="class",
+        ),
+        Kind(
+            "line",
+            "Source lines",
+            "no call stack of the user's files was recorded (torch.profiler needs with_stack)",
+            detailed="operation",
+        ),
+        Kind(
+            "kernel",
+            "Kernels",
+            "no device work was recorded",
+            counted="runs",
+            detailed="operator type",
+        ),
+        Kind(
+            "group",
+            "Groups of ranks",
+            "no collective with its group was recorded (table COMMUNICATION_OP)",
+            detailed="collectives",
+        ),
+        Kind(
+            "stream",
+            "Streams",
+            "no device task was recorded",
+            counted="tasks",
+            detailed="task types",
+        ),
+        Kind(
+            "annotation",
+            "Annotations",
+            "no annotated range was recorded on a GPU (torch.profiler.record_function, NVTX)",
+            counted="ranges",
+            detailed="measured",
+        ),
+        Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
+        Kind(
+            "step",
+            "Steps",
+            "no step was recorded (call profiler.step() after each iteration)",
+            detailed="note",
+        ),
+    )
+}
