@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cluster.made import Made, Plan, make, partials_of
-from unified_prof.cluster.findings import Finding
+from unified_prof.analysis.finding import Finding
 from unified_prof.cluster.summary import summarise
 
 

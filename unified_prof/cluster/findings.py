@@ -7,12 +7,13 @@ for a rank is none, since late work is handed on. Its cost is what a step would 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.finding import Finding
 from unified_prof.cluster import links as moved
 from unified_prof.cluster.evidence import Evidence
 from unified_prof.cluster.links import Slow
@@ -47,20 +48,6 @@ _MUCH_IDLE = 0.1
 _IDLE_OF_ALL = 0.05
 """The same of devices that stand idle between kernels, where that is longer than usual, too."""
 _MS = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that costs the run time."""
-
-    kind: str
-    ranks: tuple[int, ...]
-    hosts: tuple[str, ...]
-    links: tuple[tuple[int, int], ...]
-    steps: tuple[int, ...]
-    cost_ms_per_step: float
-    text: str
-    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,16 +275,7 @@ def slow_links(case: Case) -> Iterator[Finding]:
             ways = [*zip(order, [*order[1:], order[0]], strict=True)]
         text = f"{text}; {_costs(cost)}"
         found = _finding(case, SLOW_LINK, slow.ranks, case.steps, cost, text, figures)
-        yield Finding(
-            found.kind,
-            found.ranks,
-            found.hosts,
-            tuple(ways),
-            found.steps,
-            found.cost_ms_per_step,
-            found.text,
-            found.figures,
-        )
+        yield replace(found, links=tuple(ways))
 
 
 def _on(case: Case, slow: Slow) -> str:
