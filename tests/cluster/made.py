@@ -10,7 +10,7 @@ is known exactly.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ class Plan:
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
     late: Mapping[int, int] = field(default_factory=dict)
+    buckets: int = 1
+    """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
+    only: Collection[int] | None = None
+    """The steps in which something is wrong; None: all."""
 
     @property
     def world(self) -> int:
@@ -117,6 +121,13 @@ class _Simulation:
         self.rng = rng
         self.count: dict[tuple[Any, ...], int] = {}
         self.used: set[tuple[int, ...]] = set()
+        self.reduced: dict[tuple[int, tuple[int, ...]], int] = {}
+        self.step = 0
+
+    @property
+    def wrong(self) -> bool:
+        """Whether what is planted holds in this step."""
+        return self.plan.only is None or self.step in self.plan.only
 
     def rank(self, t: int, d: int, p: int) -> int:
         return (p * self.plan.dp + d) * self.plan.tp + t
@@ -127,11 +138,11 @@ class _Simulation:
 
     def run(self) -> Made:
         plan, made = self.plan, self.made
-        for _ in range(plan.steps):
+        for self.step in range(plan.steps):
             for rank in range(plan.world):
                 begin = self.now[rank]
                 made.steps[rank].append((begin, 0))
-                self.now[rank] += 150_000 + plan.late.get(rank, 0)
+                self.now[rank] += 150_000 + (plan.late.get(rank, 0) if self.wrong else 0)
                 made.inputs[rank].append((begin, self.now[rank]))
             # Stage by stage and batch by batch: each one's needs have happened before it.
             for _batch in range(plan.batches):
@@ -146,10 +157,13 @@ class _Simulation:
                         for group in {self.of("tp", rank) for rank in stage} - {None}:
                             assert group is not None
                             self.all_reduce(group, SIZE, blocking=True)
-            ends = {}
-            for group, kind in made.groups.items():
-                if kind == "dp":
-                    ends.update(self.all_reduce(group, GRADIENTS, blocking=False))
+            ends: dict[int, int] = {}
+            if plan.buckets > 1:
+                ends = self.backward()
+            else:
+                for group, kind in made.groups.items():
+                    if kind == "dp":
+                        ends.update(self.all_reduce(group, GRADIENTS, blocking=False))
             for rank in range(plan.world):
                 self.work(rank, KERNELS[:1])
                 self.now[rank] = max(self.now[rank], ends.get(rank, 0) + 3_000)
@@ -160,10 +174,32 @@ class _Simulation:
                 made.steps[rank][-1] = (begin, self.now[rank])
         return made
 
+    def backward(self) -> dict[int, int]:
+        """Go back through the stages; gradients of a layer move beside the layers before it."""
+        plan, ends = self.plan, {}
+        width = plan.tp * plan.dp
+        for p in reversed(range(plan.pp)):
+            stage = range(p * width, (p + 1) * width)
+            for rank in stage if p < plan.pp - 1 else ():
+                self.transfer(rank + width, rank)
+            for _ in range(plan.buckets):
+                for rank in stage:
+                    self.work(rank, KERNELS)
+                for group, kind in self.made.groups.items():
+                    if kind == "tp" and group[0] in stage:
+                        self.all_reduce(group, SIZE, blocking=True)
+                for group, kind in self.made.groups.items():
+                    if kind == "dp" and group[0] in stage:
+                        size = GRADIENTS // plan.buckets
+                        ends.update(self.all_reduce(group, size, blocking=False))
+        return ends
+
     def work(self, rank: int, kernels: Sequence[tuple[str, int]]) -> None:
-        gap = 40_000 if self.plan.host(rank) == self.plan.slow_host else 1_500
+        late = self.wrong and self.plan.host(rank) == self.plan.slow_host
+        gap = 40_000 if late else 1_500
+        slow = self.plan.slow.get(rank, 1.0) if self.wrong else 1.0
         for name, usual in kernels:
-            factor = self.plan.slow.get(rank, 1.0) * self.rng.normal(1, self.plan.noise)
+            factor = slow * self.rng.normal(1, self.plan.noise)
             end = self.now[rank] + int(usual * factor)
             self.made.kernels[rank].append((self.now[rank], end, name))
             self.now[rank] = end + gap
@@ -172,7 +208,7 @@ class _Simulation:
         near = len({self.plan.host(rank) for rank in ranks}) == 1
         speed = 150.0 if near else 20.0
         for pair, factor in self.plan.slow_links.items():
-            if set(pair) <= set(ranks):
+            if self.wrong and set(pair) <= set(ranks):
                 speed /= factor
         return speed
 
@@ -181,7 +217,7 @@ class _Simulation:
         return self.count[key]
 
     def all_reduce(self, ranks: tuple[int, ...], size: int, *, blocking: bool) -> dict[int, int]:
-        begin = [self.now[rank] for rank in ranks]
+        begin = [max(self.now[rank], self.reduced.get((rank, ranks), 0)) for rank in ranks]
         real = max(begin)
         setup = 0 if ranks in self.used else self.plan.setup_ns
         self.used.add(ranks)
@@ -194,7 +230,8 @@ class _Simulation:
             row = {"kind": "all_reduce", "group": ranks, "seq": seq, "start": start, "end": end}
             row |= {"bytes": size, "peer": NONE, "move": end - real - setup}
             self.made.operations[rank].append(row)
-            self.now[rank] = end + 3_000 if blocking else start + 2_000
+            self.now[rank] = end + 3_000 if blocking else self.now[rank] + 2_000
+            self.reduced[rank, ranks] = end
         return {rank: self.made.operations[rank][-1]["end"] for rank in ranks}
 
     def transfer(self, source: int, target: int) -> None:

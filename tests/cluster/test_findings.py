@@ -41,6 +41,16 @@ def test_a_slow_rank_with_its_factor_and_cost(rank: int, factor: float) -> None:
     assert found[0].steps == (0, 1)
 
 
+@pytest.mark.parametrize(("buckets", "factor"), [(3, 1.6), (4, 1.3), (6, 1.3), (6, 1.6)])
+@pytest.mark.parametrize("seed", range(2))
+def test_what_it_costs_where_gradients_queue_up_beside_kernels(
+    buckets: int, factor: float, seed: int
+) -> None:
+    plan = Plan(tp=2, dp=8, pp=2, per_host=8, slow={19: factor}, buckets=buckets, seed=seed)
+    found, made = told(plan)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.02)
+
+
 def test_two_slow_ranks_are_two_findings_the_costlier_one_first() -> None:
     found, _ = told(Plan(slow={3: 1.1, 12: 1.4}, tp=1, dp=8, pp=2))
     assert [one.ranks for one in found] == [(12,), (3,)]

@@ -27,7 +27,8 @@ Ints = NDArray[np.int64]
 _GO, _BEGIN, _AWAIT, _STEP = range(4)
 _QUEUED_NS = 5_000
 """An operation that begins this soon after another one of its group was waiting for it."""
-_LEAST_IDLE_NS = 2_000
+_LEAST_IDLE_NS = 10_000
+"""An end beside kernels that comes in less idle time came there by chance."""
 _MOST_OPERATIONS = 400_000
 """So many operations of all ranks are walked; of a longer run the first steps."""
 
@@ -38,10 +39,14 @@ class Change:
 
     work: Mapping[int, float] = field(default_factory=dict)
     """Rank (by number) -> what its kernels' time is multiplied with."""
+    work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(rank, step) -> the same in that step."""
     gap_ns: Mapping[int, float] = field(default_factory=dict)
     """Rank -> what the idle time behind each of its kernels is shortened by."""
     input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(rank, step) -> what its idle time at the step's begin is shortened by."""
+    stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    """(rank, mark) -> what the stretch behind that mark of its partial is shortened by."""
     transfer: Mapping[int, float] = field(default_factory=dict)
     """Event -> what its transfer is multiplied with."""
 
@@ -54,27 +59,42 @@ class _Rank:
     third: list[int]
     begin: float
     """When it begins, on the common clock."""
+    mark: list[int] = field(default_factory=list)
+    """Of each entry, the mark of the partial that it comes of."""
 
 
 class Walk:
     """The programs of all ranks."""
 
-    def __init__(self, matched: Matched, waits: Waits, offset: Ints, steps: Sequence[int]) -> None:
+    def __init__(
+        self,
+        matched: Matched,
+        waits: Waits,
+        offset: Ints,
+        steps: Sequence[int],
+        *,
+        within: bool = False,
+    ) -> None:
         """Make them.
 
         Args:
             matched: the run.
             waits: what its communication took.
             offset: of each rank's clock.
-            steps: the steps to walk.
+            steps: the steps to walk, from the first one on as many as can be walked in some
+                seconds.
+            within: what is before the first of them is left out as well.
         """
+        self._made_of = (matched, waits, offset)
         events = matched.events
         self._members = events.members.tolist()
         self._least = _takes(matched, waits)
         self._transfer = waits.transfer.astype(np.float64)
         walked = _walked(matched, steps)
-        self._steps = max(len(walked), 1)
-        event_of = _events_of_rows(matched, None if len(walked) == len(steps) else walked)
+        self.steps = tuple(walked)
+        """Those that are walked."""
+        part = within or len(walked) < len(steps)
+        event_of = _events_of_rows(matched, walked if part else None)
         origin = min(
             (
                 int(one.marks["time"][0]) + int(offset[i])
@@ -90,21 +110,56 @@ class Walk:
                 event_of[index],
                 int(offset[index]) - origin,
                 set(walked),
-                cut=len(walked) < len(steps),
+                cut=part,
+                within=within,
                 usual=usual,
             )
             for index, one in enumerate(matched.partials)
         ]
 
+    def over(self, steps: Sequence[int]) -> Walk:
+        """Return the walk of these steps alone, as many from the first one on as can be."""
+        return Walk(*self._made_of, steps, within=True)
+
     def cost_ns(self, change: Change) -> float:
-        """Return what a step would gain.
+        """Return what a step would gain, on average."""
+        return self.gain_ns(change) / max(len(self.steps), 1)
+
+    def gain_ns(self, change: Change) -> float:
+        """Return what all steps together would gain.
 
         That is what the first rank would, whose steps people read in logs: in a long run all
         ranks gain alike. Where it has nothing to do with it, what the last rank to end would.
         """
         before, after = self._as_recorded, self.ends(change)[0]
         gains = (before[0] - after[0], max(before) - max(after))
-        return (gains[0] if abs(gains[0]) >= 1 else gains[1]) / self._steps
+        return gains[0] if abs(gains[0]) >= 1 else gains[1]
+
+    def longest_idle(self, rank: int, idle_ns: Mapping[int, float]) -> dict[tuple[int, int], float]:
+        """Return where a rank's longest idle times are, as a change of stretches.
+
+        Args:
+            rank: the rank.
+            idle_ns: step -> how much idle time is looked for there.
+        """
+        program = self._ranks[rank]
+        stretches: dict[int, list[tuple[float, int]]] = {}
+        step = NONE
+        for what, idle, number, mark in zip(
+            program.code, program.second, program.third, program.mark, strict=True
+        ):
+            if what == _STEP:
+                step = number
+            elif what == _GO and idle > 0:
+                stretches.setdefault(step, []).append((idle, mark))
+        found: dict[tuple[int, int], float] = {}
+        for step, wanted in idle_ns.items():
+            for idle, mark in sorted(stretches.get(step, ()), reverse=True):
+                if wanted <= 0:
+                    break
+                found[rank, mark] = min(idle, wanted)
+                wanted -= idle
+        return found
 
     @cached_property
     def _as_recorded(self) -> list[float]:
@@ -122,9 +177,12 @@ class Walk:
         last = [0.0] * len(missing)
         end: list[float | None] = [None] * len(missing)
         blocked: dict[int, list[int]] = {}
-        behind: dict[int, list[tuple[int, float]]] = {}
+        behind: dict[int, list[tuple[int, float, float]]] = {}
         at = [0] * len(self._ranks)
         now = [rank.begin for rank in self._ranks]
+        works = [change.work.get(index, 1.0) for index in range(len(self._ranks))]
+        by_step = {rank for rank, _ in change.work_at}
+        by_stretch = {rank for rank, _ in change.stretch_ns}
         todo = list(range(len(self._ranks)))[::-1]
 
         def begin(event: int, time: float) -> None:
@@ -139,7 +197,10 @@ class Walk:
                     continue
                 finish = end[one] = last[one] + takes[one]
                 todo += blocked.pop(one, ())
-                settled += [(other, finish + delay) for other, delay in behind.pop(one, ())]
+                settled += [
+                    (other, max(finish + delay, soonest))
+                    for other, delay, soonest in behind.pop(one, ())
+                ]
 
         while True:
             if not todo and not (todo := self._freed(at, now, blocked)):
@@ -147,8 +208,9 @@ class Walk:
             index = todo.pop()
             rank = self._ranks[index]
             code, first, second, third = rank.code, rank.first, rank.second, rank.third
-            work = change.work.get(index, 1.0)
+            work = works[index]
             gap = change.gap_ns.get(index, 0.0)
+            mark = rank.mark if index in by_stretch else None
             time, place, count = now[index], at[index], len(code)
             while place < count:
                 what = code[place]
@@ -156,15 +218,21 @@ class Walk:
                     idle = second[place]
                     if gap:
                         idle = max(idle - gap * third[place], 0.0)
-                    time += first[place] * work + idle
+                    took = first[place] * work + idle
+                    if mark is not None:
+                        took = max(took - change.stretch_ns.get((index, mark[place]), 0.0), 0.0)
+                    time += took
                 elif what == _BEGIN:
-                    event, after = third[place], int(second[place])
-                    if after >= 0 and end[after] is None:
-                        behind.setdefault(after, []).append((event, first[place]))
-                    elif after >= 0:
-                        begin(event, end[after] + first[place])  # type: ignore[operator]
-                    else:
+                    event, after, delay = third[place], int(second[place]), first[place]
+                    # Operations of one communicator follow one another, whoever asks for them.
+                    soonest = 0.0 if delay >= 0 else time
+                    delay = max(delay, 0.0)
+                    if after < 0:
                         begin(event, time)
+                    elif (finish := end[after]) is None:
+                        behind.setdefault(after, []).append((event, delay, soonest))
+                    else:
+                        begin(event, max(finish + delay, soonest))
                 elif what == _AWAIT:
                     finish = end[third[place]]
                     if finish is None:
@@ -173,6 +241,9 @@ class Walk:
                     time = max(time, finish)
                 else:
                     time = max(time - change.input_ns.get((index, third[place]), 0.0), 0.0)
+                    if index in by_step:
+                        usual = change.work.get(index, 1.0)
+                        work = works[index] = change.work_at.get((index, third[place]), usual)
                 place += 1
             now[index], at[index] = time, place
         return now, end
@@ -256,12 +327,24 @@ def _usual_transfer(matched: Matched, waits: Waits) -> float:
 
 
 def _program(
-    one: Partial, event_of: Ints, shift: int, steps: set[int], *, cut: bool, usual: float
+    one: Partial,
+    event_of: Ints,
+    shift: int,
+    steps: set[int],
+    *,
+    cut: bool,
+    within: bool,
+    usual: float,
 ) -> _Rank:
     marks, ops = one.marks, one.communication
+    number = np.arange(len(marks["time"]))
     if cut:
-        last = one.steps["end"][np.isin(one.steps["step"], list(steps))]
-        kept = marks["time"] < (int(last.max()) if len(last) else 0)
+        chosen = np.isin(one.steps["step"], list(steps))
+        last = int(one.steps["end"][chosen].max(initial=0))
+        kept = marks["time"] < last
+        if within:
+            kept &= marks["time"] >= int(one.steps["start"][chosen].min(initial=last))
+        number = number[kept]
         marks = {name: values[kept] for name, values in marks.items()}
     count = len(marks["time"])
     if not count:
@@ -282,10 +365,18 @@ def _program(
     uncovered[of_op] = ops["covered"][op[of_op]] == 0
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
     nothing = busy == 0
+    queued = _queued(marks, ops, matched)
+    # What began there only because another operation had ended tells nothing of the device.
+    passed = np.zeros(count + 1, bool)
+    passed[[mark for mark, (_, delay) in queued.items() if delay >= 0]] = True
+    passed[:count] &= nothing
+    ahead = np.where(passed, count, np.arange(count + 1))[1:]
+    ahead = np.minimum.accumulate(ahead[::-1])[::-1]
+    ends_next = np.r_[in_idle, False][ahead]
     # Where the device stays idle until another end comes, it is that one that was waited for.
-    awaited = in_idle & ~(nothing & np.r_[in_idle[1:], False])
+    awaited = in_idle & ~(nothing & ends_next)
     # The idle time before an end that is waited for goes when the end comes earlier.
-    waits_next = np.r_[in_idle[1:], False]
+    waits_next = ends_next
     idle = np.where(waits_next, np.where(nothing, 0, length - busy - tail), length - busy)
     # Of a transfer without its other end it is not known what its wait was for.
     kinds = np.isin(ops["kind"], [at for at, kind in enumerate(one.kinds) if kind in _TRANSFERS])
@@ -293,11 +384,11 @@ def _program(
     lost[of_op] &= kinds[op[of_op]]
     next_lost = np.r_[lost[1:], False] & nothing
     idle = np.where(next_lost, np.minimum(idle, usual), idle)
-    queued = _queued(marks, ops, matched)
     code: list[int] = []
     first: list[float] = []
     second: list[float] = []
     third: list[int] = []
+    mark: list[int] = []
 
     def add(kind: int, a: float, b: float, c: int) -> None:
         code.append(kind)
@@ -319,7 +410,7 @@ def _program(
         )
     ):
         if kind == START and event >= 0:
-            after, delay = queued.get(index, (NONE, 0))
+            after, delay = queued.get(index, (NONE, NONE))
             add(_BEGIN, float(delay), float(after), event)
         elif is_awaited:
             add(_AWAIT, 0.0, 0.0, event)
@@ -327,13 +418,15 @@ def _program(
             add(_GO, float(work), float(rest), n)
         if kind == STEP and op[index] >= 0 and int(numbers[op[index]]) in steps:
             add(_STEP, 0.0, 0.0, int(numbers[op[index]]))
-    return _Rank(code, first, second, third, float(int(time[0]) + shift))
+        mark += [int(number[index])] * (len(code) - len(mark))
+    return _Rank(code, first, second, third, float(int(time[0]) + shift), mark)
 
 
 def _queued(marks: Columns, ops: Columns, matched: Ints) -> dict[int, tuple[int, int]]:
-    """Return the begins that stood behind another operation's end: mark -> (its event, delay).
+    """Return what each begin comes behind, the end of one of its group: mark -> (event, delay).
 
-    Such an operation was asked for earlier, when nobody knows; it begins when the other one ends.
+    One that follows at once was asked for earlier, when nobody knows: it begins when the other
+    one ends. The delay of one that does not is NONE: it begins where it stands, or later.
     """
     result: dict[int, tuple[int, int]] = {}
     starts = np.flatnonzero((marks["what"] == START) & (matched >= 0))
@@ -354,6 +447,6 @@ def _queued(marks: Columns, ops: Columns, matched: Ints) -> dict[int, tuple[int,
         if place >= 0:
             other = same[place]
             delay = int(times[mark] - times[other])
-            if delay <= _QUEUED_NS and int(marks["op"][other]) != op:
-                result[mark] = (int(matched[other]), delay)
+            if int(marks["op"][other]) != op:
+                result[mark] = (int(matched[other]), delay if delay <= _QUEUED_NS else NONE)
     return result
