@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.kinds import POINT_TO_POINT, RECEIVE, SEND
+from unified_prof.analysis.collective_kinds import POINT_TO_POINT, RECEIVE, SEND
 from unified_prof.cluster.partial import NONE, Partial, RankFacts
 from unified_prof.cluster.sequences import aligned
 from unified_prof.ledger import Ledger

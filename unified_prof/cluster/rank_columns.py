@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis import collective_kinds as kinds_of
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
-from unified_prof.cluster import kinds as kinds_of
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.partial import END, NONE, START, STEP, Group
 from unified_prof.cluster.timeline import Cover

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis import collective_kinds as kinds_of
 from unified_prof.analysis.calls import KERNEL, Labels
 from unified_prof.analysis.read import groups as read_groups
 from unified_prof.analysis.read.folder import rank_near
@@ -20,7 +21,6 @@ from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, poss
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.lookup import Lookup
-from unified_prof.cluster import kinds as kinds_of
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_columns as columns_of
 from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.collective_kinds import POINT_TO_POINT
 from unified_prof.arrays.runs import Runs
-from unified_prof.cluster.kinds import POINT_TO_POINT
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.partial import NONE, Columns
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.collective_kinds import bus_factor
 from unified_prof.analysis.finding import Finding
 from unified_prof.cluster import links as moved
 from unified_prof.cluster import streamed
 from unified_prof.cluster.clocks import Clocks
 from unified_prof.cluster.evidence import Evidence
 from unified_prof.cluster.inputs import Unread, Where
-from unified_prof.cluster.kinds import bus_factor
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.partial import NONE
 from unified_prof.cluster.roles import KINDS, Roles

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.kinds import POINT_TO_POINT as _TRANSFERS
+from unified_prof.analysis.collective_kinds import POINT_TO_POINT as _TRANSFERS
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.partial import END, NONE, START, STEP, Columns, Partial
 from unified_prof.cluster.waits import Waits

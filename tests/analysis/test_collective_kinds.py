@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unified_prof.cluster.kinds import bus_factor, canonical
+from unified_prof.analysis.collective_kinds import bus_factor, canonical
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,11 @@ from unified_prof.cluster.kinds import bus_factor, canonical
     [
         ("all_reduce", "hcom_allReduce_ allreduce all_reduce AllReduce nccl:all_reduce"),
         ("all_reduce", "hcom_allReduce__428_0_1 allreduce_coalesced c10d::allreduce_"),
+        (
+            "all_reduce",
+            "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        ),
+        ("all_gather", "ncclKernel_AllGather_RING_LL_Sum_int8_t ncclDevKernel_AllGather_RING_LL"),
         ("all_gather", "_all_gather_base all_gather_into_tensor hcom_allGather_ hcom_allGatherV_"),
         ("reduce_scatter", "_reduce_scatter_base reduce_scatter_tensor hcom_reduceScatter_"),
         ("all_to_all", "all_to_all all_to_allv all_to_all_single hcom_alltoallv_ hcom_alltoallvc_"),

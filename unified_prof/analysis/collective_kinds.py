@@ -14,6 +14,9 @@ PARTED = ("all_gather", "reduce_scatter")
 _PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
 _SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
 
+# `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: a kernel says how, behind what it does.
+_OF_KERNEL = re.compile(r"(?:nccl|rccl|hccl)\w*?kernel_([a-z]+)_[^:]*")
+
 # What is left of a name without prefix, suffix and underscores.
 _KINDS = {
     "allreduce": "all_reduce",
@@ -47,7 +50,10 @@ def canonical(name: str) -> str:
     # hcom_allReduce__428_0_1: an operation's own name has numbers behind its kind.
     bare = re.sub(r"_+\d+(?:_\d+)*$", "", text)
     bare = _PREFIX.sub("", bare, count=1)
-    for candidate in (bare, _SUFFIX.sub("", bare)):
+    candidates = [bare, _SUFFIX.sub("", bare)]
+    if of_kernel := _OF_KERNEL.match(text):
+        candidates.append(of_kernel[1])
+    for candidate in candidates:
         if kind := _KINDS.get(candidate.replace("_", "")):
             return kind
     return text or "unknown"

@@ -1,0 +1,278 @@
+"""What kind of computation a piece of device work is: a matmul, a normalisation, a cast...
+
+The same model runs other kernels on another vendor's device, under other names; what it computes is
+the same. A class is told from what the kernel is called and from the framework operations that it
+ran for. Operations with a meaning of their own (attention, a normalisation) keep all the kernels
+that they are made of, so that a fused kernel stands beside the unfused ones of the other device;
+casts, layout changes and copies are told apart wherever they occur, for they are what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from unified_prof.analysis.calls import COMMUNICATION, COPY
+
+MATMUL: Final = "matmul"
+CONVOLUTION: Final = "convolution"
+ATTENTION: Final = "attention"
+NORMALISATION: Final = "normalisation"
+ELEMENT_WISE: Final = "element-wise"
+REDUCTION: Final = "reduction"
+EMBEDDING: Final = "embedding"
+OPTIMIZER: Final = "optimizer"
+CAST: Final = "cast and format"
+COPIES: Final = "copies"
+COLLECTIVES: Final = "collectives"
+REST: Final = "other"
+
+CLASSES: Final = (
+    MATMUL,
+    CONVOLUTION,
+    ATTENTION,
+    NORMALISATION,
+    ELEMENT_WISE,
+    REDUCTION,
+    EMBEDDING,
+    OPTIMIZER,
+    CAST,
+    COPIES,
+    COLLECTIVES,
+    REST,
+)
+
+_KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
+"""Operations of these classes count with all that they launch, casts aside."""
+
+_NOTHING: Final = frozenset({"", "N/A", None})
+
+
+def _any(*words: str) -> re.Pattern[str]:
+    return re.compile("|".join(words), re.IGNORECASE)
+
+
+# The first that matches decides; each line is above those whose words its names may hold as well.
+_KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        COLLECTIVES,
+        _any(
+            r"nccl|rccl|hccl|hcom",
+            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce",
+        ),
+    ),
+    (CAST, _any(r"reshape_and_cache|store_?kv|kv_?cache.*(?:store|write|copy)|page_indices")),
+    (
+        ATTENTION,
+        _any(
+            r"attention|attn|flash_(?:fwd|bwd)|fmha|\bmha_|\bmla_|bwd_kernel_d[qkv]|softmax.*bmm",
+            r"flashinfer.*(?:prefill|decode)|kv_indices|reduce_segments",
+        ),
+    ),
+    (
+        OPTIMIZER,
+        _any(
+            r"adam(?:w|a|ax|math|functor|\b|_|v\d)|apply_?(?:adam|momentum|gradient|rms|lamb|sgd)",
+            r"fused_?(?:sgd|lamb|adagrad|lion)|(?:sgd|lamb|adagrad|lion)(?:math)?functor",
+        ),
+    ),
+    (
+        NORMALISATION,
+        _any(
+            r"(?:batch|layer|group|instance|rms|renorm|sync_?bn)_?norm|\bln_(?:fwd|bwd)",
+            r"cudnn::bn_|\bbn_[fb]w|bn_?training|bn_?infer|welford|gammabeta|rowwise_?moments",
+            r"moments_?cuda|batch_?norm",
+        ),
+    ),
+    (
+        CAST,
+        _any(
+            r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|cnhw|transpose|permute_?kernel|trans_?data",
+            r"convert_?tensor|(?<!no)(?<!with)cast(?!_?[a-z]*gemm)|withcasttensor|[a-z\d]_copy_kernel|copyfunctor",
+            r"direct_copy|triton_poi_fused__?to_copy_\d+$|quant(?:ize)?(?:_|d|kernel|$)|quantized",
+            r"rowwise.*tofloat|floatto",
+        ),
+    ),
+    (
+        CONVOLUTION,
+        _any(
+            r"conv(?!ert)|fprop|dgrad|wgrad|igemm_(?:fwd|bwd|wrw)|winograd|im2col|col2im|scudnn",
+            r"xdlops_bwd_weight|miopen.*(?:gemm|sp3)|vol2col|col2vol|fft2d|offsets_?kernel",
+        ),
+    ),
+    (
+        MATMUL,
+        _any(
+            r"(?<!fb)gemm|gemv|nvjet|cijk_|mat_?mul|\bbmm|\bmm_|split_?k|stream_?k|xmma|cublas|tensorop",
+            r"dot_?kernel|grouped_mm|addmm|baddbmm|wvsplit|fused_moe|tensile",
+        ),
+    ),
+    (ELEMENT_WISE, _any(r"rotary|rope(?:_|\b|kernel)")),
+    (
+        EMBEDDING,
+        _any(
+            r"embedding|gather(?!_?scatter)|scatter|index_?select|index_?put|indexing_backward",
+            r"index_?(?:elementwise|kernel|add|copy|fill)|lookup|sparse_(?:data|features)",
+        ),
+    ),
+    (
+        CAST,
+        _any(
+            r"cat_?array|batched_?copy|concat|stack_?kernel|strided_?slice|tensor_?move|as_?strided",
+            r"view_?copy|broadcast_?to|constant_pad|(?:^|_)pad(?:d|v\d)?$|unpack|split(?:v?d?)?$",
+            r"(?:^|_)slice\w*$|(?:^|_)tile\w?$|identity|contiguous|reformat|(?:^|_)pack$|permute",
+            r"copy_page|roll_cuda|flip_kernel|triu_?tril|repeat_interleave|memcpy|copy_kernel",
+        ),
+    ),
+    (COPIES, _any(r"mem_?set")),
+    (
+        REDUCTION,
+        _any(
+            r"reduce|softmax|log_?sum_?exp|arg_?(?:max|min)|top_?k|sort|cum_?(?:sum|prod)|scan",
+            r"\bcub::|rocprim|nll_?loss|cross_?entropy|pool(?!ed)|histogram|unique|non_?zero",
+            r"triton_(?:red|per)_|sum_\w*rows|routing|l1_?norm|l2_?norm|lp_?norm|(?:^|_)sum\w?$|mean_kernel",
+            r"bincount|searchsorted|multinomial|any_?kernel|all_?kernel|tensor_?equal",
+        ),
+    ),
+    (
+        ELEMENT_WISE,
+        _any(
+            r"element_?wise|pointwise|triton_poi|multi_tensor_apply|functor|foreach|drop_?out",
+            r"gelu|relu|silu|sigmoid|tanh|swish|swi_?glu|act_and_mul|threshold|bias_?act|fill",
+            r"add|mul|sub|div|axpy|ones_?like|zeros_?like|\bzeros?\b|where|select(?:v2)?$|clamp",
+            r"clip|equal|less|greater|logical|bitwise|not_?equal|pow|sqrt|exp|log|neg|abs|sign",
+            r"\bsin|\bcos|\berf|floor|ceil|round|dsa|distribution|random|philox|uniform|normal_",
+            r"masked|range|arange|lerp|maximum|minimum|mse|scale|reciprocal|square|mod\b|tensor_op",
+            r"grad$|op_?tensor|assign",
+        ),
+    ),
+)
+
+_OPERATIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        COLLECTIVES,
+        _any(
+            r"^(?:c10d|nccl|hccl|record_param_comms)",
+            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|^broadcast_$",
+        ),
+    ),
+    (CAST, _any(r"reshape_and_cache")),
+    (ATTENTION, _any(r"attention|attn|sdpa|fmha|paged_")),
+    (
+        NORMALISATION,
+        _any(r"(?:batch|layer|group|instance|rms|local_response)_?norm|^renorm|sync_?batch"),
+    ),
+    (OPTIMIZER, _any(r"optimizer|adamw?(?:$|_)|fused_?(?:adam|sgd|lamb)|apply_adam|adam_w")),
+    (CONVOLUTION, _any(r"conv(?!ert)")),
+    (
+        CAST,
+        _any(
+            r"^_?to(?:_copy)?$|^copy_?$|^clone$|^contiguous$|^type_as$|^transpose|^permute$|cast",
+            r"^cat$|^_cat$|^stack$|^pad$|^constant_pad|^slice|^split|^narrow|^view_copy",
+            r"(?<!un)quanti[sz]",
+            r"^repeat|^expand|^flatten|^reshape|^roll$|^flip$|^chunk|^unbind|trans_data|format",
+            r"quant$|tofloat|floatto|copy_bucket|^detach|^index_copy|flatten_dense|^_foreach_copy",
+        ),
+    ),
+    (
+        MATMUL,
+        _any(
+            r"^linear|^addmm|^mm$|^bmm$|^matmul|^baddbmm|^einsum|^tensordot|^_?scaled_mm|_mm$|gemm",
+            r"^addbmm|^mv$|^dot$|^outer$|mat_?mul|moe",
+        ),
+    ),
+    (ELEMENT_WISE, _any(r"rotary|rope$")),
+    (
+        EMBEDDING,
+        _any(
+            r"embedding|^index|^_index|gather|scatter|lookup|^take|permute_.*sparse",
+            r"permute_pooled|sparse_",
+        ),
+    ),
+    (
+        REDUCTION,
+        _any(
+            r"softmax|^sum|^mean|^max|^min$|^amax|^amin|^argm|^topk|^sort|^cum|cumsum|^norm|^all$",
+            r"^any$|^prod|^var|^std|loss|entropy|pool|logsumexp|^nonzero|^unique|^linalg_.*norm",
+            r"^is_nonzero|histc|bincount|^count|_sum$",
+        ),
+    ),
+    (
+        ELEMENT_WISE,
+        _any(
+            r"^_?foreach|^add|^sub|^mul|^div|^rsub|^neg|^abs|^exp|^log|^pow|^sqrt|^rsqrt|^sin|^cos",
+            r"^tanh|^sigmoid|gelu|relu|silu|mish|elu$|^hard|dropout|^where|^masked_fill|^clamp",
+            r"^fill|^zero|^ones|^full|^eq$|^ne$|^lt$|^le$|^gt$|^ge$|^logical|^bitwise|^rand|^normal",
+            r"^uniform|^bernoulli|^arange|^erf|^lerp|^reciprocal|^round|^floor|^ceil|^square|^nan_to",
+            r"^threshold|swiglu|act_and_mul|^logit|^maximum|^minimum|^isnan|^isinf|^tril|^triu",
+            r"^linspace|^sign|^remainder|^fmod|^glu",
+        ),
+    ),
+)
+
+_PREFIXES: Final = ("native_", "miopen_", "cudnn_", "npu_", "_npu_", "_")
+_NODE: Final = re.compile(r"Backward\d*$")
+_WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
+
+
+@lru_cache(maxsize=1 << 17)
+def of_kernel(name: str | None) -> str | None:
+    """Return the class that a kernel's name, or a vendor's operator type, tells; None: none."""
+    if name is None or name in _NOTHING:
+        return None
+    return next((found for found, said in _KERNELS if said.search(name)), None)
+
+
+@lru_cache(maxsize=1 << 14)
+def of_operation(name: str | None) -> str | None:
+    """Return the class that a framework operation's name tells; None: none."""
+    if name is None or name in _NOTHING:
+        return None
+    bare = name.rpartition("::")[2] if "<" not in name else name
+    if _NODE.search(bare):
+        # `NativeLayerNormBackward0`: the autograd node of native_layer_norm.
+        bare = _WORDS.sub("_", _NODE.sub("", bare)).lower()
+    forms = {bare, *(bare.removeprefix(prefix) for prefix in _PREFIXES)}
+    if name.startswith(("c10d::", "nccl:", "record_param_comms")):
+        return COLLECTIVES
+    for found, said in _OPERATIONS:
+        if any(said.search(form.removesuffix("_") or form) for form in forms):
+            return found
+    return None
+
+
+def class_of(
+    kind: int,
+    kernel: str | None,
+    operator: str | None = None,
+    operation: str | None = None,
+    *,
+    in_optimizer: bool = False,
+) -> str:
+    """Return the class of a piece of device work, one of CLASSES.
+
+    Args:
+        kind: What it is, as `calls.KINDS` numbers it.
+        kernel: The kernel's own name.
+        operator: The vendor's operator type, or the innermost framework operation around it.
+        operation: The framework operation that the work counts for, the outermost one.
+        in_optimizer: Whether an optimizer's step launched it.
+    """
+    if kind == COMMUNICATION:
+        return COLLECTIVES
+    if kind == COPY:
+        return COPIES
+    of_framework = operator is not None and bool("::" in operator or _NODE.search(operator))
+    # A vendor's type says what a kernel is; its own name may tell more (`Conv2D1_MemSet`).
+    said = None if of_framework else of_kernel(operator)
+    own = said or of_kernel(kernel)
+    if own in (COLLECTIVES, CAST, COPIES):
+        return own
+    if in_optimizer:
+        return OPTIMIZER
+    around = (of_operation(operator) if of_framework else None, of_operation(operation))
+    for found in around:
+        if found in _KEEP_THEIR_KERNELS:
+            return found
+    return own or around[0] or around[1] or REST
