@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
+from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import By
 from unified_prof.analysis.model import (
     Breakdown,
@@ -89,6 +90,14 @@ class Analysis(ABC):
     def why_idle(self) -> tuple[WhyIdle, ...]:
         """Return the idle time of each device by reason, in all and in each step."""
         return ()
+
+    def advice(self, *, cheap: bool = False) -> Advice:
+        """Return what could be better, the costliest first.
+
+        Args:
+            cheap: whether to ask only for what a report reads anyway.
+        """
+        return Advice(())
 
     def groups(self) -> dict[str, Group]:
         """Return what is known of the groups that collectives ran in, by what they are called."""

@@ -10,6 +10,8 @@ import numpy as np
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
+from unified_prof.analysis.explain.advice import registry
+from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import KINDS, By, Kind
 from unified_prof.analysis.model import (
     Breakdown,
@@ -110,6 +112,10 @@ class MsprofAnalysis(Analysis):
         return tuple(
             self.recording.idle_time.totals(self.recording.steps, self.recording.step_windows)
         )
+
+    def advice(self, *, cheap: bool = False) -> Advice:
+        """Return what could be better, the costliest first."""
+        return registry.advise(self.recording, cheap=cheap)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""

@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Make msprof databases of what other profilers recorded: no torch, no device needed.",
     ),
     "report": ("report", "Show where the time and the memory of a run went."),
+    "advise": (
+        "advise",
+        "Say what could be better in a run, the costliest first, and what to try.",
+    ),
     "trace": (
         "trace",
         "Write the timeline of a report: streams, host calls, who launched whom, counters.",

@@ -28,6 +28,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof report RUN -o report.html", "a page to send to a colleague"),
         ("uprof report --convert trace.json.gz", "of another profiler's recording"),
     ),
+    "advise": (
+        ("uprof advise RUN", "what to do first"),
+        ("uprof advise --convert trace.json.gz --json", "of another profiler's recording"),
+    ),
     "trace": (
         ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),
         ("uprof trace run.db -o run.json", "for chrome://tracing"),

@@ -178,6 +178,15 @@ class Framework:
         call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
 
+    def innermost(self, connection: Ints) -> Ints:
+        """Return the innermost operation that launched pieces of device work, -1 if none did."""
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = self._launcher(distinct)
+        found = launcher != NONE
+        result = np.full(len(distinct), NONE, np.int64)
+        result[found] = self._nearest_operation[launcher[found]]
+        return result[inverse]
+
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
         """Return the operation within which a range of each name was open at each time, or -1."""
         result = np.full(len(at_ns), NONE, np.int64)

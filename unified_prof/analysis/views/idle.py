@@ -198,7 +198,7 @@ def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
     # Where such a call was open when the device ran dry, all that the host did then is due to it.
     call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
     dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
-    start, end, gap, _ = _meet(own, host.input)
+    start, end, gap, _ = meet(own, host.input)
     parts.append(_part(start, end, INPUT, piece[gap]))
     rest_start, rest_end, gap = _without(own, start, end, gap)
     due = dry[gap]
@@ -207,7 +207,7 @@ def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
     )
     left = IntervalSet(rest_start[~due], rest_end[~due])
     left_piece = piece[gap[~due]]
-    start, end, which, sync = _meet(left, host.sync)
+    start, end, which, sync = meet(left, host.sync)
     parts.append(_part(start, end, SYNCHRONISING, left_piece[which], sync))
     start, end, which = _without(left, start, end, which)
     parts.append(_part(start, end, HOST, left_piece[which]))
@@ -226,14 +226,14 @@ def _of_device(ready: Ints, end: Ints, piece: Ints, pieces: Pieces) -> list[_Par
     ]
     others = ~collective & ~behind
     left, left_piece = IntervalSet(ready[others], end[others]), piece[others]
-    start, stop, which, _ = _meet(left, pieces.waits)
+    start, stop, which, _ = meet(left, pieces.waits)
     parts.append(_part(start, stop, STREAM, left_piece[which]))
     start, stop, which = _without(left, start, stop, which)
     parts.append(_part(start, stop, LAUNCHED, left_piece[which]))
     return parts
 
 
-def _meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
+def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
     """Return where two sets meet, and which interval of either that is.
 
     Those of `one` are in order and disjoint, but may be empty or touch.
@@ -286,7 +286,7 @@ def totals(
         np.array([end for _, _, end in steps], np.int64),
     )
     idle = IntervalSet(segments.start_ns, segments.end_ns)
-    start, end, which, step = _meet(idle, windows)
+    start, end, which, step = meet(idle, windows)
     np.add.at(by_step, (step, segments.reason[which]), end - start)
     for (name, _, _), own in zip(steps, by_step.tolist(), strict=True):
         rows.append(WhyIdle(device, name, sum(own), *own))

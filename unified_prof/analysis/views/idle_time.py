@@ -70,6 +70,23 @@ class IdleTime:
         pieces, which = self._pieces(number)
         self._parts[name] = explain(idle, pieces, self._host), which
 
+    def of(self, name: str) -> tuple[Segments, Ints]:
+        """Return the idle time of a device, and the piece of all work that each number stands for.
+
+        The numbers are those of `Segments.next_piece`.
+        """
+        return self._parts[name]
+
+    @property
+    def host(self) -> HostSide:
+        """What the host did that devices may have waited for."""
+        return self._host
+
+    def called(self, sync: int) -> tuple[str, str | None]:
+        """Return what a synchronising call of `host` was, and the line that called it."""
+        called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
+        return called, line or None
+
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[WhyIdle]:
         """Return the idle time by reason: of each device in all, then of each of its steps."""
         found: list[WhyIdle] = []

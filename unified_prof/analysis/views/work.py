@@ -82,6 +82,11 @@ class Work:
         return len(self.duration_ns)
 
     @property
+    def task(self) -> NDArray[np.int32]:
+        """The task that each piece is, UNKNOWN of collectives as a whole."""
+        return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
+
+    @property
     def start_ns(self) -> Ints:
         """Start of each piece."""
         return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
@@ -139,7 +144,7 @@ class Work:
             "total_ns": self.duration_ns[alone],
         }
         if self._framework is not None:
-            call, passes = self._launches
+            call, passes = self.launches
             rest |= {
                 "forward_ns": np.where(passes == FORWARD, self.duration_ns, UNKNOWN)[alone],
                 "backward_ns": np.where(passes == BACKWARD, self.duration_ns, UNKNOWN)[alone],
@@ -173,7 +178,7 @@ class Work:
         kernel, owner, start = self.kernel, self.operator.astype(np.int64), self.start_ns
         if self._framework is not None:
             owned = self._owned
-            call, _ = self._launches
+            call, _ = self.launches
             distinct, number = np.unique(call[owned], return_inverse=True)
             names = _names(self._framework, self.labels, distinct)
             owner[owned] = names[number]
@@ -193,7 +198,7 @@ class Work:
         name = self.labels.texts[int(self.operator[piece])]
         if self._framework is None:
             return name, None
-        call = self._launches[0][piece : piece + 1]
+        call = self.launches[0][piece : piece + 1]
         if call[0] == NONE:
             return name, None
         (chosen,) = _names(self._framework, self.labels, call).tolist()
@@ -205,12 +210,12 @@ class Work:
         """Return the time of work launched in neither pass (by an optimizer), if that is known."""
         if self._framework is None:
             return None
-        _, passes = self._launches
+        _, passes = self.launches
         other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
         return int(self.duration_ns[other].sum()) if other.any() else None
 
     @cached_property
-    def _launches(self) -> tuple[Ints, NDArray[np.int8]]:
+    def launches(self) -> tuple[Ints, NDArray[np.int8]]:
         """Host range and pass of each piece."""
         assert self._framework is not None
         launches = self._framework.launches(self.connection)
@@ -219,7 +224,7 @@ class Work:
     @property
     def _owned(self) -> NDArray[np.bool_]:
         """Which pieces are part of a framework operation's row."""
-        call, _ = self._launches
+        call, _ = self.launches
         owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
         return owned
 
@@ -238,7 +243,7 @@ class Work:
     def _passes(self) -> tuple[Ints | None, Ints | None]:
         if self._framework is None:
             return None, None
-        _, passes = self._launches
+        _, passes = self.launches
         return (
             np.where(passes == FORWARD, self.duration_ns, UNKNOWN),
             np.where(passes == BACKWARD, self.duration_ns, UNKNOWN),
@@ -246,7 +251,7 @@ class Work:
 
     def _operations(self, framework: Framework, owned: NDArray[np.bool_]) -> Columns:
         """Sum the work of each framework operation, by pass."""
-        call, passes = self._launches
+        call, passes = self.launches
         chosen, key = np.unique(call[owned], return_inverse=True)
         duration, passes = self.duration_ns[owned], passes[owned]
 

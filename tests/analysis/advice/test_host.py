@@ -1,0 +1,83 @@
+"""A host that launches too slowly, and kernels that are too short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
+
+
+def launches(path: Path, *, every: int, kernel: int, count: int = 100, takes: int = 2 * US) -> Path:
+    """Write launches that follow one another, each with a kernel that begins at once."""
+    with Plant(path) as plant:
+        for at in range(count):
+            begin = at * every
+            plant.kernel(begin + US, begin + US + kernel, launched=begin, takes=takes)
+    return path
+
+
+def test_the_gaps_before_launches_are_what_a_slow_host_costs(tmp_path: Path) -> None:
+    said = found(launches(tmp_path / "run.db", every=50 * US, kernel=10 * US))
+    # 99 gaps of 40 µs; in the last microsecond of each the kernel is launched already.
+    assert cost_ns(said["host_bound"]) == 99 * 39 * US
+    assert said["host_bound"].figures["gaps"] == 99
+    assert said["host_bound"].sure == "certain"
+    assert said["host_bound"].evidence[0]["total_ns"] == 99 * 39 * US
+    assert "small_kernels" not in said
+
+
+def test_a_host_that_keeps_ahead_is_no_finding(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(200):  # all launched long before they begin
+            plant.kernel(1000 * US + at * 10 * US, 1000 * US + at * 10 * US + 9 * US, launched=at)
+    assert advice(tmp_path / "run.db").findings == ()
+
+
+def test_a_pause_between_phases_is_no_slow_host(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(40):
+            begin = at * 100 * US + (at // 20) * 50_000 * US
+            plant.kernel(begin + US, begin + 99 * US, launched=begin)
+    assert advice(tmp_path / "run.db").findings == ()
+
+
+def test_a_step_that_warms_up_is_not_judged(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for step in range(4):
+            begin = step * 1000 * US
+            plant.step(step, begin, begin + 1000 * US)
+            slow = 500 * US if step == 0 else 0
+            plant.kernel(begin + slow + US, begin + 999 * US, launched=begin + slow)
+    said = advice(tmp_path / "run.db")
+    assert said.findings == ()
+    assert said.steps == 3
+
+
+def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:
+    path = launches(tmp_path / "run.db", every=8 * US, kernel=3 * US, count=900, takes=8 * US)
+    said = found(path)
+    # Launches take 5 µs more than kernels; the device idles 4 µs before each but the first.
+    assert cost_ns(said["small_kernels"]) == min(900 * 5 * US, 899 * 4 * US)
+    assert said["small_kernels"].figures["kernels"] == 900
+
+
+def test_kernels_of_a_graph_are_not_too_many_launches(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for graph in range(2):
+            begin = graph * 5000 * US
+            connection = plant.api(begin, begin + 8 * US, "cudaGraphLaunch")
+            for at in range(200):
+                start = begin + 10 * US + at * 4 * US
+                plant.task(start, start + 3 * US, connection=connection, kernel=("k", "K"))
+    assert "small_kernels" not in found(tmp_path / "run.db")
+
+
+def test_without_the_host_its_rules_are_not_judged(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(100):
+            plant.kernel(at * 100 * US, at * 100 * US + 10 * US)
+    said = advice(tmp_path / "run.db")
+    missing = {one.kind: one.why for one in said.not_judged}
+    assert said.findings == ()
+    assert "host" in missing["host_bound"]
+    assert "host" in missing["small_kernels"]

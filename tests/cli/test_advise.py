@@ -1,0 +1,100 @@
+"""`uprof advise`, its formats, and `unified_prof.advise`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import unified_prof
+from tests.analysis.advice.plants import US, Plant
+from unified_prof.cli.app import main
+
+
+@pytest.fixture
+def slow_host(tmp_path: Path) -> Path:
+    """Write a recording whose device waits for its host, below a name with markup."""
+    with Plant(tmp_path / "msprof_1.db") as plant:
+        for at in range(100):
+            begin = at * 50 * US
+            plant.kernel(begin + US, begin + 11 * US, launched=begin, name="a|b")
+    return tmp_path / "msprof_1.db"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", *words])
+    assert ended.value.code == code
+    return capsys.readouterr().out
+
+
+def test_text_says_what_it_costs_and_what_to_try(
+    slow_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = run(capsys, str(slow_host))
+    assert "1. host_bound: 3.86 ms a step, certain" in text
+    assert "try: give each launch more work" in text
+    assert "before Add" in text
+    assert "not judged: input_wait" in text
+
+
+def test_json_has_the_shape_of_the_clusters_findings_and_more(
+    slow_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(run(capsys, str(slow_host), "--json"))
+    assert (document["format"], document["version"]) == ("uprof-advice", 1)
+    (report,) = document["reports"]
+    (finding,) = report["findings"]
+    of_cluster = {"kind", "ranks", "hosts", "links", "steps", "cost_ms_per_step", "text", "figures"}
+    assert set(finding) == of_cluster | {"advice", "sure", "evidence"}
+    assert finding["cost_ms_per_step"] == 3.861
+    assert {"kind": "input_wait"}.items() <= report["not_judged"][0].items()
+    assert document["coverage"]["whole"] == 1
+
+
+def test_markdown_shows_names_as_they_are(
+    slow_host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, str(slow_host), "-o", str(tmp_path / "advice.md"))
+    text = (tmp_path / "advice.md").read_text("utf-8")
+    assert "### 1. host\\_bound" in text
+    assert "| evidence |" in text
+
+
+def test_a_folder_is_judged_report_by_report(
+    slow_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Plant(slow_host.parent / "msprof_2.db") as plant:
+        plant.kernel(0, 1000)
+    document = json.loads(run(capsys, str(slow_host.parent), "--format", "json"))
+    assert [len(one["findings"]) for one in document["reports"]] == [1, 0]
+
+
+def test_a_damaged_report_beside_others_is_told_of(
+    slow_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = slow_host.parent / "msprof_2.db"
+    damaged.write_bytes(slow_host.read_bytes()[:5000])
+    document = json.loads(run(capsys, str(slow_host.parent), "--json", code=7))
+    assert document["coverage"]["missing"][0]["what"]
+
+
+def test_what_is_no_report_ends_as_other_commands_do(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_text("nothing")
+    with pytest.raises(SystemExit) as ended:
+        main(["advise", str(tmp_path / "x.db")])
+    assert ended.value.code == 7
+
+
+def test_top_leaves_out_the_cheaper_ones(
+    slow_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(run(capsys, str(slow_host), "--json", "--top", "1"))
+    assert document["reports"][0]["findings_left_out"] == 0
+
+
+def test_programs_ask_by_function(slow_host: Path) -> None:
+    (advice,) = unified_prof.advise(slow_host)
+    assert [one.kind for one in advice.findings] == ["host_bound"]
+    assert advice.findings[0].sure == "certain"

@@ -1,0 +1,129 @@
+"""The device runs dry because the host launches too slowly; and kernels too short to be fed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import KERNEL
+from unified_prof.analysis.explain.advice import rule
+from unified_prof.analysis.explain.advice.case import ROWS, Case, percent
+from unified_prof.analysis.explain.advice.rule import Rule
+from unified_prof.analysis.finding import Evidence, Finding
+from unified_prof.analysis.views.idle import HOST
+
+HOST_BOUND = "host_bound"
+SMALL_KERNELS = "small_kernels"
+
+IDLE_SHARE = 0.10
+"""A device that idles for less of a step is well fed: MindStudio's advisor warns from here, too."""
+SMALL_NS = 10_000
+"""Launching takes a host 5 to 10 µs: kernels that are shorter on average cannot keep it ahead."""
+MANY_LAUNCHES = 100
+"""Of a step: fewer launches are no matter of their number."""
+
+
+def host_bound(case: Case) -> Iterator[Finding]:
+    """Idle time before work that the host had not launched yet."""
+    idle = case.idle
+    mine = (idle.reason == HOST) & (idle.piece >= 0)
+    cost = int(idle.length_ns[mine].sum())
+    if case.share(cost) < IDLE_SHARE:
+        return
+    gaps = int(mine.sum())
+    yield case.finding(
+        HOST_BOUND,
+        cost,
+        f"the device is idle {percent(case.share(cost))} of the time because the host has not "
+        f"launched its next work yet ({gaps:,} gaps)",
+        advice="give each launch more work: a larger batch, torch.compile or fused operations; "
+        "CUDA graphs (ACL graphs) if shapes do not change",
+        sure="certain",
+        figures={
+            "idle_ns": cost,
+            "gaps": gaps,
+            "idle_share": round(case.share(cost), 4),
+            "longest_gap_ns": int(idle.length_ns[mine].max()),
+        },
+        evidence=_gaps(case, np.flatnonzero(mine)),
+    )
+
+
+def _gaps(case: Case, gaps: NDArray[np.intp]) -> list[Evidence]:
+    """Return the operations that the device waited longest for."""
+    idle, work = case.idle, case.recording.work
+    operator = work.operator[idle.piece[gaps]]
+    total = np.bincount(operator, weights=idle.length_ns[gaps])
+    count = np.bincount(operator)
+    rows: list[Evidence] = []
+    for number in np.argsort(-total, kind="stable")[:ROWS].tolist():
+        if not count[number]:
+            break
+        own = gaps[operator == number]
+        longest = int(own[int(idle.length_ns[own].argmax())])
+        name, line = work.place(int(idle.piece[longest]))
+        row = {
+            "name": f"before {name}",
+            "count": int(count[number]),
+            "total_ns": int(total[number]),
+            "start_ns": int(idle.start_ns[longest]),
+        }
+        rows.append(row if line is None else {**row, "line": line})
+    return rows
+
+
+def small_kernels(case: Case) -> Iterator[Finding]:
+    """Kernels that take less time than their launches, in steps that wait for the host."""
+    idle, pieces = case.idle, case.pieces
+    waited = (idle.reason == HOST) & (idle.piece >= 0)
+    if case.share(int(idle.length_ns[waited].sum())) < IDLE_SHARE:
+        return
+    kernels = np.flatnonzero(pieces.kind == KERNEL)
+    calls = case.recording.host_calls
+    launch = calls.launching(case.recording.work.connection[pieces.row[kernels]])
+    kernels, launch = kernels[launch >= 0], launch[launch >= 0]
+    # A graph launches many kernels with one call: those cost the host nothing each.
+    _, number, times = np.unique(launch, return_inverse=True, return_counts=True)
+    alone = times[number] == 1
+    kernels, launch = kernels[alone], launch[alone]
+    if len(kernels) < MANY_LAUNCHES * case.step_count:
+        return
+    length = pieces.length_ns[kernels]
+    launching = (calls.end_ns - calls.start_ns)[launch]
+    kernel_ns, launch_ns = int(length.sum()), int(launching.sum())
+    if kernel_ns >= SMALL_NS * len(kernels) or launch_ns <= kernel_ns:
+        return
+    next_to = waited & np.isin(idle.piece, pieces.row[kernels])
+    cost = min(int(idle.length_ns[next_to].sum()), launch_ns - kernel_ns)
+    mean_us = kernel_ns / len(kernels) / 1e3
+    each = launch_ns / len(kernels) / 1e3
+    yield case.finding(
+        SMALL_KERNELS,
+        cost,
+        f"{len(kernels) // case.step_count:,} kernels a step take {mean_us:.1f} µs each, launching "
+        f"one takes the host {each:.1f} µs",
+        advice="make fewer kernels of them: torch.compile, fused or foreach operations and "
+        "optimizers; CUDA graphs (ACL graphs) if every step launches the same",
+        sure="certain",
+        figures={
+            "kernels": len(kernels),
+            "kernel_ns": kernel_ns,
+            "launch_ns": launch_ns,
+            "mean_ns": round(kernel_ns / len(kernels)),
+        },
+        evidence=case.rows(kernels),
+    )
+
+
+def _launches(case: Case) -> str | None:
+    if not len(case.recording.host_calls):
+        return "no call of the runtime was recorded (table CANN_API)"
+    return None
+
+
+RULES = (
+    Rule(HOST_BOUND, host_bound, rule.both(rule.host, _launches)),
+    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.host, _launches)),
+)

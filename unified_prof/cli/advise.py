@@ -1,0 +1,143 @@
+"""`uprof advise`: what to do first."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unified_prof.cli import converting, hints, printing, report_ranks
+from unified_prof.cli import shape as shapes
+from unified_prof.cli.converting import Convert
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
+from unified_prof.errors import StoreError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.finding import Finding
+    from unified_prof.cluster.overview import Overview
+
+_FOR_PEOPLE = 10
+"""Findings shown to people unless asked otherwise; programs get all."""
+
+
+class AdviceFormat(str, Enum):
+    """How advice is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command(
+        "advise",
+        epilog="Exit code: 0 fine, whatever is found, 2 wrong use, 6 a recording is unreadable, "
+        "7 no report, or one that cannot be read (of a folder, all others are judged "
+        "nevertheless), 9 the output cannot be written.",
+    )(advise)
+
+
+def advise(
+    context: typer.Context,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="FILE|DIR", help="A report of any family, or a folder of reports."),
+    ],
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Findings to show.", show_default="10; all for json")
+    ] = None,
+    format_: Annotated[
+        AdviceFormat | None,
+        typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
+    ] = None,
+    full_names: FullNames = False,
+    convert: Convert = False,
+    force: Force = False,
+    json_: AsJsonFormat = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say what could be better in a run, the costliest first, and what to try.
+
+    Every finding has what a step could gain at most, its evidence, and how sure it is. Rules that
+    the recording has no data for are listed as not judged. Of several ranks of one run comes first
+    what costs all of them time. docs/advice.md says what each rule looks for.
+    """
+    from unified_prof.analysis.load import open_reports
+    from unified_prof.report import advice as told
+    from unified_prof.store.atomic import refuse_existing
+
+    file = shapes.file_of(output)
+    asked = format_ and format_.value
+    shape = shapes.chosen(context, told.SUFFIXES, asked=asked, as_json=json_, file=file)
+    if file is not None:
+        refuse_existing(file, overwrite=force)
+    of_run: tuple[Finding, ...] = ()
+    with ExitStack() as stack:
+        if rank is not None or (path.is_dir() and not convert):
+            overview = stack.enter_context(
+                report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
+            )
+            if overview is not None:
+                of_run = _findings(overview)
+            if rank is not None:
+                path = report_ranks.file_of(overview, path, rank)
+        ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
+        stack.enter_context(hints.for_reports(path))
+        opened = stack.enter_context(open_reports(ready.path, ready.missing))
+        reports = told.gather(opened)
+        if shape == "json":
+            text = told.json_text(reports, opened, of_run, top=top)
+        elif shape == "markdown":
+            text = told.as_markdown(reports, of_run, top=top or _FOR_PEOPLE)
+        else:
+            to_terminal = file is None and sys.stdout.isatty()
+            width, color = printing.terminal() if to_terminal else (None, False)
+            text = told.text(
+                reports,
+                of_run,
+                top=top or _FOR_PEOPLE,
+                width=width,
+                color=color,
+                full_names=full_names,
+            )
+        missing = opened.coverage.sentence
+    if file is None:
+        printing.put(text, for_people=shape == "text")
+    else:
+        printing.write(file, text, force=force)
+    if missing:
+        printing.say(f"uprof: error: {missing}")
+        raise typer.Exit(StoreError.exit_code)
+
+
+def _findings(overview: Overview) -> tuple[Finding, ...]:
+    """Return what costs all ranks time, with the command that shows more of it."""
+    from unified_prof.analysis.finding import Finding
+
+    found: list[Any] = list(overview.run.findings)
+    return tuple(
+        Finding(
+            kind=one.kind,
+            ranks=tuple(one.ranks),
+            hosts=tuple(one.hosts),
+            links=tuple((pair[0], pair[1]) for pair in one.links),
+            steps=tuple(one.steps),
+            cost_ms_per_step=one.cost_ms_per_step,
+            text=one.text,
+            figures=dict(one.figures),
+            advice=f"uprof cluster report {overview.run.path}",
+        )
+        for one in found
+    )

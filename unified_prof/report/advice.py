@@ -1,0 +1,180 @@
+"""What could be better in a run: as text, Markdown and JSON, and in short above a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.finding import Advice, Finding
+from unified_prof.analysis.load import Opened
+from unified_prof.report import markdown, tables, words
+from unified_prof.report.documents import dumped
+from unified_prof.report.figures import answers, coverage_fields
+from unified_prof.report.tables import Column
+from unified_prof.report.terminal import Page
+
+FORMAT_VERSION = 1
+"""Of the JSON: raised when a key changes its meaning or goes away."""
+
+SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+_HEALTHY = "nothing found that would save time"
+
+
+@dataclass(frozen=True, slots=True)
+class Advised:
+    """One report and what could be better in it."""
+
+    path: str
+    family: str
+    title: str
+    advice: Advice
+
+
+def gather(opened: Opened) -> list[Advised]:
+    """Ask every report.
+
+    Raises:
+        StoreError: none could be read to its end.
+    """
+
+    def ask(analysis: Analysis) -> Advised:
+        advice, summary = analysis.advice(), analysis.summary
+        return Advised(summary.path, summary.family, tables.title(summary), advice)
+
+    return answers(opened, ask)
+
+
+def json_text(
+    reports: Iterable[Advised], opened: Opened, of_run: Sequence[Finding], *, top: int | None
+) -> str:
+    """Return all of it as JSON."""
+    return dumped(
+        {
+            "format": "uprof-advice",
+            "version": FORMAT_VERSION,
+            "run": [one.document() for one in of_run],
+            "reports": [
+                {
+                    "path": one.path,
+                    "family": one.family,
+                    "steps": one.advice.steps,
+                    "step_ms": one.advice.step_ms,
+                    "findings": [found.document() for found in one.advice.findings[:top]],
+                    "findings_left_out": len(one.advice.findings[top:]) if top else 0,
+                    "not_judged": [{"kind": x.kind, "why": x.why} for x in one.advice.not_judged],
+                    "judged": list(one.advice.judged),
+                }
+                for one in reports
+            ],
+            "coverage": coverage_fields(opened.coverage),
+        }
+    )
+
+
+def text(
+    reports: Iterable[Advised],
+    of_run: Sequence[Finding],
+    *,
+    top: int | None,
+    width: int | None,
+    color: bool,
+    full_names: bool,
+) -> str:
+    """Return all of it for a terminal."""
+    page = Page(width=width, color=color, full_names=full_names)
+    if of_run:
+        page.title("what costs the run of all ranks time")
+        for cause in of_run[:top]:
+            page.plain(f"  {words.neutral(cause.text)}")
+    for number, one in enumerate(reports):
+        if number or of_run:
+            page.gap()
+        page.title(one.title)
+        page.fact("judged", _judged(one.advice))
+        for place, found in enumerate(one.advice.findings[:top], start=1):
+            page.heading(f"{place}. {_heading(found)}")
+            page.plain(f"   {words.neutral(found.text)}")
+            if found.advice:
+                page.plain(f"   try: {found.advice}")
+            if found.evidence:
+                page.table(_evidence(found))
+        if not one.advice.findings:
+            page.fact("found", _HEALTHY)
+        elif top is not None and len(one.advice.findings) > top:
+            page.note(f"and {len(one.advice.findings) - top} more (--top)")
+        for line in _not_judged(one.advice):
+            page.note(line)
+    return page.text()
+
+
+def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: int | None) -> str:
+    """Return all of it as Markdown."""
+    parts = []
+    if of_run:
+        lines = [f"- {markdown.escape(cause.text)}" for cause in of_run[:top]]
+        parts.append("\n".join(["## What costs the run of all ranks time", "", *lines]))
+    for one in reports:
+        lines = [f"## {markdown.escape(one.title)}", "", markdown.escape(_judged(one.advice)), ""]
+        for place, found in enumerate(one.advice.findings[:top], start=1):
+            lines += [f"### {place}. {markdown.escape(_heading(found))}", ""]
+            lines += [markdown.escape(found.text), ""]
+            if found.advice:
+                lines += [f"Try: {markdown.escape(found.advice)}", ""]
+            if found.evidence:
+                lines += [*markdown.table(_evidence(found)), ""]
+        if not one.advice.findings:
+            lines += [markdown.escape(_HEALTHY), ""]
+        lines += [f"- {markdown.escape(line)}" for line in _not_judged(one.advice)]
+        parts.append("\n".join(lines).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+def in_short(advice: Advice, most: int = 3) -> list[str]:
+    """Return the costliest findings, a line each."""
+    return [f"{words.neutral(one.text)} ({one.kind}, {one.sure})" for one in advice.findings[:most]]
+
+
+def _judged(advice: Advice) -> str:
+    if advice.step_ms is None:
+        return "nothing was timed"
+    length = words.duration(advice.step_ms * 1e6)
+    if not advice.steps:
+        return f"{length}, no step is known"
+    many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
+    return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
+
+
+def _heading(found: Finding) -> str:
+    cost = f"{words.duration(found.cost_ms_per_step * 1e6)} a step, " * bool(found.cost_ms_per_step)
+    return f"{found.kind}: {cost}{found.sure}"
+
+
+def _not_judged(advice: Advice) -> list[str]:
+    """Return the rules that could not be asked, by what was missing."""
+    by_reason: dict[str, list[str]] = {}
+    for one in advice.not_judged:
+        by_reason.setdefault(one.why, []).append(one.kind)
+    return [f"not judged: {', '.join(kinds)}: {why}" for why, kinds in by_reason.items()]
+
+
+_SHOWN = (("count", "count"), ("total_ns", "total"), ("operation", "operation"), ("line", "line"))
+
+
+def _evidence(found: Finding) -> list[Column]:
+    rows = found.evidence
+    columns = [Column("evidence", tuple(words.neutral(str(row["name"])) for row in rows), True)]
+    for key, heading in _SHOWN:
+        if any(key in row for row in rows):
+            cells = tuple(_cell(key, row.get(key)) for row in rows)
+            columns.append(Column(heading, cells, is_name=key in ("operation", "line")))
+    return columns
+
+
+def _cell(key: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if key.endswith("_ns"):
+        return words.duration(value)
+    return words.number(value) if isinstance(value, int) else words.neutral(str(value))
