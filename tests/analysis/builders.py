@@ -237,6 +237,20 @@ class Device:
             row: dict[str, Any] = {"id": [self._calls], "connectionId": launches}
             self.writer.write("CONNECTION_IDS", row)
 
+    def runtime(self, start: int, end: int, name: str, connection: int, *, thread: int = 1) -> None:
+        """Add a call of the runtime on the host, which launched the work of `connection`."""
+        self.writer.write(
+            "CANN_API",
+            {
+                "startNs": [self.T0 + start],
+                "endNs": self.T0 + end,
+                "type": 5000,
+                "globalTid": thread,
+                "connectionId": connection,
+                "name": self.text(name),
+            },
+        )
+
     def chain(self, number: int, *frames: str) -> None:
         """Add a call chain, innermost frame first, such as `/home/me/train.py(12): step`."""
         for depth, frame in enumerate(frames):

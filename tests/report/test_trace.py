@@ -62,7 +62,7 @@ def test_a_perfetto_trace_holds_every_slice_flow_and_counter(
     path = tmp_path / "o.perfetto-trace"
     with open_analyses(recording) as (analysis,):
         written = perfetto.write(path, [("", analysis)])
-    assert (written.slices, written.flows, written.counters) == (9, 2, 1)
+    assert (written.slices, written.flows, written.counters) == (9, 2, 2)
     trace = protos.Trace()
     trace.ParseFromString(path.read_bytes())
     described: dict[int, Any] = {}
@@ -90,7 +90,12 @@ def test_a_perfetto_trace_holds_every_slice_flow_and_counter(
     assert not any(opened.values()), "every slice ends"
     assert sorted(begun) == [(1, "launch"), (2, "launch")]
     assert sorted(ended) == [(1, "mm"), (2, "add")]
-    assert values == [("HBM device", "B", 10, 5.0), ("HBM device", "B", 20, 7.0)]
+    assert values == [
+        ("HBM device", "B", 10, 5.0),
+        ("HBM device", "B", 20, 7.0),
+        ("queue of stream 2", "launches", 500, 1.0),
+        ("queue of stream 2", "launches", 1000, 0.0),
+    ]
 
 
 def test_a_chrome_trace_has_numbers_for_times(recording: Path, tmp_path: Path) -> None:
@@ -121,7 +126,13 @@ def test_a_chrome_trace_has_numbers_for_times(recording: Path, tmp_path: Path) -
     assert all(isinstance(event["ts"], float) for event in events if "ts" in event)
     flows = [(event["ph"], event["id"]) for event in events if event["ph"] in "sf"]
     assert [flow for flow in flows if flow[0] == "f"] == [("f", 1), ("f", 2)]
-    assert [event["args"]["value"] for event in events if event["ph"] == "C"] == [5.0, 7.0]
+    values = [(event["name"], event["args"]["value"]) for event in events if event["ph"] == "C"]
+    assert values == [
+        ("HBM device (B)", 5.0),
+        ("HBM device (B)", 7.0),
+        ("queue of stream 2 (launches)", 1.0),
+        ("queue of stream 2 (launches)", 0.0),
+    ]
 
 
 def test_several_ranks_keep_their_names_and_flows_apart(recording: Path, tmp_path: Path) -> None:
@@ -136,7 +147,7 @@ def test_several_ranks_keep_their_names_and_flows_apart(recording: Path, tmp_pat
 def test_the_command_says_what_it_wrote(recording: Path, tmp_path: Path) -> None:
     done = uprof("trace", recording, "-o", tmp_path / "o.json")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "9 slices on 7 tracks, 2 flows, 1 counters" in done.stderr
+    assert "9 slices on 7 tracks, 2 flows, 2 counters" in done.stderr
     refused(uprof("trace", recording, "-o", tmp_path / "o.json"), 9, "already exists", "--force")
     refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", ".perfetto-trace")
 

@@ -79,6 +79,22 @@ KINDS: dict[By, Kind] = {
             counted="ranges",
             detailed="measured",
         ),
+        Kind(
+            "launch",
+            "Launches",
+            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            module="launches",
+            counted="launches",
+            when_asked=True,
+        ),
+        Kind(
+            "queue",
+            "Queues of streams",
+            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            module="queues",
+            counted="launches",
+            when_asked=True,
+        ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
         Kind(
             "step",

@@ -228,7 +228,7 @@ class Series:
 
     name: str
     unit: str
-    """`B`, `B/s`, `MHz` or `%`."""
+    """`B`, `B/s`, `MHz`, `%`, `launches`, or what a recording calls a unit of its own."""
     device: str
     time_ns: NDArray[np.int64]
     value: NDArray[np.float64]

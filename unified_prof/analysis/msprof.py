@@ -10,6 +10,7 @@ import numpy as np
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
+from unified_prof.analysis.explain import queues
 from unified_prof.analysis.explain.advice import registry
 from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import KINDS, By, Kind
@@ -33,7 +34,7 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import timeline, tracks
+from unified_prof.analysis.views import over_time, timeline, tracks
 from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
@@ -170,8 +171,13 @@ class MsprofAnalysis(Analysis):
         return counters.memory_series(self.recording.source, self.recording.strings)
 
     def counter_series(self) -> tuple[Series, ...]:
-        """Return bandwidths and frequencies over time."""
-        return counters.counter_series(self.recording.source, self.recording.strings)
+        """Return bandwidths and frequencies over time, rates of copies and queues of streams."""
+        recording = self.recording
+        return (
+            *counters.counter_series(recording.source, recording.strings),
+            *over_time.copy_rates(recording.source, recording.tasks),
+            *queues.series(recording),
+        )
 
     def pmu(self) -> tuple[PmuFigure, ...]:
         """Return hardware counters by operator type."""

@@ -23,6 +23,7 @@ from unified_prof.analysis.views import annotated, step_trace
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import DeviceWork, OfSteps, StepWindows, step_windows
 from unified_prof.analysis.views.idle_time import IdleTime
+from unified_prof.analysis.views.launched import Launched, launched
 from unified_prof.analysis.views.step_trace import Ran, StepTrace
 from unified_prof.analysis.views.work import Work, host_calls, step_of
 from unified_prof.store.integers import MISSING
@@ -165,6 +166,11 @@ class Recording:
         row = calls.launching(self.tasks.connection)
         found: NDArray[np.int64] = np.where(row >= 0, calls.start_ns[row], started)
         return found
+
+    @cached_property
+    def launches(self) -> Launched:
+        """The work of all devices by the call and stream that launched it."""
+        return launched(self.tasks, self.host_calls)
 
     @cached_property
     def annotations(self) -> annotated.Ranges:

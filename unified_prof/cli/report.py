@@ -62,8 +62,9 @@ def report(
     by: Annotated[
         ByOption | None,
         typer.Option(
-            help="What to break time and memory down by.",
-            show_default="operation; everything for json and html",
+            metavar="NAME",
+            help=f"What to break time and memory down by: {', '.join(KINDS)}.",
+            show_default="operation; the usual ones for json and html",
         ),
     ] = None,
     top: Annotated[

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.model import DeviceTime, Row, Summary, Totals
+from unified_prof.analysis.model import DeviceTime, Distribution, Row, Summary, Totals
 from unified_prof.analysis.read.collectives import device_name
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
@@ -222,15 +222,19 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
     lines += [("idle", text) for text in _why_idle(figures.why_idle)]
     if (delay := figures.launch_delay) is not None:
-        lines.append(
-            (
-                "launch delay",
-                f"median {words.duration(delay.median_ns)}, 90 % below "
-                f"{words.duration(delay.p90_ns)}, at most {words.duration(delay.max_ns)} "
-                f"({words.number(delay.count)} launches)",
-            )
-        )
+        lines.append(("launch delay", _launch_delay(delay)))
     return lines
+
+
+def _launch_delay(delay: Distribution) -> str:
+    """Say how long after the host had called for it work began: waiting its turn is included."""
+    if delay.count == 1:
+        return f"the only launch began {words.duration(delay.max_ns)} after its call on the host"
+    return (
+        f"half of {words.number(delay.count)} launches began within "
+        f"{words.duration(delay.median_ns)} of their call on the host, 90 % within "
+        f"{words.duration(delay.p90_ns)}, the latest after {words.duration(delay.max_ns)}"
+    )
 
 
 def _step_traces(traces: Iterable[StepTrace]) -> list[str]:

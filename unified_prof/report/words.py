@@ -38,9 +38,13 @@ def share(part: float | None, whole: float | None) -> str:
     return percent(None if part is None or not whole else 100 * part / whole)
 
 
-def number(value: int | None) -> str:
-    """Return a count with separators."""
-    return NOT_MEASURED if value is None else f"{value:,}"
+def number(value: float | None) -> str:
+    """Return a count with separators, a mean of counts with three significant digits."""
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:

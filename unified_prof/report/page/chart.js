@@ -2,6 +2,9 @@
 
 const LINE_HUES = [214, 28, 168, 286, 350, 92, 48, 246];
 const UNIT_WORDS = { B: words.size, "B/s": words.rate, "%": (value) => `${value.toFixed(0)} %`, MHz: (value) => `${words.count(Math.round(value))} MHz` };
+const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launches: "Queues of streams over time" };
+/** Units that a recording brings along are shown as they are. */
+const inUnit = (unit) => UNIT_WORDS[unit] || ((value) => `${words.count(Math.round(value * 1000) / 1000)} ${unit}`.trim());
 
 function chartSections(report) {
   const sections = [];
@@ -10,7 +13,7 @@ function chartSections(report) {
   if (rates.length) sections.push(chartSection("bandwidth", "Bandwidth over time", rates, report.view));
   const units = [...new Set(report.counters.map((one) => one.unit))].filter((unit) => unit !== "B/s");
   for (const unit of units) {
-    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, unit === "MHz" ? "Frequency over time" : "Load over time", report.counters.filter((one) => one.unit === unit), report.view));
+    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, UNIT_TITLES[unit] || "Counters over time", report.counters.filter((one) => one.unit === unit), report.view));
   }
   return sections;
 }
@@ -36,7 +39,7 @@ function chartSection(id, title, series, view) {
         draw();
       },
     },
-  }, make("span", { class: "swatch", style: { background: line.color } }), `${line.title} `, make("span", { class: "soft", text: `max ${UNIT_WORDS[line.unit](line.max)}` })))));
+  }, make("span", { class: "swatch", style: { background: line.color } }), `${line.title} `, make("span", { class: "soft", text: `max ${inUnit(line.unit)(line.max)}` })))));
   section.append(picture, tip, legend);
   const thinned = lines.filter((line) => line.samples > line.time_ns.length);
   if (thinned.length) {
@@ -53,7 +56,7 @@ function chartSection(id, title, series, view) {
     const x = (time) => left + ((time - from) / (to - from)) * (width - left - 12);
     const y = (value) => height - bottom - (value / most) * (height - bottom - top);
     const parts = [];
-    const inWords = UNIT_WORDS[lines[0].unit];
+    const inWords = inUnit(lines[0].unit);
     const factor = lines[0].unit === "B" ? SIZES.find(([one]) => most >= one || one === 1)[0] : 1;
     const rise = roundStep(most / factor / 5) * factor;
     for (let value = 0; value <= most; value += rise) {
@@ -97,7 +100,7 @@ function chartSection(id, title, series, view) {
     const found = lines.filter((line) => line.shown).map((line) => {
       const next = line.time_ns.findIndex((one) => one > time);
       const index = next < 0 ? line.time_ns.length - 1 : Math.max(0, next - 1);
-      return `${line.title}: ${UNIT_WORDS[line.unit](line.value[index])}`;
+      return `${line.title}: ${inUnit(line.unit)(line.value[index])}`;
     });
     tip.hidden = time < view.from || time > view.to;
     tip.textContent = `${words.duration(Math.max(0, time))}  ${found.join("; ")}`;

@@ -1,0 +1,131 @@
+"""How the host launched work, call by call, and how much of it stood in the queues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import Device, training_step
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Row
+from unified_prof.errors import UsageError
+
+US = 1000
+
+
+def rows(path: Path, by: str) -> dict[str, Row]:
+    with open_analyses(path) as (analysis,):
+        return {row.name: row for row in analysis.breakdown(by).rows}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "msprof_20260101000000.db"
+
+
+def test_launches_are_told_by_the_call_that_made_them(path: Path) -> None:
+    with Device(path) as device:
+        # A kernel of 4 us at once, one of 2 us that is shorter than its call, one that is late.
+        for number, (called, returned, start, end) in enumerate(
+            [(0, 3, 5, 9), (10, 14, 13, 15), (20, 80, 181, 190)]
+        ):
+            device.runtime(called * US, returned * US, "cudaLaunchKernel", 100 + number)
+            device.task(start * US, end * US, connection=100 + number, kernel=("k", "K"))
+        device.runtime(200 * US, 210 * US, "cudaMemcpyAsync", 200)
+        device.task(220 * US, 260 * US, "MEMCPY_ASYNC", connection=200, copy=4096)
+        device.task(300 * US, 310 * US, connection=999, kernel=("k", "K"))
+    found = rows(path, "launch")
+    assert list(found) == ["cudaLaunchKernel", "cudaMemcpyAsync", "(launch not recorded)"]
+    kernels = found["cudaLaunchKernel"]
+    assert (kernels.count, kernels.total_ns) == (3, (3 + 4 + 60) * US)
+    assert kernels.extra == {
+        "work_ns": (4 + 2 + 9) * US,
+        "delay_median_ns": 5 * US,  # of 5, 3 and 161
+        "delay_p99_ns": 5 * US,
+        "delay_max_ns": 161 * US,
+        "waited_median_ns": 2 * US,  # of 2, 0 and 101
+        "waited_p99_ns": 2 * US,
+        "short_kernels": 1,
+        "slow_calls": 1,
+        "late_kernels": 1,
+    }
+    assert found["cudaMemcpyAsync"].extra["delay_median_ns"] == 20 * US
+    missing = found["(launch not recorded)"]
+    assert (missing.count, missing.total_ns, dict(missing.extra)) == (1, None, {})
+
+
+def test_a_replayed_graph_is_one_launch_and_waiting_tasks_are_none(path: Path) -> None:
+    with Device(path) as device:
+        device.runtime(0, 1000, "cudaGraphLaunch", 7)
+        for start in (500, 700, 900):
+            device.task(start, start + 100, connection=7, stream=start // 500, kernel=("k", "K"))
+        device.runtime(2000, 2100, "aclrtStreamWaitEvent", 8)
+        device.task(5000, 6000, "EVENT_WAIT", connection=8, stream=1)
+    found = rows(path, "launch")
+    assert list(found) == ["cudaGraphLaunch"]
+    graph = found["cudaGraphLaunch"]
+    assert (graph.count, graph.extra["work_ns"], graph.extra["delay_max_ns"]) == (1, 300, 500)
+    assert {name: row.count for name, row in rows(path, "queue").items()} == {"stream 1": 1}
+
+
+def test_a_queue_has_what_was_launched_and_has_not_begun(path: Path) -> None:
+    with Device(path) as device:
+        for number, (called, start) in enumerate([(0, 100), (10, 200), (20, 300), (400, 350)]):
+            device.runtime(called, called + 5, "cudaLaunchKernel", number + 1)
+            device.task(start, start + 50, connection=number + 1, kernel=("k", "K"))
+        device.runtime(30, 35, "cudaLaunchKernel", 9)
+        device.task(90, 95, connection=9, stream=3, kernel=("k", "K"))
+    found = rows(path, "queue")
+    assert list(found) == ["stream 2", "stream 3"]
+    # 1 from 0, 2 from 10, 3 from 20 to 100, 2 to 200, 1 to 300, none to 400: there a clock that
+    # is a little ahead lets work start before it was launched.
+    assert found["stream 2"].extra == {
+        "window_ns": 400,
+        "empty_ns": 100,
+        "full_ns": 0,
+        "longest": 3,
+        "mean_length": (10 + 20 + 240 + 200 + 100) / 400,
+    }
+    assert found["stream 2"].total_ns == 300
+    with open_analyses(path) as (analysis,):
+        series = {one.name: one for one in analysis.counter_series()}
+    line = series["queue of stream 2"]
+    assert (line.unit, line.device) == ("launches", "device 0")
+    assert (line.time_ns - Device.T0).tolist() == [0, 10, 20, 100, 200, 300, 400]
+    assert line.value.tolist() == [1, 2, 3, 2, 1, 0, 0]
+
+
+def test_a_full_queue_is_told(path: Path) -> None:
+    with Device(path) as device:
+        for number in range(1030):
+            device.runtime(number, number + 1, "cudaLaunchKernel", number + 1)
+            device.task(10_000 + number, 10_001 + number, connection=number + 1, kernel=("k", "K"))
+    row = rows(path, "queue")["stream 2"]
+    assert (row.extra["longest"], row.extra["full_ns"]) == (1030, 10_006 - 1023)
+
+
+def test_without_calls_of_the_host_nothing_is_told(tmp_path: Path) -> None:
+    training_step(path := tmp_path / "msprof_20260101000000.db")
+    for by in ("launch", "queue"):
+        with pytest.raises(UsageError, match="no call of the host was recorded"):
+            rows(path, by)
+    with open_analyses(path) as (analysis,):
+        assert "queue of stream 2" not in names(analysis)
+
+
+def test_copies_at_the_same_time_add_up(path: Path) -> None:
+    with Device(path) as device:
+        device.task(0, 1000, "MEMCPY_ASYNC", copy=1000)
+        device.task(500, 1500, "MEMCPY_ASYNC", stream=3, copy=3000)
+        device.task(3000, 3000, "MEMCPY_ASYNC", copy=10)
+    with open_analyses(path) as (analysis,):
+        (line,) = analysis.counter_series()
+    assert (line.name, line.unit) == ("memcpy host to device", "B/s")
+    assert (line.time_ns - Device.T0).tolist() == [0, 500, 1000, 1500]
+    assert line.value.tolist() == [1e9, 4e9, 3e9, 0]
+
+
+def names(analysis: Analysis) -> list[str]:
+    return [one.name for one in analysis.counter_series()]

@@ -1,0 +1,31 @@
+"""Lines over time keep their extremes when they are thinned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unified_prof.analysis.views.over_time import stacked, thinned
+
+
+def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:
+    time = np.arange(100_000)
+    value = np.zeros(100_000)
+    value[54_321], value[77_777] = 9, -3
+    at, kept = thinned(time, value)
+    assert len(kept) <= 20_002
+    assert (at[0], at[-1]) == (0, 99_999)
+    assert kept[at == 54_321].tolist() == [9]
+    assert kept[at == 77_777].tolist() == [-3]
+
+
+def test_a_short_line_stays_as_it_is() -> None:
+    time, value = np.arange(5), np.arange(5.0)
+    assert thinned(time, value) == (time, value)
+
+
+def test_nothing_open_is_exactly_zero() -> None:
+    start, end = np.array([0, 5, 40]), np.array([20, 30, 41])
+    _, value = stacked(start, end, np.array([0.1, 0.7, 1e9]))
+    assert value.tolist()[-3:] == [0.0, 1e9, 0.0]
+    empty = np.zeros(0, np.int64)
+    assert [len(one) for one in stacked(empty, empty, empty)] == [0, 0]
