@@ -9,12 +9,17 @@ import pytest
 
 from tests.cluster.made import Made, Plan, make, partials_of
 from unified_prof.analysis.finding import Finding
+from unified_prof.cluster import walk
+from unified_prof.cluster.partial import first_steps
 from unified_prof.cluster.summary import summarise
 
 
 def told(plan: Plan) -> tuple[list[Finding], Made]:
     made = make(plan)
     return summarise(partials_of(made)).findings, made
+
+
+SOME = (3, 4, 5)
 
 
 def true_cost_ms(plan: Plan, made: Made) -> float:
@@ -153,3 +158,96 @@ def test_one_of_three_with_the_same_work_is_told() -> None:
     made = make(Plan(tp=2, dp=2, pp=2, slow={6: 1.2}))
     found = [one for one in partials_of(made) if one.facts.rank not in (3, 5)]
     assert [one.ranks for one in summarise(found).findings] == [(6,)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("noise", [0.01, 0.05])
+def test_a_healthy_run_of_many_steps_has_none(seed: int, noise: float) -> None:
+    assert told(Plan(seed=seed, noise=noise, steps=12, setup_ns=2_000_000))[0] == []
+    assert told(Plan(tp=1, dp=2, pp=1, seed=seed, noise=noise, steps=12))[0] == []
+
+
+@pytest.mark.parametrize("only", [SOME, (7,), (0,), (0, 2, 4, 6, 8)])
+def test_a_rank_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
+    plan = Plan(slow={5: 1.3}, steps=10, only=only, batches=4)
+    found, made = told(plan)
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_rank", (5,), only)]
+    assert found[0].figures["factor"] == pytest.approx(1.3, abs=0.02)
+    true = true_cost_ms(plan, made)
+    assert found[0].cost_ms_per_step == pytest.approx(true, rel=0.1)
+    each = found[0].figures["cost_ms_in_these_steps"]
+    assert each == pytest.approx(true * 10 / len(only), rel=0.1)
+    assert f"costs each of these {each:.3g} ms, " in found[0].text
+
+
+def test_steps_are_named_in_words() -> None:
+    found, _ = told(Plan(slow={5: 1.3}, steps=10, only=SOME, batches=4))
+    assert "rank 5 on host1: in steps 3, 4 and 5 its kernels take 1.3" in found[0].text
+    found, _ = told(Plan(slow={5: 1.3}, steps=10, only=(7,), batches=4))
+    assert "rank 5 on host1: in step 7 its kernels" in found[0].text
+    found, _ = told(Plan(slow={5: 1.3}, steps=14, only=(0, 2, 4, 6, 8, 10), batches=4))
+    assert "in 6 of 14 steps (0, 2, 4, 6, 8, ...) its kernels" in found[0].text
+
+
+def test_one_of_two_ranks_that_is_slow_in_some_steps() -> None:
+    found, _ = told(Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=10, only=SOME, batches=6))
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_rank", (1,), SOME)]
+
+
+def test_a_host_that_computes_slowly_in_some_steps() -> None:
+    slow = dict.fromkeys(range(4, 8), 1.2)
+    found, _ = told(Plan(slow=slow, dp=8, pp=1, steps=8, only=SOME))
+    assert [(one.kind, one.hosts, one.steps) for one in found] == [("slow_host", ("host1",), SOME)]
+
+
+@pytest.mark.parametrize("only", [SOME, (7,), (0, 1, 2, 3, 4, 5, 6)])
+def test_a_link_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
+    plan = Plan(slow_links={(2, 10): 3.0}, batches=4, steps=10, only=only)
+    found, made = told(plan)
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_link", (2, 10), only)]
+    assert found[0].figures["factor"] == pytest.approx(3, rel=0.1)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.01)
+
+
+def test_the_only_link_is_compared_with_itself() -> None:
+    plan = Plan(tp=1, dp=1, pp=2, slow_links={(0, 1): 3.0}, batches=4, steps=10, only=SOME)
+    found, _ = told(plan)
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_link", (0, 1), SOME)]
+
+
+def test_a_link_within_a_group_that_is_slow_in_some_steps() -> None:
+    found, _ = told(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}, steps=8, only=SOME))
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [
+        ("slow_link", (4, 5, 6, 7), SOME)
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"slow": {5: 1.3}}, {"slow_links": {(2, 10): 3.0}}, {"late": {6: 5_000_000}}],
+    ids=["slow_rank", "slow_link", "late_input"],
+)
+def test_steps_beyond_those_that_are_walked_cost_what_they_cost(
+    change: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(Plan(steps=10, only=(7, 8), batches=4), **change)  # type: ignore[arg-type]
+    whole, _ = told(plan)
+    monkeypatch.setattr(walk, "_MOST_OPERATIONS", 1_500)
+    found, made = told(plan)
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [
+        (one.kind, one.ranks, (7, 8)) for one in whole
+    ]
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.02)
+
+
+def test_steps_whose_communication_is_not_held_have_a_bound() -> None:
+    made = make(Plan(slow={5: 1.3}, steps=10, only=(7, 8), batches=4))
+    parts = partials_of(made)
+    first = [first_steps(one, 40) for one in parts]
+    until = first[0].until
+    assert until is not None
+    found = summarise(first, until=until).findings
+    assert [(one.kind, one.steps) for one in found] == [("slow_rank", (7, 8))]
+    assert "costs each of these at most" in found[0].text
+    exact = summarise(parts).findings[0].cost_ms_per_step
+    assert exact <= found[0].cost_ms_per_step < 4 * exact

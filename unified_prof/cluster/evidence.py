@@ -32,6 +32,8 @@ class Evidence:
     work: Ints
     """Time of its kernels, a sum, and the median of its peers."""
     peers_work: Floats
+    work_at: Floats
+    """Time of its kernels: ranks by `steps`."""
     slowness: Floats
     """The logarithm of its kernels' time over that of its peers', one figure for all kinds."""
     slowness_error: Floats
@@ -98,6 +100,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         steps=tuple(chosen),
         work=work.astype(np.int64),
         peers_work=_by_peers(work, roles.peers),
+        work_at=work_at,
         slowness=slowness,
         slowness_error=error,
         slowness_scatter=scatter,
@@ -115,6 +118,39 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         else input_at,
         host_gap=idle,
     )
+
+
+def slowness_in(
+    matched: Matched, peers: Ints, rank: int, steps: Sequence[int]
+) -> tuple[float, float, float]:
+    """Return a rank's slowness in some steps, its standard error, and how general it is.
+
+    Args:
+        matched: The run.
+        peers: Ranks with equal numbers do the same work.
+        rank: By number in `matched`.
+        steps: Those steps.
+    """
+    members = np.flatnonzero(peers == peers[rank])
+    if len(members) < 2:
+        members = np.arange(len(peers))
+    names: dict[str, int] = {}
+    cells: list[tuple[int, int, int, int]] = []
+    for place, index in enumerate(members.tolist()):
+        one = matched.partials[index]
+        table = one.kernels
+        inside = np.flatnonzero(np.isin(table["step"], list(steps)) & (table["name"] >= 0))
+        sums: dict[int, list[int]] = {}
+        for name, n, total in zip(
+            *(table[column][inside].tolist() for column in ("name", "n", "total")), strict=True
+        ):
+            cell = sums.setdefault(names.setdefault(one.names[name], len(names)), [0, 0])
+            cell[0] += n
+            cell[1] += total
+        cells += [(place, name, n, total) for name, (n, total) in sums.items()]
+    found = _slowness(cells, len(names), np.zeros(len(members), np.int64))
+    mine = int(np.flatnonzero(members == rank)[0])
+    return float(found[0][mine]), float(found[1][mine]), float(found[2][mine])
 
 
 def median_of_others_known(values: Floats) -> Floats:

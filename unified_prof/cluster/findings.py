@@ -6,8 +6,8 @@ for a rank is none, since late work is handed on. Its cost is what a step would 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,21 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.finding import Finding
 from unified_prof.cluster import links as moved
-from unified_prof.cluster.evidence import Evidence
+from unified_prof.cluster.case import (
+    LEAST_SHARE,
+    MS,
+    Case,
+    Cost,
+    by_host,
+    cost_of,
+    finding,
+    in_steps,
+    listed,
+)
+from unified_prof.cluster.evidence import slowness_in
 from unified_prof.cluster.links import Slow
-from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.roles import Roles
 from unified_prof.cluster.spread import deviation, farthest
-from unified_prof.cluster.waits import Waits
-from unified_prof.cluster.walk import Change, Walk
+from unified_prof.cluster.walk import Change
 
 Floats = NDArray[np.float64]
 
@@ -33,53 +41,21 @@ SLOW_LINK = "slow_link"
 
 _LEAST_SLOWNESS = 0.015
 """Kernels that are slower by less are not worth a name, however sure."""
+_LEAST_SLOWNESS_AT = 0.03
+"""The same of kernels that are slower in some steps only, which are fewer."""
+_LEAST_STEPS = 3
+"""Of two steps the one is as good a measure of what is usual as the other."""
 _LEAST_GENERAL = 0.6
 """Of a slow rank most kinds of kernel are slower; of one with more work some."""
-_LEAST_SHARE = 0.002
-"""Idle time that is a smaller part of a step is not worth a name."""
 _LEAST_EXCESS = 0.5
 """Gaps that are longer by a smaller part are not worth a name."""
 _FEW_RANKS = 5
-_MOST_OF_A_HOST = 0.75
 _USUAL_GAP_NS = 2_000.0
 """What a device needs between two kernels that both wait for it, of any vendor."""
 _MUCH_IDLE = 0.1
 """Where all ranks alike wait so much of a step for input, that is a finding of its own."""
 _IDLE_OF_ALL = 0.05
 """The same of devices that stand idle between kernels, where that is longer than usual, too."""
-_MS = 1e6
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """All there is to judge."""
-
-    matched: Matched
-    waits: Waits
-    roles: Roles
-    evidence: Evidence
-    walk: Walk
-    steps: tuple[int, ...]
-    step_ns: float
-    """Length of a step, the median over ranks."""
-
-    def host(self, index: int) -> str | None:
-        """Return the host of a rank."""
-        return self.matched.facts[index].host
-
-    def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """Return the hosts of ranks, each once."""
-        return tuple(sorted({host for one in ranks if (host := self.host(one)) is not None}))
-
-    def named(self, index: int) -> str:
-        """Return a rank and its host in words."""
-        host = self.host(index)
-        rank = f"rank {self.matched.ranks[index]}"
-        return rank if host is None else f"{rank} on {host}"
-
-    def global_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the global numbers of ranks."""
-        return tuple(self.matched.ranks[one] for one in ranks)
 
 
 def findings(case: Case) -> list[Finding]:
@@ -95,40 +71,95 @@ def slow_kernels(case: Case) -> Iterator[Finding]:
     if len(case.matched.ranks) < 4:  # too few to know how far ranks lie apart
         usual = evidence.slowness_error
     limit = np.maximum(farthest(len(case.matched.ranks)) * usual, _LEAST_SLOWNESS)
-    slow = np.flatnonzero(
-        (evidence.slowness > limit) & (evidence.general >= _LEAST_GENERAL)
-    ).tolist()
-    for ranks, host in _by_host(case, slow):
+    slow = np.flatnonzero((evidence.slowness > limit) & (evidence.general >= _LEAST_GENERAL))
+    at_times = dict(_slow_at_times(case))
+    always = [one for one in slow.tolist() if one not in at_times]
+    for ranks, host in by_host(case, always):
         factors = {one: float(np.exp(evidence.slowness[one])) for one in ranks}
-        cost = case.walk.cost_ns(Change(work={one: 1 / f for one, f in factors.items()}))
         worst = max(ranks, key=lambda one: factors[one])
-        factor = factors[worst]
         steps = tuple(
             step
             for at, step in enumerate(evidence.steps)
             if evidence.slowness_at[worst, at] > evidence.slowness[worst] / 2
         )
-        peers = "pipeline stage" if case.roles.by_stage else "kind of work"
-        figures = {
-            "factor": round(factor, 4),
-            "factor_error": round(float(evidence.slowness_error[worst]) * factor, 4),
-            "work_ms_per_step": evidence.work[worst] / max(len(evidence.steps), 1) / _MS,
-            "peers_work_ms_per_step": evidence.peers_work[worst]
-            / max(len(evidence.steps), 1)
-            / _MS,
-        }
-        if host is None:
-            text = (
-                f"{case.named(worst)}: its kernels take {factor:.3f} times as long as those of "
-                f"the other ranks with its {peers}; {_costs(cost)}"
+        cost = cost_of(case, Change(work={one: 1 / f for one, f in factors.items()}), case.steps)
+        error = float(evidence.slowness_error[worst])
+        yield _slow(case, host, factors, error, steps, cost, "")
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for one, (steps, _, _) in at_times.items():
+        groups.setdefault(steps, []).append(one)
+    for steps, members in groups.items():
+        for ranks, host in by_host(case, members):
+            factors = {one: float(np.exp(at_times[one][1])) for one in ranks}
+            healed = {(one, step): 1 / f for one, f in factors.items() for step in steps}
+            places = [evidence.steps.index(step) for step in steps]
+            excess = max(
+                float(np.mean(evidence.work_at[one, places])) * (1 - 1 / f)
+                for one, f in factors.items()
             )
-            yield _finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
-        else:
-            text = (
-                f"host {host}: kernels of {len(ranks)} of its ranks take up to {factor:.2f} times "
-                f"as long as those of other hosts' ranks with the same {peers}; {_costs(cost)}"
-            )
-            yield _finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
+            cost = cost_of(case, Change(work_at=healed), steps, excess)
+            worst = max(ranks, key=lambda one: factors[one])
+            where = in_steps(case, steps)
+            yield _slow(case, host, factors, at_times[worst][2], steps, cost, where)
+
+
+def _slow_at_times(case: Case) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
+    """Yield (rank, (steps, slowness there, its error)) of those that are slow in some steps."""
+    evidence = case.evidence
+    at = evidence.slowness_at
+    known = np.isfinite(at)
+    if at.shape[1] < _LEAST_STEPS or not known.any():
+        return
+    limit = max(farthest(int(known.sum())) * deviation(at), _LEAST_SLOWNESS_AT)
+    hot = known & (at > limit)
+    for one in np.flatnonzero(hot.any(axis=1)).tolist():
+        rest = at[one, known[one] & ~hot[one]]
+        if not len(rest) or (rest >= float(np.median(at[one, hot[one]])) / 2).any():
+            continue
+        steps = tuple(evidence.steps[place] for place in np.flatnonzero(hot[one]).tolist())
+        slowness, error, general = slowness_in(case.matched, case.roles.peers, one, steps)
+        if slowness > _LEAST_SLOWNESS_AT and general >= _LEAST_GENERAL:
+            yield one, (steps, slowness, error)
+
+
+def _slow(
+    case: Case,
+    host: str | None,
+    factors: Mapping[int, float],
+    error: float,
+    steps: Sequence[int],
+    cost: Cost,
+    where: str,
+) -> Finding:
+    evidence = case.evidence
+    ranks = list(factors)
+    worst = max(ranks, key=lambda one: factors[one])
+    factor = factors[worst]
+    peers = "pipeline stage" if case.roles.by_stage else "kind of work"
+    if where:
+        places = [evidence.steps.index(step) for step in steps]
+        work = float(np.mean(evidence.work_at[worst, places]))
+        usual = work / factor
+    else:
+        work = evidence.work[worst] / max(len(evidence.steps), 1)
+        usual = evidence.peers_work[worst] / max(len(evidence.steps), 1)
+    figures = {
+        "factor": round(factor, 4),
+        "factor_error": round(error * factor, 4),
+        "work_ms_per_step": work / MS,
+        "peers_work_ms_per_step": usual / MS,
+    }
+    if host is None:
+        text = (
+            f"{case.named(worst)}:{where} its kernels take {factor:.3f} times as long as those of "
+            f"the other ranks with its {peers}; {cost.words}"
+        )
+        return finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
+    text = (
+        f"host {host}:{where} kernels of {len(ranks)} of its ranks take up to {factor:.2f} times "
+        f"as long as those of other hosts' ranks with the same {peers}; {cost.words}"
+    )
+    return finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
 
 
 def idle_between_kernels(case: Case) -> Iterator[Finding]:
@@ -142,27 +173,27 @@ def idle_between_kernels(case: Case) -> Iterator[Finding]:
     limit = np.maximum(
         farthest(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
     )
-    idle = np.flatnonzero((excess > limit) & (per_step > _LEAST_SHARE * case.step_ns)).tolist()
-    hosts = _by_host(case, idle)
+    idle = np.flatnonzero((excess > limit) & (per_step > LEAST_SHARE * case.step_ns)).tolist()
+    hosts = by_host(case, idle)
     for ranks, host in hosts:
         cut = {one: float(excess[one]) for one in ranks}
-        cost = case.walk.cost_ns(Change(gap_ns=cut))
+        cost = cost_of(case, Change(gap_ns=cut), case.steps)
         gap = float(np.median(evidence.gap[ranks]))
         usual = float(np.median(evidence.peers_gap[ranks]))
         figures = {
             "gap_us": round(gap / 1e3, 2),
             "usual_gap_us": round(usual / 1e3, 2),
-            "idle_ms_per_step": round(float(np.median(per_step[ranks])) / _MS, 4),
+            "idle_ms_per_step": round(float(np.median(per_step[ranks])) / MS, 4),
         }
         idle_words = (
             f"idle {gap / 1e3:.1f} µs behind each kernel against {usual / 1e3:.1f} µs elsewhere"
         )
         if host is None:
-            text = f"{case.named(ranks[0])}: its device is {idle_words}; {_costs(cost)}"
-            yield _finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
+            text = f"{case.named(ranks[0])}: its device is {idle_words}; {cost.words}"
+            yield finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
         else:
-            text = f"host {host}: the devices of {_count(ranks)} are {idle_words}; {_costs(cost)}"
-            yield _finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
+            text = f"host {host}: the devices of {_count(ranks)} are {idle_words}; {cost.words}"
+            yield finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
     if not hosts:
         yield from _all_idle(case)
 
@@ -178,19 +209,19 @@ def _all_idle(case: Case) -> Iterator[Finding]:
         return
     ranks = list(range(len(case.matched.ranks)))
     cut = {one: max(float(evidence.gap[one]) - _USUAL_GAP_NS, 0.0) for one in ranks}
-    cost = case.walk.cost_ns(Change(gap_ns=cut))
+    cost = cost_of(case, Change(gap_ns=cut), case.steps)
     hosts = case.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
         f"{where}: the devices of all {_count(ranks)} stand idle {gap / 1e3:.1f} µs behind each "
-        f"kernel, one like the other; beside {_USUAL_GAP_NS / 1e3:.0f} µs that {_costs(cost)}"
+        f"kernel, one like the other; beside {_USUAL_GAP_NS / 1e3:.0f} µs that {cost.words}"
     )
     figures = {
         "gap_us": round(gap / 1e3, 2),
         "usual_gap_us": _USUAL_GAP_NS / 1e3,
-        "idle_ms_per_step": round(idle / _MS, 4),
+        "idle_ms_per_step": round(idle / MS, 4),
     }
-    yield _finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
+    yield finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
 
 
 def late_input(case: Case) -> Iterator[Finding]:
@@ -203,7 +234,7 @@ def late_input(case: Case) -> Iterator[Finding]:
         if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
             scatter = evidence.input_at - np.nanmedian(evidence.input_at, axis=1)[:, None]
         limit = farthest(int(known.sum())) * deviation(scatter[known])
-        limit = max(limit, _LEAST_SHARE * case.step_ns)
+        limit = max(limit, LEAST_SHARE * case.step_ns)
         late_at = known & (excess > limit)
     else:
         late_at = known
@@ -211,16 +242,16 @@ def late_input(case: Case) -> Iterator[Finding]:
     for one in late:
         steps = np.flatnonzero(late_at[one]).tolist()
         cut = {(one, evidence.steps[at]): float(excess[one, at]) for at in steps}
-        cost = case.walk.cost_ns(Change(input_ns=cut))
-        late_ms = float(np.median(excess[one, steps])) / _MS
+        late_ns = float(np.median(excess[one, steps]))
+        late_ms = late_ns / MS
         numbers = tuple(evidence.steps[at] for at in steps)
-        often = "every step" if len(steps) == len(evidence.steps) else f"{len(steps)} steps"
+        cost = cost_of(case, Change(input_ns=cut), numbers, late_ns)
         text = (
-            f"{case.named(one)}: its device waits for input {late_ms:.2f} ms longer than others' "
-            f"in {often}; {_costs(cost)}"
+            f"{case.named(one)}: its device waits for input {late_ms:.2f} ms longer than others'"
+            f"{in_steps(case, numbers) or ' in every step'}; {cost.words}"
         )
         figures = {"late_ms": round(late_ms, 4), "input_ms": _median_ms(evidence.input_at[one])}
-        yield _finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
+        yield finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
     if not late:
         yield from _all_late(case)
 
@@ -237,21 +268,29 @@ def _all_late(case: Case) -> Iterator[Finding]:
         for number, step in enumerate(case.evidence.steps)
         if known[one, number]
     }
-    cost = case.walk.cost_ns(Change(input_ns=cut))
+    cost = cost_of(case, Change(input_ns=cut), case.steps)
     text = (
-        f"all ranks: their devices wait for input {float(np.median(at[known])) / _MS:.2f} ms in "
-        f"every step; {_costs(cost)}"
+        f"all ranks: their devices wait for input {float(np.median(at[known])) / MS:.2f} ms in "
+        f"every step; {cost.words}"
     )
-    figures = {"input_ms": round(float(np.median(at[known])) / _MS, 4)}
-    yield _finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
+    figures = {"input_ms": round(float(np.median(at[known])) / MS, 4)}
+    yield finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
 
 
 def slow_links(case: Case) -> Iterator[Finding]:
     """Pairs and groups whose data moves more slowly than that of others like them."""
     pairs = moved.slow_pairs(case.matched, case.waits)
     groups = moved.slow_groups(case.matched, case.waits)
-    for slow in [*pairs, *groups]:
-        cost = case.walk.cost_ns(Change(transfer=dict.fromkeys(slow.events, 1 / slow.ratio)))
+    at_times = moved.slow_at_times(case.matched, case.waits)
+    told = {(slow.ranks, slow.group) for slow in at_times}
+    always = [slow for slow in (*pairs, *groups) if (slow.ranks, slow.group) not in told]
+    for slow in (*always, *at_times):
+        steps = tuple(step for step in case.steps if step in slow.steps) or case.steps
+        change = Change(transfer=dict.fromkeys(slow.events, 1 / slow.ratio))
+        cost = cost_of(case, change, steps)
+        # Networks hiccup: what is slow now and then and costs nothing is not worth a name.
+        if cost.each_ns is not None and cost.each_ns < LEAST_SHARE * case.step_ns:
+            continue
         ranks = case.global_ranks(slow.ranks)
         rates = f"{slow.gb_per_s:.1f} GB/s against {slow.like_gb_per_s:.1f} on links like it"
         figures: dict[str, Any] = {
@@ -260,21 +299,22 @@ def slow_links(case: Case) -> Iterator[Finding]:
             "like_gb_per_s": round(slow.like_gb_per_s, 3),
             "told": slow.pair,
         }
+        where = in_steps(case, steps)
         if slow.pair:
             ends = f"ranks {ranks[0]} and {ranks[1]}{_on(case, slow)}"
-            text = f"the link between {ends} is {slow.ratio:.2f} times slower: {rates}"
+            text = f"the link between {ends} is{where} {slow.ratio:.2f} times slower: {rates}"
             ways = [(ranks[0], ranks[1])]
         else:
             kind = case.matched.groups[slow.group].kind
             text = (
-                f"a link within the {kind} group of ranks {_listed(ranks)}{_on(case, slow)}: its "
-                f"collectives move data {slow.ratio:.2f} times more slowly than those of groups "
-                f"like it, which of its links cannot be told"
+                f"a link within the {kind} group of ranks {listed(ranks)}{_on(case, slow)}: its "
+                f"collectives move data{where} {slow.ratio:.2f} times more slowly than those of "
+                f"groups like it, which of its links cannot be told"
             )
             order = [rank for rank in case.matched.groups[slow.group].ranks if rank in ranks]
             ways = [*zip(order, [*order[1:], order[0]], strict=True)]
-        text = f"{text}; {_costs(cost)}"
-        found = _finding(case, SLOW_LINK, slow.ranks, case.steps, cost, text, figures)
+        text = f"{text}; {cost.words}"
+        found = finding(case, SLOW_LINK, slow.ranks, steps, cost, text, figures)
         yield replace(found, links=tuple(ways))
 
 
@@ -282,7 +322,7 @@ def _on(case: Case, slow: Slow) -> str:
     hosts = case.hosts(slow.ranks)
     if not hosts:
         return ""
-    return f" ({hosts[0]})" if len(hosts) == 1 else f" (between {_listed(hosts)})"
+    return f" ({hosts[0]})" if len(hosts) == 1 else f" (between {listed(hosts)})"
 
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
@@ -293,61 +333,9 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
 )
 
 
-def _by_host(case: Case, ranks: Sequence[int]) -> list[tuple[list[int], str | None]]:
-    """Put ranks of one host together where most of that host's are among them.
-
-    The host is None where it is the rank alone.
-    """
-    of_host: dict[str, list[int]] = {}
-    for index in range(len(case.matched.ranks)):
-        if (host := case.host(index)) is not None:
-            of_host.setdefault(host, []).append(index)
-    chosen = set(ranks)
-    result: list[tuple[list[int], str | None]] = []
-    for host, members in of_host.items():
-        mine = [one for one in members if one in chosen]
-        if len(members) > 1 and len(mine) >= _MOST_OF_A_HOST * len(members):
-            result.append((mine, host))
-            chosen -= set(mine)
-    return [*result, *(([one], None) for one in sorted(chosen))]
-
-
-def _finding(
-    case: Case,
-    kind: str,
-    ranks: Sequence[int],
-    steps: Sequence[int],
-    cost_ns: float,
-    text: str,
-    figures: dict[str, Any],
-) -> Finding:
-    return Finding(
-        kind,
-        case.global_ranks(ranks),
-        case.hosts(ranks),
-        (),
-        tuple(steps),
-        round(cost_ns / _MS, 6),
-        text,
-        {name: round(float(v), 6) if isinstance(v, float) else v for name, v in figures.items()},
-    )
-
-
-def _costs(cost_ns: float) -> str:
-    if cost_ns < 500:
-        return "at present that costs a step nothing"
-    ms = cost_ns / _MS
-    return f"costs every step {ms:.3g} ms" if ms < 1 else f"costs every step {ms:.2f} ms"
-
-
 def _count(ranks: Sequence[int]) -> str:
     return f"{len(ranks)} ranks" if len(ranks) > 1 else "its rank"
 
 
-def _listed(items: Sequence[object]) -> str:
-    shown = [str(one) for one in items[:8]]
-    return ", ".join(shown) + (", ..." if len(items) > 8 else "")
-
-
 def _median_ms(values: Floats) -> float:
-    return round(float(np.nanmedian(values)) / _MS, 4)
+    return round(float(np.nanmedian(values)) / MS, 4)

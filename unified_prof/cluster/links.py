@@ -6,7 +6,9 @@ collectives by their least duration without set-up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ P2P, COLLECTIVE = "p2p", "collective"
 _NS = 1e9
 _LEAST_RATIO = 1.25
 """What is slower by less is not worth a name, however sure."""
+_FEW_CELLS = 4
+"""So many medians of steps are needed to know what is usual among them."""
 _SURE_OF_TWO = 1.5
 """Of two alike one is called slow only from here on: nobody else says which one is usual."""
 
@@ -57,6 +61,8 @@ class Slow:
     gb_per_s: float
     like_gb_per_s: float
     group: int = NONE
+    steps: tuple[int, ...] = ()
+    """Those in which it is; none: in all."""
 
 
 def across(matched: Matched, a: int, b: int) -> bool | None:
@@ -246,6 +252,124 @@ def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
                 group,
             )
     return sorted(worst.values(), key=lambda one: -one.ratio)
+
+
+def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
+    """Return pairs and groups whose data moves more slowly in some steps than in others.
+
+    Compared are the medians of a step, with those of all steps and likes, and with those of
+    likes in the same step: what is slow for all at once is no link's fault.
+    """
+    events = matched.events
+    usable = np.flatnonzero(
+        events.complete & (waits.transfer > 0) & (events.bytes > 0) & (events.step >= 0)
+    )
+    if not len(usable):
+        return []
+    host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
+    host = np.array([host_of[facts.host] for facts in matched.facts])
+    sends = matched.transfers[usable]
+    src, dst = events.src[usable], events.dst[usable]
+    group = events.group[usable]
+    # Who: a pair in its direction, or a group; its likes: bytes, members, hosts, kind.
+    who = np.where(sends, -1 - (src * len(matched.ranks) + dst), group)
+    number = {rank: index for index, rank in enumerate(matched.ranks)}
+    hosts = np.array(
+        [
+            len({matched.facts[number[rank]].host for rank in one.ranks if rank in number})
+            for one in matched.groups
+        ]
+        or [0]
+    )
+    sizes = np.array([one.size for one in matched.groups] or [0])
+    across_hosts = np.where(sends, host[src] != host[dst], hosts[group])
+    likes = np.stack(
+        [
+            np.where(sends, NONE, events.kind[usable]),
+            events.bytes[usable],
+            np.where(sends, 2, sizes[group]),
+            across_hosts,
+        ],
+        1,
+    )
+    _, like = np.unique(likes, axis=0, return_inverse=True)
+    like = like.reshape(-1)
+    took, step = waits.transfer[usable], events.step[usable]
+    order = np.lexsort((took, step, who, like))
+    usable, who, like, took, step = (one[order] for one in (usable, who, like, took, step))
+    new = np.ones(len(order), bool)
+    new[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in (like, who, step)])
+    heads = np.flatnonzero(new)
+    n = np.diff(np.r_[heads, len(order)])
+    middle = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
+    found: dict[tuple[int, ...] | int, Slow] = {}
+    classes = like[heads]
+    edges = np.flatnonzero(np.r_[True, np.diff(classes) != 0, True])
+    for begin, end in pairwise(edges.tolist()):
+        if end - begin < _FEW_CELLS:
+            continue
+        cells = np.arange(begin, end)
+        for one, hot, ratio, usual in _at_times(
+            who[heads[cells]], step[heads[cells]], middle[cells]
+        ):
+            if one < 0:
+                ends = divmod(-1 - one, len(matched.ranks))
+                key: tuple[int, ...] | int = tuple(sorted(ends))
+                ranks = tuple(sorted(ends))
+            else:
+                key = one
+                ranks = tuple(sorted(number[rank] for rank in matched.groups[one].ranks))
+            chosen = cells[hot]
+            mine = [
+                event
+                for cell in chosen.tolist()
+                for event in usable[heads[cell] : heads[cell] + n[cell]].tolist()
+            ]
+            size = int(events.bytes[mine[0]])
+            slow = Slow(
+                ranks,
+                len(ranks) == 2,
+                ratio,
+                tuple(mine),
+                size / (usual * ratio),
+                size / usual,
+                NONE if one < 0 else one,
+                tuple(sorted(set(step[heads[chosen]].tolist()))),
+            )
+            old = found.get(key)
+            if old is not None:
+                best = slow if _moved(matched, slow) > _moved(matched, old) else old
+                slow = replace(
+                    best,
+                    events=(*old.events, *slow.events),
+                    steps=tuple(sorted({*old.steps, *slow.steps})),
+                )
+            found[key] = slow
+    return sorted(found.values(), key=lambda one: -one.ratio)
+
+
+def _at_times(
+    who: Ints, step: Ints, took: Floats
+) -> Iterator[tuple[int, NDArray[np.intp], float, float]]:
+    """Yield (who, which cells, ratio, what is usual) of whoever is slow in some steps alone."""
+    usual = median_of_others(took)
+    away = np.log(took / usual)
+    then = np.full(len(took), np.nan)
+    for one in np.unique(step).tolist():
+        mine = np.flatnonzero(step == one)
+        if len(mine) > 2:
+            then[mine] = np.log(took[mine] / median_of_others(took[mine]))
+    least = np.log(_LEAST_RATIO)
+    hot = away > max(farthest(len(took)) * deviation(away), least)
+    # Where nobody did the same in that step, the first one may be slow for all.
+    hot &= np.where(np.isfinite(then), then > least, step > step.min())
+    for one in np.unique(who[hot]).tolist():
+        mine = np.flatnonzero(who == one)
+        chosen = mine[hot[mine]]
+        rest = away[np.setdiff1d(mine, chosen)]
+        level = float(np.median(away[chosen]))
+        if len(rest) and (rest < level / 2).all():
+            yield one, chosen, float(np.exp(level)), float(np.median(usual[chosen]))
 
 
 def _moved(matched: Matched, slow: Slow) -> int:

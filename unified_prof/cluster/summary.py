@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from unified_prof.analysis.finding import Finding
 from unified_prof.cluster import streamed
 from unified_prof.cluster import summary_rows as rows
+from unified_prof.cluster.case import Case
 from unified_prof.cluster.clocks import clocks
 from unified_prof.cluster.evidence import evidence
-from unified_prof.cluster.findings import Case, findings
+from unified_prof.cluster.findings import findings
 from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.matching import Matched, match
 from unified_prof.cluster.partial import Columns, Partial

@@ -24,7 +24,7 @@ from unified_prof.cluster.waits import Waits
 Ints = NDArray[np.int64]
 
 # What a rank's program consists of.
-_GO, _BEGIN, _AWAIT, _STEP = range(4)
+_GO, _BEGIN, _AWAIT, _STEP, _INPUT = range(5)
 _QUEUED_NS = 5_000
 """An operation that begins this soon after another one of its group was waiting for it."""
 _LEAST_IDLE_NS = 10_000
@@ -239,11 +239,11 @@ class Walk:
                         blocked.setdefault(third[place], []).append(index)
                         break
                     time = max(time, finish)
-                else:
+                elif what == _INPUT:
                     time = max(time - change.input_ns.get((index, third[place]), 0.0), 0.0)
-                    if index in by_step:
-                        usual = change.work.get(index, 1.0)
-                        work = works[index] = change.work_at.get((index, third[place]), usual)
+                elif index in by_step:
+                    usual = change.work.get(index, 1.0)
+                    work = works[index] = change.work_at.get((index, third[place]), usual)
                 place += 1
             now[index], at[index] = time, place
         return now, end
@@ -414,10 +414,13 @@ def _program(
             add(_BEGIN, float(delay), float(after), event)
         elif is_awaited:
             add(_AWAIT, 0.0, 0.0, event)
+        step = int(numbers[op[index]]) if kind == STEP and op[index] >= 0 else NONE
+        if step in steps:
+            add(_STEP, 0.0, 0.0, step)
         if work or rest:
             add(_GO, float(work), float(rest), n)
-        if kind == STEP and op[index] >= 0 and int(numbers[op[index]]) in steps:
-            add(_STEP, 0.0, 0.0, int(numbers[op[index]]))
+        if step in steps:
+            add(_INPUT, 0.0, 0.0, step)
         mark += [int(number[index])] * (len(code) - len(mark))
     return _Rank(code, first, second, third, float(int(time[0]) + shift), mark)
 
