@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -73,6 +74,50 @@ def test_a_partial_comes_back_from_its_file_as_it_was(rank: int) -> None:
     assert (back.groups, back.kinds, back.names) == (one.groups, one.kinds, one.names)
     with pytest.raises(StoreError, match="it is no partial"):
         partials.read(data[: len(data) // 2], "it")
+
+
+def test_a_partial_goes_to_another_process_as_it_is() -> None:
+    one = replace(partial_of(make(PLAN), 9), until=1)
+    back = pickle.loads(pickle.dumps(one))
+    assert_equal(one, back)
+    assert asdict(back.facts) == asdict(one.facts)
+    texts = ("groups", "kinds", "names", "modules", "until")
+    assert [getattr(back, name) for name in texts] == [getattr(one, name) for name in texts]
+    assert all(
+        getattr(back, part)[name].dtype == np.int64
+        for part, columns in PARTS.items()
+        for name in columns
+    )
+
+
+def test_of_many_operations_communication_is_read_alone() -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    one = partial_of(make(PLAN), 9)
+    times = -(-5_000 // len(one.communication["start"]))
+    many = replace(
+        one,
+        communication={name: np.tile(values, times) for name, values in one.communication.items()},
+        marks={name: np.tile(values, times) for name, values in one.marks.items()},
+    )
+    data = partials.written(many)
+    file = parquet.ParquetFile(arrow.BufferReader(data))
+    count = len(many.communication["start"])
+    assert file.metadata.num_row_groups > 1
+    assert file.metadata.row_group(0).num_rows == count
+    assert_equal(many, partials.read(data, "it"))
+    for found in (data, _in_one_row_group(data)):
+        columns = partials.communication(found, "it")
+        for name in PARTS["communication"]:
+            np.testing.assert_array_equal(columns[name], many.communication[name], name)
+
+
+def _in_one_row_group(data: bytes) -> bytes:
+    """Return the same file as older versions of uprof wrote it."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(parquet.read_table(arrow.BufferReader(data)), sink, compression="zstd")
+    return bytes(sink.getvalue())
 
 
 def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

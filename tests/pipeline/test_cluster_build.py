@@ -20,14 +20,15 @@ from typer.testing import CliRunner
 from tests.cluster import ranks
 from tests.cluster.made import Plan, database, make
 from unified_prof.cli.app import app
-from unified_prof.cluster import rank_map
+from unified_prof.cluster import partial, rank_map
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.migrate.create import create
 from unified_prof.models import catalogue
-from unified_prof.pipeline import cluster_map
+from unified_prof.pipeline import cluster_map, remote
 from unified_prof.pipeline.cluster import build, summary_of
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.remote import Folder
+from unified_prof.store import atomic
 
 pytest.importorskip("pyarrow")
 
@@ -65,6 +66,67 @@ def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, t
     again = build([str(run)], target)
     assert again == type(again)(**{**fields(first), "new": 0, "already": True})
     assert (partials(target), summary.stat().st_mtime_ns) == (before, written)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_was_just_made_is_not_read_again(
+    run: Path, target: str, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(partial, "read", lambda _, name: read.append(name))
+    outcome = build([str(run)], target, jobs=jobs)
+    assert (outcome.new, read) == (4, [])
+    made_now = tables(target)
+    monkeypatch.undo()
+    (Path(target) / "cluster.sqlite").unlink()
+    assert build([str(run)], target, jobs=jobs).new == 0
+    assert tables(target) == made_now
+
+
+def tables(target: str) -> dict[str, list[Any]]:
+    with closing(sqlite3.connect(Path(target) / "cluster.sqlite")) as db:
+        names = [
+            name
+            for (name,) in db.execute(
+                "SELECT name FROM sqlite_master WHERE sql LIKE 'CREATE TABLE%'"
+            )
+        ]
+        rows = {name: db.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}
+    rows["META_DATA"] = [row for row in rows["META_DATA"] if row[0] != "created_ns"]
+    return rows
+
+
+def test_large_partials_are_not_held_while_others_are_made(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_map, "OPERATIONS_IN_MEMORY", 4)
+    held: list[Any] = []
+    real = cluster_map._kept
+
+    def kept(*given: Any) -> list[cluster_map.RankFile]:
+        found = real(*given)
+        held.extend(one.partial for one in found)
+        return found
+
+    monkeypatch.setattr(cluster_map, "_kept", kept)
+    assert build([str(run)], target, jobs=1).new == 4
+    assert held == [None] * 4
+
+
+def test_a_folder_is_looked_through_for_left_overs_once(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+    real = atomic.remove_abandoned
+
+    def look(folder: Path, head: str | None = None) -> None:
+        looked.append(folder)
+        real(folder, head)
+
+    for module in (atomic, remote):
+        monkeypatch.setattr(module, "remove_abandoned", look)
+    build([str(run)], target, jobs=1)
+    assert looked.count(Path(target) / "partials") == 1
 
 
 def fields(outcome: Any) -> dict[str, Any]:
@@ -329,7 +391,7 @@ import os, signal, sys
 from pathlib import Path
 from unified_prof.migrate.create import create
 from unified_prof.models import catalogue
-from unified_prof.pipeline import cluster_map
+from unified_prof.pipeline import cluster_map, remote
 
 original = cluster_map.partials_of
 

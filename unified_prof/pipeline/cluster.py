@@ -292,7 +292,7 @@ def _read(
     for one in found:
         if one.name is not None:
             try:
-                whole = partials.read(folder.read(one.name), one.name)
+                whole = one.partial or partials.read(folder.read(one.name), one.name)
                 read.append(partials.first_steps(whole, most))
             except StoreError:
                 damaged.add(one.location)

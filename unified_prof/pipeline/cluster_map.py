@@ -17,6 +17,7 @@ from pathlib import Path
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.partial import Partial
 from unified_prof.cluster.rank_map import partials_of
+from unified_prof.cluster.streamed import OPERATIONS_IN_MEMORY
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Crew, Failure, each
@@ -46,7 +47,7 @@ class RankFile:
     hint: str | None = None
     """What to do about that."""
     partial: Partial | None = None
-    """It itself, where there is no folder for it."""
+    """It itself, where there is no folder for it, and where it was made now and is not large."""
     is_new: bool = False
     """Whether it was made now."""
 
@@ -59,13 +60,15 @@ class _Task:
     folder: str | None
     """Where partials are written by whoever makes them; None: they come back."""
     as_bytes: bool
+    most: int = 0
+    """Partials of so many operations come back as they are, besides: read again they cost more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
     """What came of it."""
 
-    partials: tuple[tuple[int, bytes | Partial | None], ...] = ()
+    partials: tuple[tuple[int, bytes | None, Partial | None], ...] = ()
     why: str | None = None
     hint: str | None = None
     is_rank: bool = True
@@ -105,8 +108,11 @@ def mapped(
             for rank, name in there.get(one.content, ()):
                 ranks.append(RankFile(rank, one.location, name))
     elsewhere = folder is not None and folder.is_remote
-    tasks = (_Task(one, folder.location if elsewhere and folder else None, folder is not None)
-             for one in todo)  # fmt: skip
+    most = OPERATIONS_IN_MEMORY // max(len(inputs), 1)
+    tasks = (
+        _Task(one, folder.location if elsewhere and folder else None, folder is not None, most)
+        for one in todo
+    )
     for done, (task, result) in enumerate(each(crew, _do, tasks), start=1):
         ranks.extend(_kept(task.input, result, folder))
         progress(f"{done} of {len(todo)} ranks read")
@@ -159,15 +165,14 @@ def _kept(one: Input, result: _Mapped | Failure, folder: Folder | None) -> list[
     if result.why is not None:
         return [RankFile(one.likely_rank, one.location, why=result.why, hint=result.hint)]
     ranks = []
-    for rank, data in result.partials:
+    for rank, data, partial in result.partials:
         if folder is None:
-            assert isinstance(data, Partial)
-            ranks.append(RankFile(rank, one.location, partial=data, is_new=True))
+            ranks.append(RankFile(rank, one.location, partial=partial, is_new=True))
             continue
         name = name_of(rank, one.content, len(result.partials))
-        if isinstance(data, bytes):
+        if data is not None:
             folder.write(name, data, durable=False)
-        ranks.append(RankFile(rank, one.location, name, is_new=True))
+        ranks.append(RankFile(rank, one.location, name, partial=partial, is_new=True))
     return ranks
 
 
@@ -208,7 +213,7 @@ def _do(task: _Task) -> _Mapped:
             made = [
                 partial for local in found for partial in _partials(local, one, resources, paths)
             ]
-            return _Mapped(tuple((p.facts.rank, _put(p, task, len(made))) for p in made))
+            return _Mapped(tuple((p.facts.rank, *_put(p, task, len(made))) for p in made))
     except _NoRank:
         return _Mapped(is_rank=False)
     except UprofError as err:
@@ -266,15 +271,17 @@ def _is_of_others(database: Path, *, named: bool) -> bool:
     return not named if found.family is None else found.family != MSPROF
 
 
-def _put(partial: Partial, task: _Task, count: int) -> bytes | Partial | None:
+def _put(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Partial | None]:
+    """Return what is to be written of a partial, and it itself where it is to come back."""
     if not task.as_bytes:
-        return partial
+        return None, partial
+    back = partial if len(partial.communication["start"]) <= task.most else None
     data = partials.written(partial)
     if task.folder is None:
-        return data
+        return data, back
     name = name_of(partial.facts.rank, task.input.content, count)
     Folder(task.folder).write(name, data)
-    return None
+    return None, back
 
 
 def _without(paths: Sequence[str], text: str) -> str:

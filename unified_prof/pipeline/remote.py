@@ -167,6 +167,8 @@ class Folder:
     def __init__(self, location: str) -> None:
         self.location = location
         self.is_remote = is_remote(location)
+        self._is_tidy = False
+        self._is_made = False
 
     def at(self, name: str) -> str:
         """Return the location of a file in it."""
@@ -241,10 +243,14 @@ class Folder:
         if not self.is_remote:
             target = local_path(self.at(name))
             try:
-                target.parent.mkdir(parents=True, exist_ok=True)
+                if not self._is_made:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                self._is_made = True
             except OSError as err:
                 raise output_error(target, err) from err
-            with replacing(target, overwrite=True, durable=durable) as partial:
+            with replacing(
+                target, overwrite=True, durable=durable, tidy=not self._is_tidy
+            ) as partial:
                 partial.write_bytes(data)
             return
         with in_words(self.at(name), OutputError):
@@ -273,9 +279,10 @@ class Folder:
                 system.rm_file(path)
 
     def tidy(self) -> None:
-        """Remove what processes that were killed have left here."""
+        """Remove what processes that were killed have left here; writing then looks no more."""
         if not self.is_remote:
             remove_abandoned(local_path(self.location))
+            self._is_tidy = True
 
 
 def _recordings(

@@ -40,7 +40,12 @@ class AtomicFile:
     """
 
     def __init__(
-        self, target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
+        self,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        durable: bool = True,
+        tidy: bool = True,
     ) -> None:
         self.target = Path(target)
         self._durable = durable
@@ -49,7 +54,8 @@ class AtomicFile:
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
-        remove_abandoned(self._final.parent, head)
+        if tidy:
+            remove_abandoned(self._final.parent, head)
         name = f"{head}.{ownership.tag()}.{secrets.token_hex(4)}.partial"
         self.partial = self._final.with_name(name)
         try:
@@ -108,17 +114,23 @@ class AtomicFile:
 
 @contextmanager
 def replacing(
-    target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
+    target: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    durable: bool = True,
+    tidy: bool = True,
 ) -> Iterator[Path]:
     """Yield the path to write instead of `target`; rename it when the block ends well.
 
     Unless it is to be `durable`, a machine that goes down soon may leave less than all of it.
+    Unless `tidy`, what dead processes left of it stays: of a folder of thousands of files,
+    `remove_abandoned` is asked once instead of for each of them.
 
     Raises:
         OutputError: the target exists and `overwrite` is false, or it cannot be written; also
             in place of an OSError or SQLite's complaint raised in the block.
     """
-    output = AtomicFile(target, overwrite=overwrite, durable=durable)
+    output = AtomicFile(target, overwrite=overwrite, durable=durable, tidy=tidy)
     try:
         yield output.partial
         output.commit()

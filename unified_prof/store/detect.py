@@ -152,7 +152,7 @@ def recognise(db: sqlite3.Connection, path: Path) -> Detection:
     """Recognise the main database of an open connection; `path` is its name in messages."""
     facts = fingerprint.read_facts(db)
     found = _recognise(path, facts)
-    if found.family is None:
+    if found.family is None or not facts.not_tables:
         return found
     names = {name.lower() for name in catalogue.load(found.family, "latest").tables}
     names |= {name.lower() for name in catalogue.extension_tables()}

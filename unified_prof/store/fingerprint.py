@@ -9,12 +9,13 @@ one before is derived from their frozen texts.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from unified_prof.models import catalogue
-from unified_prof.store.sql import TABLES, declared, quoted
+from unified_prof.store.shape import shape
+from unified_prof.store.sql import quoted
 
 PREHISTORY_TABLES = frozenset(
     {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
@@ -26,7 +27,7 @@ PREHISTORY_TABLES = frozenset(
 class Facts:
     """What a database declares, and the few rows that tell revisions apart."""
 
-    tables: dict[str, dict[str, str]]
+    tables: Mapping[str, Mapping[str, str]]
     """Table -> column -> declared type in upper case, both in the file's order."""
 
     not_tables: tuple[str, ...]
@@ -58,24 +59,12 @@ class Facts:
 
 def read_facts(db: sqlite3.Connection) -> Facts:
     """Collect the facts; the cost does not grow with the number of recorded rows."""
-    tables: dict[str, dict[str, str]] = {}
-    keys: set[str] = set()
-    for (name,) in db.execute(f"SELECT name FROM {TABLES} ORDER BY rowid").fetchall():
-        if name.startswith("sqlite_"):
-            continue
-        columns = declared(db, name)
-        tables[name] = {column.name: column.type.upper() for column in columns}
-        if any(column.primary_key for column in columns):
-            keys.add(name)
-    others = db.execute(
-        "SELECT name FROM main.sqlite_master WHERE type IN ('table', 'view') ORDER BY rowid"
-    ).fetchall()
+    schema = shape(db)
+    tables = schema.types
     return Facts(
         tables=tables,
-        not_tables=tuple(
-            str(name) for (name,) in others if name not in tables and name[:7] != "sqlite_"
-        ),
-        keys=frozenset(keys),
+        not_tables=schema.not_tables,
+        keys=schema.keys,
         enums={t: _enum(db, t) for t, c in tables.items() if _is_enum(t, c)},
         meta=_meta(db) if {"name", "value"} <= set(tables.get("META_DATA", ())) else (),
         run=_run(db) if {"name", "value"} <= set(tables.get("UPROF_RUN", ())) else {},
@@ -83,7 +72,7 @@ def read_facts(db: sqlite3.Connection) -> Facts:
     )
 
 
-def _is_enum(table: str, columns: dict[str, str]) -> bool:
+def _is_enum(table: str, columns: Mapping[str, str]) -> bool:
     return table.startswith("ENUM_") and {"id", "name"} <= set(columns)
 
 

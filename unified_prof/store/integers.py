@@ -63,10 +63,10 @@ def of_table(
     """
     small = tuple(name in narrow for name in columns)
     what = Wanted(path, table, tuple(columns.values()), small)
-    if not printed.is_plain(db, what):
-        parts = list(printed.through_view(db, what))
-    elif (few := _few(db, what)) is not None:
+    if (few := _few(db, what)) is not None:
         parts = [few]
+    elif not printed.is_plain(db, what):
+        parts = list(printed.through_view(db, what))
     else:
         pages = _paged(db, what)
         parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
@@ -79,7 +79,8 @@ def of_table(
 def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
     """Return a table of a small file by a plain query, which is done before another way begins.
 
-    None where the file is not small, or something in the table is no integer or damaged.
+    None where the file is not small, something in the table is no integer or damaged, or the table
+    as it lies in the file has not all that is asked for.
     """
     if what.path.stat().st_size > _SMALL_BYTES:
         return None
@@ -89,10 +90,15 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
             rows = db.execute(query).fetchall()
     except StoreError:
         return None  # how much of it can be read, the other ways find out
-    if {type(value) for row in rows for value in row} - {int}:
+    if not rows:
+        return what.narrowed([_NOTHING] * len(what.expressions))
+    try:
+        values = np.array(rows).T
+    except ValueError:  # texts that NumPy reads no shape from
         return None
-    values = np.array(rows, np.int64).reshape(-1, len(what.expressions))
-    return what.narrowed([values[:, at].copy() for at in range(len(what.expressions))])
+    if values.dtype != np.int64:
+        return None
+    return what.narrowed(list(np.ascontiguousarray(values)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from unified_prof.store import detect, views
 from unified_prof.store import integers as whole_tables
 from unified_prof.store.batches import plain
 from unified_prof.store.opening import open_read_only
-from unified_prof.store.sql import READ_ERRORS, TABLES, quoted, read_error, reading
+from unified_prof.store.shape import Shape, shape
+from unified_prof.store.sql import READ_ERRORS, quoted, read_error, reading
 from unified_prof.store.watching import raise_kept, watch
 
 if TYPE_CHECKING:
@@ -60,17 +61,16 @@ class Report:
         with ExitStack() as resources:
             self._db = open_read_only(self.path, resources)
             with reading(self.path):
-                self.tables = _tables(self._db)
+                file = shape(self._db)
+                self.tables = tuple(
+                    name for name in file.statements if not name.lower().startswith("sqlite_")
+                )
                 self.detection = detect.recognise(self._db, self.path)
                 if any_revision and self.detection.family:
                     self.family, self.revision = self.detection.family, self.detection.revision
                 else:
                     self.family, self.revision = self.detection.require()
-                newest = catalogue.load(self.family, "latest").tables
-                shapes = newest | catalogue.extension_tables()
-                if tables is not None:
-                    shapes = {name: shapes[name] for name in tables if name in shapes}
-                views.lay(self._db, shapes)
+                views.lay(self._db, _views(file, self.family, tables))
                 self._db.execute("PRAGMA query_only = ON")
             watch(self._db)  # from here on, the size of the file says how long it takes
             self._resources = resources.pop_all()
@@ -237,9 +237,16 @@ def open_report(
     return Report(path, any_revision=any_revision, tables=tables)
 
 
-def _tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    query = f"SELECT name FROM {TABLES} WHERE name NOT LIKE 'sqlite@_%' ESCAPE '@' ORDER BY rowid"
-    return tuple(str(name) for (name,) in db.execute(query))
+def _views(file: Shape, family: str, tables: Collection[str] | None) -> list[str]:
+    """Return what gives a file's tables their newest shape, once for all files of a schema."""
+    key = (family, None if tables is None else frozenset(tables))
+    found = file.views.get(key)
+    if found is None:
+        shapes = catalogue.load(family, "latest").tables | catalogue.extension_tables()
+        if tables is not None:
+            shapes = {name: shapes[name] for name in tables if name in shapes}
+        found = file.views[key] = views.over(file, shapes)
+    return found
 
 
 def _library(name: str) -> Any:

@@ -8,24 +8,32 @@ table's indexes are used as without them.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 
 from unified_prof.models.catalogue import ColumnSpec, TableSpec
 from unified_prof.store.layouts import RENAMES
 from unified_prof.store.meanings import HCCL_TYPES, enum_names
-from unified_prof.store.sql import TABLES, declared, quoted
+from unified_prof.store.shape import Shape
+from unified_prof.store.sql import quoted
 from unified_prof.vocabulary import TYPE_INVALID
 
 
-def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
-    """Create a view for every table of `newest` that is missing or has another shape.
+def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
+    """Create the views that `over` returns for the file of a connection."""
+    for statement in statements:
+        db.execute(statement)
+
+
+def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
+    """Return the SQL of a view for every table of `newest` that is missing or has another shape.
 
     What has such a name and is no table, such as a view of the file's own, is hidden. Missing
     tables read as empty and missing columns as NULL; columns that the newest schema does not know
     come after those it knows. Views of tables without a key end with a column `rowid`, by which
     models tell their rows apart.
     """
-    query = f"SELECT name, sql FROM {TABLES}"
-    present = {str(name).lower(): (str(name), str(sql)) for name, sql in db.execute(query)}
+    result: list[str] = []
+    present = {name.lower(): (name, sql) for name, sql in file.statements.items()}
     # Before the enum tables existed, the columns that refer to them held ids of texts.
     enums = set(HCCL_TYPES.values())
     by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
@@ -37,7 +45,7 @@ def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
                 body = f"SELECT {', '.join(_empty(spec))} WHERE 0"
         else:
             name, sql = present[spec.name.lower()]
-            found = {c.name.lower(): (c.name, c.type) for c in declared(db, name)}
+            found = {c.name.lower(): (c.name, c.type) for c in file.tables[name]}
             selection = _selection(spec, found, by_text=by_text)
             if selection is None:
                 continue
@@ -45,7 +53,8 @@ def lay(db: sqlite3.Connection, newest: dict[str, TableSpec]) -> None:
                 has_rowid = "WITHOUT ROWID" not in sql.upper()
                 selection.append("rowid" if has_rowid else "row_number() OVER () AS rowid")
             body = f"SELECT {', '.join(selection)} FROM main.{quoted(name)}"
-        db.execute(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
+        result.append(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
+    return result
 
 
 def _empty(spec: TableSpec) -> list[str]:

@@ -1,0 +1,98 @@
+"""What a schema declares is asked of SQLite once, however many files have it."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from unified_prof import open_report
+from unified_prof.migrate.create import create
+from unified_prof.models.catalogue import MSPROF, REVISIONS
+from unified_prof.store import shape as shapes
+from unified_prof.store.shape import shape
+from unified_prof.store.sql import Declared, declared
+
+OLDEST, NEWEST = REVISIONS[MSPROF][1], REVISIONS[MSPROF][-1]
+
+
+def made(path: Path, *statements: str, revision: str = NEWEST) -> Path:
+    create(path, MSPROF, revision)
+    with closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+    return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tables of which SQLite was asked for the columns."""
+    names: list[str] = []
+
+    def asked(db: sqlite3.Connection, table: str) -> list[Declared]:
+        names.append(table)
+        return declared(db, table)
+
+    monkeypatch.setattr(shapes, "declared", asked)
+    monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
+    return names
+
+
+def test_files_of_one_schema_are_asked_once(tmp_path: Path, asked: list[str]) -> None:
+    files = [made(tmp_path / f"{number}.db") for number in range(3)]
+    found = []
+    for number, path in enumerate(files):
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("INSERT INTO STRING_IDS (id, value) VALUES (?, 'it')", (number,))
+            db.commit()
+        with open_report(path) as report:
+            found.append((report.revision, report.tables))
+            assert report.rows("SELECT id FROM STRING_IDS") == [(number,)]
+        if number == 0:
+            assert "TASK" in asked
+            asked.clear()
+    assert asked == []
+    assert len(set(found)) == 1
+
+
+def test_another_column_table_or_view_is_another_schema(tmp_path: Path, asked: list[str]) -> None:
+    first = made(tmp_path / "1.db")
+    wider = made(tmp_path / "2.db", "ALTER TABLE TASK ADD COLUMN depth INTEGER")
+    more = made(tmp_path / "3.db", "CREATE TABLE extra (id INTEGER)")
+    hidden = made(
+        tmp_path / "4.db", "DROP TABLE MEMCPY_INFO", "CREATE VIEW MEMCPY_INFO AS SELECT 1"
+    )
+    for path in (first, wider, more, hidden, first):
+        asked.clear()
+        with open_report(path) as report, closing(sqlite3.connect(path)) as db:
+            names = {row[1] for row in db.execute("PRAGMA table_info(TASK)")}
+            columns = set(report.columns("SELECT * FROM TASK"))
+            assert columns - {"rowid"} == names
+            assert ("extra" in report.tables) == (path == more)
+            assert (report.detection.not_tables == ("MEMCPY_INFO",)) == (path == hidden)
+            assert report.rows("SELECT * FROM MEMCPY_INFO") == []
+
+
+def test_views_of_one_revision_are_not_laid_over_another(tmp_path: Path) -> None:
+    old, new = made(tmp_path / "old.db", revision=OLDEST), made(tmp_path / "new.db")
+    for path in (old, new, old, new):
+        with open_report(path) as report:
+            assert report.revision == (OLDEST if path == old else NEWEST)
+            assert report.rows("SELECT blockNum FROM COMPUTE_TASK_INFO") == []
+        with open_report(path, tables=("TASK",)) as report:
+            assert report.rows("SELECT connectionId FROM TASK") == []
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
+    for number in range(40):
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.execute(f"CREATE TABLE t{number} (id INTEGER)")
+            assert list(shape(db).tables) == [f"t{number}"]
+    assert len(shapes._shapes) == 16
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(f"CREATE TABLE long (id INTEGER /* {'x' * (1 << 18)} */)")
+        assert shape(db) is not shape(db)
