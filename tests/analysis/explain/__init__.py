@@ -1,1 +1,0 @@
-"""Tests of what follows from a recording."""

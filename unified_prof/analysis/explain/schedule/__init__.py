@@ -1,0 +1,1 @@
+"""A recorded run as a schedule: what each thing waited for, walked back or run again otherwise."""

@@ -1,0 +1,181 @@
+"""The schedule of a recording: its host threads, its devices and its steps joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unified_prof.analysis.explain.schedule import device, host, kinds
+from unified_prof.analysis.explain.schedule.device import Pieces
+from unified_prof.analysis.explain.schedule.graph import Edges, Ints, Schedule, Segments
+from unified_prof.analysis.explain.schedule.host import Host
+from unified_prof.analysis.recording import Recording
+from unified_prof.analysis.views.groups import by_key
+from unified_prof.analysis.views.work import step_of
+from unified_prof.arrays.lookup import NOWHERE
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """A recording as a schedule.
+
+    Moments are numbered in the order of time; `of_piece` and `of_point` say which are whose.
+    """
+
+    schedule: Schedule
+    pieces: Pieces
+    host: Host
+    of_piece: Ints
+    of_point: Ints
+    step_names: tuple[str, ...]
+    """Names of the steps; one empty name where no step is known: the whole recording is one."""
+    step_begin_ns: Ints
+    step_end_ns: Ints
+    step_ends: Ints
+    """The moment at which each step is over, on the host and on all devices."""
+    step_begins: Ints
+    """The moment at which each step begins on the host, NOWHERE where nothing says when."""
+
+    @cached_property
+    def piece_of(self) -> Ints:
+        """The piece of each moment, NOWHERE of others."""
+        return _inverse(self.of_piece, len(self.schedule))
+
+    @cached_property
+    def point_of(self) -> Ints:
+        """The point of the host of each moment, NOWHERE of others."""
+        return _inverse(self.of_point, len(self.schedule))
+
+    def path(self, step: int) -> Segments:
+        """Return the critical path of a step: what each of its nanoseconds was spent on."""
+        begin = int(self.step_begin_ns[step])
+        return self.schedule.path(int(self.step_ends[step]), begin)
+
+    def steps_ns(self, time_ns: Ints | None = None) -> Ints:
+        """Return the length of each step, as recorded or at other times of the moments."""
+        if time_ns is None:
+            return self.step_end_ns - self.step_begin_ns
+        ends = np.maximum.accumulate(time_ns[self.step_ends])
+        begins = np.where(self.step_begins >= 0, time_ns[self.step_begins], self.step_begin_ns)
+        done = np.concatenate((begins[:1], ends[:-1]))
+        lengths: Ints = np.maximum(ends - np.maximum(begins, done), 0)
+        return lengths
+
+
+def _inverse(moments: Ints, count: int) -> Ints:
+    result = np.full(count, NOWHERE, np.int64)
+    result[moments] = np.arange(len(moments))
+    return result
+
+
+def of_recording(recording: Recording) -> Scheduled | None:
+    """Return the schedule of a recording; None: it has neither work nor a host that did any."""
+    pieces = device.of_recording(recording)
+    launched = np.flatnonzero(pieces.call >= 0)
+    calls = np.unique(pieces.call[launched])
+    done = np.zeros(len(calls), np.int64)
+    np.maximum.at(done, np.searchsorted(calls, pieces.call[launched]), pieces.end_ns[launched])
+    threads = host.of_recording(recording, calls, done, recording.steps, pieces.skew_ns)
+    if not len(pieces) and not len(threads):
+        return None
+    names, begin, end = _steps(recording, pieces, threads)
+    points, count, steps = len(threads), len(pieces), len(names)
+    # Numbers before all are in order: points, then pieces, then ends of steps.
+    time = np.concatenate((threads.time_ns, pieces.moment_ns, end))
+    takes = np.concatenate((np.zeros(points, np.int64), pieces.takes_ns, np.zeros(steps, np.int64)))
+    launches = np.append(threads.launched_by, NOWHERE)[pieces.call]
+    edges = [*threads.edges, *device.edges(recording, pieces, launches, points)]
+    awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
+    known = np.flatnonzero(awaited != NOWHERE)
+    returned = threads.time_ns[threads.waits.end[known]] - pieces.end_ns[awaited[known]]
+    waited = pieces.end_ns[awaited[known]] > threads.time_ns[threads.waits.begin[known]]
+    usual = int(np.median(returned[waited])) if waited.any() else 0
+    edges.append(
+        Edges.of(
+            awaited[known] + points,
+            threads.waits.end[known],
+            np.clip(returned, 0, usual),
+            behind=True,
+            kind=kinds.SYNCHRONISING,
+        )
+    )
+    edges += _ends(recording, pieces, threads, begin, end, points)
+    # Of what begins together: records come before what waits for them, and that before work.
+    of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))
+    rank = np.concatenate((np.zeros(points, np.int64), of_pieces, np.full(steps, 4)))
+    order = np.lexsort((time + takes, rank, time))
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    joined = Edges.joined(edges)
+    moved = Edges(
+        place[joined.source], place[joined.target], joined.lag_ns, joined.behind, joined.kind
+    )
+    begins = np.full(steps, NOWHERE, np.int64)
+    begins[: len(threads.step_begins)] = place[threads.step_begins]
+    return Scheduled(
+        schedule=Schedule(time[order], takes[order], moved),
+        pieces=pieces,
+        host=threads,
+        of_piece=place[points : points + count],
+        of_point=place[:points],
+        step_names=names,
+        step_begin_ns=begin,
+        step_end_ns=end,
+        step_ends=place[points + count :],
+        step_begins=begins,
+    )
+
+
+def _steps(
+    recording: Recording, pieces: Pieces, threads: Host
+) -> tuple[tuple[str, ...], Ints, Ints]:
+    """Return name, begin and end of each step, on the host and on all devices together.
+
+    A step is over when the host is done with it and the last of its work is, on any device; the
+    next one begins there.
+    """
+    steps = recording.steps
+    if not steps:
+        times = [pieces.moment_ns, pieces.end_ns, threads.time_ns]
+        known = np.concatenate(times)
+        return ("",), known.min(keepdims=True), known.max(keepdims=True)
+    host_begin = np.array([step[1] for step in steps], np.int64)
+    end = np.array([step[2] for step in steps], np.int64)
+    for windows in recording.step_windows.values():
+        end = np.maximum(end, windows.end_ns)
+    end = np.maximum.accumulate(end)
+    begin = np.minimum(np.maximum(host_begin, np.append(host_begin[:1], end[:-1])), end)
+    return tuple(step[0] for step in steps), begin, end
+
+
+def _ends(
+    recording: Recording, pieces: Pieces, threads: Host, begin: Ints, end: Ints, points: int
+) -> list[Edges]:
+    """Return what each end of a step waits for: the host's end of it, and its work's."""
+    first = points + len(pieces)
+    work = np.arange(pieces.work)
+    if recording.steps:
+        step = step_of(pieces.launched_ns[work], recording.steps)
+        on_host = threads.step_ends
+        hosts = np.arange(len(on_host))
+    else:
+        step = np.zeros(len(work), np.int64)
+        last = np.append(threads.thread[1:] != threads.thread[:-1], True)[: len(threads)]
+        on_host = np.flatnonzero(last)
+        hosts = np.zeros(len(on_host), np.int64)
+    found = [
+        Edges.of(on_host, first + hosts, 0, behind=False, kind=kinds.DONE),
+    ]
+    # Of the work of a step, what ends last on each stream.
+    mine = work[step >= 0]
+    key, number = np.unique(pieces.stream[mine], return_inverse=True)
+    places = step[mine] * max(len(key), 1) + number
+    lasts = [rows[pieces.end_ns[mine[rows]].argmax()] for _, rows in by_key(places)]
+    last_of = mine[np.array(lasts, np.int64)]
+    found.append(Edges.of(last_of + points, first + step[last_of], 0, behind=True, kind=kinds.DONE))
+    # A step that nothing ends of its own ends where the one before it does.
+    several = np.arange(len(end) - 1)
+    found.append(Edges.of(first + several, first + several + 1, 0, behind=False, kind=kinds.DONE))
+    return found

@@ -1,0 +1,335 @@
+"""Work of devices as moments: what each piece waited for: its stream, an event, its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import COMMUNICATION, UNKNOWN
+from unified_prof.analysis.explain.schedule import kinds
+from unified_prof.analysis.explain.schedule.graph import Edges, Ints
+from unified_prof.analysis.read import waits
+from unified_prof.analysis.read.tasks import WAIT
+from unified_prof.analysis.recording import Recording
+from unified_prof.analysis.views.groups import by_key
+from unified_prof.arrays.lookup import NOWHERE, Lookup
+
+_CLOSE_NS = 10_000
+"""A piece that begins so soon after another one's end may have waited for it."""
+_SOON_NS = 5_000
+"""The same, where nothing but the times says so."""
+_SKEW_NS = 100_000
+"""So far apart the clocks of host and device may be; where work began earlier, it is no launch."""
+_LONGEST_LAUNCH_NS = 50_000
+"""No launch takes longer by itself: what it takes beyond that has another reason."""
+_LATE = 3
+"""So many times the usual time from its launch on, a piece waited for something else as well."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Everything that ran on devices: the rows of `Work`, then tasks that wait or record."""
+
+    start_ns: Ints
+    end_ns: Ints
+    device: Ints
+    stream: Ints
+    """Device and stream in one number; a collective has that of its tasks."""
+    call: Ints
+    """The call that launched it, NOWHERE where that is not known."""
+    launched_ns: Ints
+    """Start of that call; its own start where it is not known."""
+    skew_ns: int
+    """So much earlier than the host's clock says calls began at the least: no work begins before
+    the call that launches it."""
+    work: int
+    """So many of them are work."""
+    records: NDArray[np.bool_]
+    """Which of them record an event."""
+    waits: NDArray[np.bool_]
+    """Which of them wait for one."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def asked_ns(self) -> Ints:
+        """When each one was launched, by the device's clock."""
+        return np.where(self.call >= 0, self.launched_ns - self.skew_ns, self.launched_ns)
+
+    @property
+    def moment_ns(self) -> Ints:
+        """When each one begins; what only waits, when it is over."""
+        is_work = np.arange(len(self)) < self.work
+        return np.where(is_work, self.start_ns, self.end_ns)
+
+    @property
+    def takes_ns(self) -> Ints:
+        """How long the work of each takes."""
+        is_work = np.arange(len(self)) < self.work
+        return np.where(is_work, self.end_ns - self.start_ns, 0)
+
+
+def of_recording(recording: Recording) -> Pieces:
+    """Return the pieces of a recording."""
+    work, tasks, calls = recording.work, recording.tasks, recording.host_calls
+    waiting = np.flatnonzero((tasks.kind == WAIT) & tasks.of_the_program)
+    texts = [(text or "").lower() for text in tasks.type_texts]
+    of_type = tasks.type[waiting]
+    connection = np.concatenate((work.connection, tasks.connection[waiting]))
+    call = calls.launching(connection).astype(np.int64)
+    start = np.concatenate((work.start_ns, tasks.start_ns[waiting]))
+    launched = np.append(calls.start_ns, 0)[call]
+    length = work.duration_ns
+    early = (launched - start)[call >= 0]
+    early = early[early <= _SKEW_NS]
+
+    def says(word: str) -> NDArray[np.bool_]:
+        found = np.array([*(word in text for text in texts), False])[of_type]
+        return np.concatenate((np.zeros(len(work), bool), found))
+
+    return Pieces(
+        start_ns=start,
+        end_ns=np.concatenate((work.start_ns + length, tasks.end_ns[waiting])),
+        device=np.concatenate((work.device, tasks.device[waiting].astype(np.int64))),
+        stream=np.concatenate((_streams(recording), _key(tasks.device, tasks.stream)[waiting])),
+        call=call,
+        launched_ns=np.where(call >= 0, launched, start),
+        skew_ns=max(int(early.max(initial=0)), 0),
+        work=len(work),
+        records=says("record"),
+        waits=says("wait"),
+    )
+
+
+def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
+    return device.astype(np.int64) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
+
+
+def _streams(recording: Recording) -> Ints:
+    """Return the stream of each piece of work: of a collective, that of what its call launched."""
+    work, tasks = recording.work, recording.tasks
+    stream = _key(work.device, work.stream)
+    whole = np.flatnonzero((work.kind == COMMUNICATION) & (work.stream == UNKNOWN))
+    if len(whole) and len(tasks):
+        row = Lookup(tasks.connection.astype(np.int64)).rows(work.connection[whole])
+        known = (row >= 0) & (work.connection[whole] >= 0)
+        known &= tasks.device[row] == work.device[whole]
+        stream[whole[known]] = _key(tasks.device, tasks.stream)[row[known]]
+    return stream
+
+
+def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> list[Edges]:
+    """Return what pieces wait for.
+
+    Args:
+        recording: the recording.
+        pieces: its pieces.
+        launches: the moment of each piece's launch, NOWHERE where it is not known.
+        first: the moment of the first piece; those of the others follow in their order.
+    """
+    before, touching = _before(pieces)
+    moment = pieces.moment_ns
+    after = np.flatnonzero(before != NOWHERE)
+    gap = moment[after] - pieces.end_ns[before[after]]
+    # What a gap and a launch take by themselves is told by those that nothing else held up.
+    queued = (pieces.asked_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
+    usual_gap = _usual(gap[queued], 1_000)
+    awaited = _awaited(recording, pieces, usual_gap)
+    known = np.flatnonzero(launches != NOWHERE)
+    delay = moment[known] - pieces.asked_ns[known]
+    until = np.append(pieces.end_ns, 0)[before]
+    np.maximum.at(until, awaited.target, pieces.end_ns[awaited.source])
+    idle = (until[known] <= pieces.asked_ns[known]) & (delay >= 0)
+    usual_delay = min(_usual(delay[idle], 5_000), _LONGEST_LAUNCH_NS)
+    lag = np.minimum(gap, usual_gap)
+    between = [
+        Edges.of(before[after], after, lag, behind=True, kind=kinds.STREAM),
+        Edges.of(touching[0], touching[1], 0, behind=False, kind=kinds.STREAM),
+        awaited,
+        _seen(pieces, before, awaited, usual_gap, usual_delay),
+    ]
+    lag = np.clip(delay, 0, usual_delay)
+    launched = Edges.of(launches[known], known + first, lag, behind=False, kind=kinds.LAUNCH)
+    return [launched, *(one.moved(first) for one in between)]
+
+
+def _usual(values: Ints, otherwise: int) -> int:
+    """Return a short one of many times: the long ones may have reasons that nobody recorded."""
+    return int(np.percentile(values, 25)) if len(values) else otherwise
+
+
+def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
+    """Return what was done last before each piece on its stream, and pairs that overlap there."""
+    moment, end = pieces.moment_ns, pieces.end_ns
+    result = np.full(len(pieces), NOWHERE, np.int64)
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for _, rows in by_key(pieces.stream):
+        rows = rows[np.lexsort((end[rows], moment[rows]))]
+        by_end = np.argsort(end[rows], kind="stable")
+        last = np.searchsorted(end[rows][by_end], moment[rows], side="right") - 1
+        # Of what ends at the moment itself only what stands before it can be what it follows.
+        place = np.append(by_end, NOWHERE)[last]
+        own = np.arange(len(rows))
+        while (later := (last >= 0) & (place >= own)).any():
+            last[later] -= 1
+            place = np.where(last >= 0, by_end[last], NOWHERE)
+        result[rows] = np.where(last >= 0, rows[place], NOWHERE)
+        overlapping = np.flatnonzero((own > 0) & (place != own - 1))
+        sources.append(rows[overlapping - 1])
+        targets.append(rows[overlapping])
+    return result, (np.concatenate(sources), np.concatenate(targets))
+
+
+def _awaited(recording: Recording, pieces: Pieces, usual_gap: int) -> Edges:
+    """Return what waited for events: by calls, as GPUs record them, or by tasks, as NPUs do."""
+    moment = pieces.moment_ns
+    source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    events = waits.of_streams(recording.source, recording.strings, recording.host_calls)
+    if len(events):
+        latest = Launched(pieces)
+        awaited = latest.before(events.awaited_stream, events.recorded_ns)
+        waiting = latest.after(events.stream, events.at_ns)
+        both = (awaited != NOWHERE) & (waiting != NOWHERE)
+        source.append(awaited[both])
+        target.append(waiting[both])
+    for _, rows in by_key(pieces.device):
+        records, waiting = rows[pieces.records[rows]], rows[pieces.waits[rows]]
+        if not len(records):
+            continue
+        records = records[np.argsort(moment[records], kind="stable")]
+        last = np.searchsorted(moment[records], moment[waiting], side="right") - 1
+        for _ in range(4):  # the event of the stream itself is not what it waits for
+            own = (last >= 0) & (pieces.stream[records[last]] == pieces.stream[waiting])
+            last[own] -= 1
+        record = np.where(last >= 0, records[last], 0)
+        close = (last >= 0) & (moment[waiting] - moment[record] <= _CLOSE_NS)
+        close &= pieces.stream[record] != pieces.stream[waiting]
+        source.append(record[close])
+        target.append(waiting[close])
+    one, other = np.concatenate(source), np.concatenate(target)
+    lag = np.clip(moment[other] - pieces.end_ns[one], 0, usual_gap)
+    return Edges.of(one, other, lag, behind=True, kind=kinds.EVENT)
+
+
+def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int) -> Edges:
+    """Return what pieces waited for that no record says, only the times.
+
+    A piece that begins long after its launch and its stream's last work, and just after work of
+    another stream ended, was waiting for that.
+    """
+    moment = pieces.moment_ns
+    ready = np.zeros(len(pieces), np.int64)
+    on_stream = before != NOWHERE
+    ready[on_stream] = pieces.end_ns[before[on_stream]]
+    since_launch = np.where(pieces.call >= 0, pieces.asked_ns, 0)
+    # Only where what is known leaves more than noise unexplained.
+    much = max(_LATE * usual_delay, _CLOSE_NS)
+    ready = np.where(since_launch > ready, since_launch + much - _SOON_NS, ready)
+    np.maximum.at(ready, awaited.target, pieces.end_ns[awaited.source])
+    late = np.flatnonzero(moment - ready > _SOON_NS)
+    late = late[late < pieces.work]
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for device, rows in by_key(pieces.device[late]):
+        here = np.flatnonzero(pieces.device == device)
+        here = here[here < pieces.work]
+        here = here[np.argsort(pieces.end_ns[here], kind="stable")]
+        waiting = late[rows]
+        last = np.searchsorted(pieces.end_ns[here], moment[waiting], side="right") - 1
+        done = here[np.maximum(last, 0)]
+        # What nobody is known to have launched follows whatever the device did last.
+        unlaunched = pieces.call[waiting] < 0
+        close = moment[waiting] - pieces.end_ns[done] <= _SOON_NS
+        good = (last >= 0) & (pieces.stream[done] != pieces.stream[waiting])
+        good &= (close & (pieces.end_ns[done] > ready[waiting])) | (
+            unlaunched & (before[waiting] == NOWHERE)
+        )
+        sources.append(done[good])
+        targets.append(waiting[good])
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    lag = np.clip(moment[target] - pieces.end_ns[source], 0, usual_gap)
+    return Edges.of(source, target, lag, behind=True, kind=kinds.SEEN)
+
+
+class Launched:
+    """Pieces of each stream in the order of their launches."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        known = np.flatnonzero(pieces.call >= 0)
+        order = np.lexsort(
+            (pieces.moment_ns[known], pieces.launched_ns[known], pieces.stream[known])
+        )
+        self._rows = known[order]
+        self._stream = pieces.stream[self._rows]
+        self._launched = pieces.launched_ns[self._rows]
+
+    def before(self, stream: Ints, at_ns: Ints) -> Ints:
+        """Return the last piece that was launched on a stream before a time, or NOWHERE."""
+        low, place = self._places(stream, at_ns)
+        found = place > low
+        return np.where(found, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
+
+    def after(self, stream: Ints, at_ns: Ints) -> Ints:
+        """Return the first piece that was launched on a stream at a time or later, or NOWHERE."""
+        _, place = self._places(stream, at_ns)
+        high = np.searchsorted(self._stream, stream, side="right")
+        return np.where(place < high, np.append(self._rows, NOWHERE)[place], NOWHERE)
+
+    def _places(self, stream: Ints, at_ns: Ints) -> tuple[Ints, Ints]:
+        low = np.searchsorted(self._stream, stream, side="left")
+        place = np.empty(len(stream), np.int64)
+        for one, rows in by_key(stream):
+            begin = int(np.searchsorted(self._stream, one, side="left"))
+            end = int(np.searchsorted(self._stream, one, side="right"))
+            launched = self._launched[begin:end]
+            place[rows] = begin + np.searchsorted(launched, at_ns[rows], side="left")
+        return low.astype(np.int64), place
+
+
+def waited_for(recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]) -> Ints:
+    """Return the piece whose end each synchronising call waited for, NOWHERE where none is known.
+
+    Args:
+        recording: the recording.
+        pieces: its pieces.
+        call: the calls.
+        own: which of them wait for what they launched themselves.
+    """
+    calls = recording.host_calls
+    begin, end = calls.start_ns[call], calls.end_ns[call] - pieces.skew_ns
+    known = np.flatnonzero(pieces.call >= 0)
+    known = known[np.argsort(pieces.end_ns[known], kind="stable")]
+    result = np.full(len(call), NOWHERE, np.int64)
+    if not len(known):
+        return result
+    events = waits.of_calls(recording.source, calls, call)
+    if len(events):
+        its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
+        result[events.call] = its
+    done, launched = pieces.end_ns[known], pieces.launched_ns[known]
+    stream, launcher = pieces.stream[known], pieces.call[known]
+    only = np.full(len(call), NOWHERE, np.int64)
+    only[events.on_stream_call] = events.on_stream
+    last = np.searchsorted(done, end, side="right") - 1
+    looking = np.flatnonzero((last >= 0) & (result == NOWHERE))
+    for _ in range(_TRIES):
+        at = last[looking]
+        fits = np.where(
+            own[looking],
+            launcher[at] == call[looking],
+            (launched[at] < begin[looking]) | (launcher[at] == call[looking]),
+        )
+        fits &= (only[looking] == NOWHERE) | (stream[at] == only[looking])
+        result[looking[fits]] = known[at[fits]]
+        last[looking[~fits]] -= 1
+        looking = looking[~fits]
+        looking = looking[last[looking] >= 0]
+        if not len(looking):
+            break
+    return result
+
+
+_TRIES = 256
+"""So many pieces that ended before a call returned are looked at for the one it waited for."""
