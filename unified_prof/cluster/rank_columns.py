@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis import collective_kinds as kinds_of
+from unified_prof.analysis.read.messages import ELEMENT_BYTES
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.cluster import partial as partials
@@ -17,14 +18,6 @@ from unified_prof.cluster.timeline import Cover
 from unified_prof.vocabulary import NO_RANK
 
 Ints = NDArray[np.int64]
-
-_ELEMENT_BYTES = {
-    **dict.fromkeys((0, 7, 14, 15, 16, 17), 1),  # ENUM_HCCL_DATA_TYPE: 8 bits
-    **dict.fromkeys((1, 3, 8, 11), 2),
-    **dict.fromkeys((2, 4, 9), 4),
-    **dict.fromkeys((5, 6, 10), 8),
-    12: 16,
-}
 
 
 def is_kind(codes: Ints, kinds: list[str], kind: str) -> NDArray[np.bool_]:
@@ -42,7 +35,7 @@ def sizes(
 ) -> Ints:
     """Return the larger message of each operation; NONE where it is not known."""
     types, inverse = np.unique(columns["data"], return_inverse=True)
-    width = np.array([_ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
+    width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NONE)
     if counts_parts:
         members = np.array([max(group.size, 1) for group in groups], np.int64)[result["group"]]

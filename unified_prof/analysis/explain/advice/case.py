@@ -26,6 +26,9 @@ WARMING_UP = 3.0
 """A step that is longer than so many medians warms up, or saves or evaluates: not judged."""
 WARN_SHARE = 0.03
 """Share of a step from which a cost is worth a word where a rule has no limit of its own."""
+LEAST_SHARE = 0.01
+"""Of the time: what would save less is not worth a word where the share of the cause is limited
+otherwise, or where nothing but the gain is uncertain."""
 PAUSE_SHARE = 0.10
 """Of a recording without steps: a gap that is longer is a pause between phases, not a slow host."""
 ROWS = 5

@@ -19,6 +19,13 @@ MODULES = (
     "host",
     "input",
     "synchronising",
+    "communication",
+    "copies",
+    "casts",
+    "attention",
+    "optimizer",
+    "stalls",
+    "steps",
 )
 
 

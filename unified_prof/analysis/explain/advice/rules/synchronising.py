@@ -68,7 +68,10 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
 
 
 def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
-    """Tell which gaps follow the one call that ends a step, as profilers and timers make it."""
+    """Tell which gaps follow the one call that ends or begins a step, as profilers and timers do.
+
+    Nothing is launched in the step behind it, or nothing was before it.
+    """
     idle, steps = case.idle, case.recording.steps
     result = np.zeros(len(mine), bool)
     if not steps:
@@ -80,8 +83,15 @@ def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
     launched = np.append(calls.start_ns, -1)[row]
     returned = host.sync.end_ns[idle.sync[mine]]
     begun = host.sync.start_ns[idle.sync[mine]]
-    crossed = np.searchsorted(ends, launched, side="right") > np.searchsorted(ends, begun)
-    for at in np.flatnonzero(crossed & (returned <= launched)).tolist():
+    at_end = np.searchsorted(ends, launched, side="right") > np.searchsorted(ends, begun)
+    at_end &= returned <= launched
+    begins = np.array(sorted(begin for _, begin, _ in steps), np.int64)
+    step = np.searchsorted(begins, begun, side="right") - 1
+    launching = calls.launching(work.connection[case.pieces.row])
+    launches = np.sort(calls.start_ns[launching[launching >= 0]])
+    before = np.searchsorted(launches, begun) - np.searchsorted(launches, begins[step])
+    at_begin = (step >= 0) & (before == 0)
+    for at in np.flatnonzero(at_end | at_begin).tolist():
         called, _ = case.recording.idle_time.called(int(idle.sync[mine[at]]))
         result[at] = "(" not in called  # an operation that synchronises is the program's own
     return result

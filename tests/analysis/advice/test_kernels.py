@@ -1,0 +1,135 @@
+"""Kernels that compute nothing, attention in pieces, optimizers in pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
+
+
+def mixed(path: Path, *, name: str, op_type: str, copies: int = 50, hidden: bool = False) -> Path:
+    """Write 100 products of 10 µs and `copies` of 2 µs among them, without a gap."""
+    with Plant(path) as plant:
+        at = 0
+        for number in range(100):
+            plant.kernel(at, at + 10 * US, name="gemm", op_type="aten::mm")
+            if hidden:
+                plant.kernel(at + US, at + 3 * US, name=name, op_type=op_type, stream=9)
+            elif number < copies:
+                plant.kernel(at + 10 * US, at + 12 * US, name=name, op_type=op_type)
+                at += 2 * US
+            at += 10 * US
+    return path
+
+
+DIRECT_COPY = "elementwise_kernel<direct_copy_kernel_cuda>"
+
+
+def test_copies_by_kernels_are_what_could_go(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "run.db", name=DIRECT_COPY, op_type="aten::copy_")
+    said = found(path)["casts_and_copies"]
+    assert cost_ns(said) == 50 * 2 * US
+    assert said.evidence[0]["count"] == 50
+
+
+def test_few_copies_are_no_finding(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "run.db", name=DIRECT_COPY, op_type="aten::copy_", copies=10)
+    assert advice(path).findings == ()
+
+
+def test_copies_beside_other_kernels_cost_nothing(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "run.db", name=DIRECT_COPY, op_type="aten::copy_", hidden=True)
+    assert advice(path).findings == ()
+
+
+def test_an_optimizers_own_copies_are_not_meant(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        plant.call(0, 5 * US, "Optimizer.step#SGD.step")
+        plant.call(US, 4 * US, "aten::copy_", launches=77)
+        plant.task(10 * US, 40 * US, connection=77, kernel=(DIRECT_COPY, "aten::copy_"))
+        plant.task(40 * US, 100 * US, kernel=("gemm", "aten::mm"))
+    assert "casts_and_copies" not in found(tmp_path / "run.db")
+
+
+def test_conversions_of_format_are_told_apart(tmp_path: Path) -> None:
+    said = found(mixed(tmp_path / "run.db", name="trans_data_1", op_type="TransData"))
+    assert cost_ns(said["format_conversions"]) == 50 * 2 * US
+    assert "casts_and_copies" not in said
+
+
+def attention(path: Path, *kernels: tuple[str, int], layers: int = 12) -> Path:
+    """Write layers of kernels (operation, length in µs) and a product of 100 µs behind each."""
+    with Plant(path) as plant:
+        at = 0
+        for _ in range(layers):
+            for operation, length in (*kernels, ("aten::mm", 100)):
+                end = at + length * US
+                plant.kernel(at, end, name=f"{operation[6:]}_kernel", op_type=operation)
+                at = end
+    return path
+
+
+PIECES = (
+    ("aten::bmm", 20),
+    ("aten::mul", 5),
+    ("aten::add", 5),
+    ("aten::_softmax", 10),
+    ("aten::bmm", 20),
+)
+
+
+def test_what_stands_between_the_products_of_attention_could_go(tmp_path: Path) -> None:
+    said = found(attention(tmp_path / "run.db", *PIECES))["unfused_attention"]
+    assert cost_ns(said) == 12 * 20 * US
+    assert said.figures["patterns"] == 12
+
+
+def test_fused_attention_is_fused(tmp_path: Path) -> None:
+    path = attention(tmp_path / "run.db", ("aten::_flash_attention_forward", 60))
+    assert advice(path).findings == ()
+
+
+def test_the_softmax_of_a_loss_is_no_attention(tmp_path: Path) -> None:
+    path = attention(tmp_path / "run.db", ("aten::mm", 20), ("aten::_log_softmax", 10))
+    assert advice(path).findings == ()
+
+
+def optimizer(path: Path, *, name: str, kernels: int = 120) -> Path:
+    """Write five steps of 2 ms: a kernel of 1 ms, then updates of 2 µs, each launched as late."""
+    with Plant(path) as plant:
+        for step in range(5):
+            begin = step * 2 * MS
+            plant.step(step, begin, begin + 2 * MS)
+            plant.kernel(begin + US, begin + MS, launched=begin)
+            plant.call(begin + MS, begin + 2 * MS, "Optimizer.step#SGD.step")
+            for number in range(kernels):
+                at = begin + MS + number * 8 * US
+                plant.call(at, at + 3 * US, "aten::add_")
+                plant.kernel(at + 3 * US, at + 5 * US, launched=at + US, name=name)
+    return path
+
+
+def test_the_device_waits_between_the_updates_of_an_optimizer(tmp_path: Path) -> None:
+    said = found(optimizer(tmp_path / "run.db", name="add_kernel"))["unfused_optimizer"]
+    # 1 µs before the first launch; 119 times from an update's end to the next one's launch, 4 µs.
+    assert cost_ns(said) == US + 119 * 4 * US
+    assert said.figures["kernels"] == 4 * 120
+
+
+def test_an_optimizer_that_updates_many_at_once_is_no_finding(tmp_path: Path) -> None:
+    said = found(optimizer(tmp_path / "run.db", name="multi_tensor_apply_kernel"))
+    assert "unfused_optimizer" not in said
+
+
+def test_without_a_device_python_between_updates_is_the_cost(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for step in range(5):
+            begin = step * 2 * MS
+            plant.call(begin, begin + 2 * MS, f"ProfilerStep#{step}")
+            plant.call(begin + US, begin + MS, "aten::linear")
+            plant.call(begin + MS, begin + MS + 800 * US, "Optimizer.step#Adam.step")
+            for number in range(100):
+                at = begin + MS + number * 8 * US
+                plant.call(at, at + 3 * US, "aten::add_")
+    said = found(tmp_path / "run.db")["unfused_optimizer"]
+    assert cost_ns(said) == 100 * 5 * US

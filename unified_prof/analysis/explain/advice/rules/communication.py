@@ -1,0 +1,192 @@
+"""Communication that no computation hides: moved in the open, in small pieces, or waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.explain.advice import rule
+from unified_prof.analysis.explain.advice.case import ROWS, WARN_SHARE, Case, Ints, percent
+from unified_prof.analysis.explain.advice.rule import Rule
+from unified_prof.analysis.finding import Evidence, Finding
+from unified_prof.analysis.read import messages
+from unified_prof.analysis.read.messages import Messages
+from unified_prof.arrays import intervals
+
+EXPOSED_COMMUNICATION = "exposed_communication"
+SMALL_BUCKETS = "small_buckets"
+WAITING_FOR_RANKS = "waiting_for_ranks"
+
+EXPOSED_SHARE = 0.10
+"""Of the time; less is what the last bucket of a step usually costs."""
+WAITING_SHARE = 0.5
+"""Of communication: above it other ranks are the matter, not how data is moved."""
+ENOUGH_ALIKE = 3
+"""Of so many messages of one kind and group, each as large or larger, the quickest tells how long
+moving takes."""
+SMALL_BYTES = 1 << 20
+"""Below this a message's time is latency: links of 25 GB/s move a MiB in 40 µs."""
+MANY_SMALL = 0.2
+"""Share of messages, as MindStudio's advisor has it."""
+
+
+class _Talk:
+    """The messages of one device in the judged time."""
+
+    def __init__(self, case: Case) -> None:
+        all_of = messages.load(case.recording.source, case.recording.strings)
+        mine = case.inside(all_of.start_ns) & (all_of.members != 1)
+        if case.number is not None:
+            mine &= (all_of.device == case.number) | (all_of.device < 0)
+        self.all, self.rows = all_of, np.flatnonzero(mine)
+        self.start, self.end = all_of.start_ns[self.rows], all_of.end_ns[self.rows]
+        self.exposed = intervals.subtract(case.within(self.start, self.end), case.compute)
+
+    @property
+    def length(self) -> Ints:
+        return self.end - self.start
+
+    def moving_ns(self) -> tuple[int, int]:
+        """Return how long moving takes at most, and of how long communication that is known.
+
+        Of one kind and group a message takes no longer to move than the quickest of those that are
+        as large or larger; whatever it takes more it waits.
+        """
+        size = self.all.size_bytes[self.rows]
+        known = np.flatnonzero(size >= 0)
+        place = np.stack([self.all.kind[self.rows], self.all.group[self.rows]])[:, known]
+        _, number = np.unique(place, axis=1, return_inverse=True)
+        number = number.reshape(-1)
+        moving = total = 0
+        for one in range(int(number.max(initial=-1)) + 1):
+            own = known[number == one]
+            own = own[np.argsort(-size[own], kind="stable")]
+            least = np.minimum.accumulate(self.length[own])
+            # Messages of one size are alike, whatever their order.
+            as_large = np.searchsorted(-size[own], -size[own], side="right")
+            enough = as_large >= ENOUGH_ALIKE
+            moving += int(least[as_large - 1][enough].sum())
+            total += int(self.length[own][enough].sum())
+        return moving, total
+
+
+def exposed_communication(case: Case) -> Iterator[Finding]:
+    """Communication beside which nothing is computed, apart from the last of each step."""
+    talk = _Talk(case)
+    exposed = talk.exposed.total_ns
+    if case.share(exposed) < EXPOSED_SHARE:
+        return
+    moving, known = talk.moving_ns()
+    waits = known > 0 and moving < (1 - WAITING_SHARE) * known
+    figures = {
+        "exposed_ns": exposed,
+        "exposed_share": round(case.share(exposed), 4),
+        "communication_ns": case.within(talk.start, talk.end).total_ns,
+        "moving_ns": moving if known else None,
+        "messages": len(talk.rows),
+    }
+    if waits:
+        waiting = 1 - moving / known
+        yield case.finding(
+            WAITING_FOR_RANKS,
+            exposed * waiting,
+            f"communication stands alone {percent(case.share(exposed))} of the time, and "
+            f"{percent(waiting)} of its time is more than moving takes: this rank waits for others",
+            advice="put the recordings of all ranks together: `uprof cluster build` names the "
+            "rank, host or link that is waited for",
+            sure="likely",
+            figures=figures,
+            evidence=_kinds(talk),
+        )
+        return
+    cost = exposed - _last_of_steps(case, talk)
+    if case.share(cost) < WARN_SHARE:
+        return
+    yield case.finding(
+        EXPOSED_COMMUNICATION,
+        cost,
+        f"communication stands alone {percent(case.share(exposed))} of the time: nothing is "
+        "computed beside it",
+        advice="let it overlap: buckets of DDP or FSDP (bucket_cap_mb, forward_prefetch), gradient "
+        "accumulation, a stream of its own; or divide the model otherwise",
+        sure="likely" if known > exposed / 2 else "possible",
+        figures=figures,
+        evidence=_kinds(talk),
+    )
+
+
+def _last_of_steps(case: Case, talk: _Talk) -> int:
+    """Return how much of the last message of each step stands alone: nothing can hide that."""
+    step = np.searchsorted(case.windows.start_ns, talk.start, side="right") - 1
+    last = np.append(step[1:] != step[:-1], True)[: len(step)]
+    alone = intervals.merge(talk.start[last], talk.end[last])
+    return intervals.intersect(alone, talk.exposed).total_ns
+
+
+def small_buckets(case: Case) -> Iterator[Finding]:
+    """Many messages so small that each costs its latency, not its bytes."""
+    talk = _Talk(case)
+    size = talk.all.size_bytes[talk.rows]
+    small = (size >= 0) & (size < SMALL_BYTES)
+    large = size >= SMALL_BYTES
+    if not large.any() or small.sum() <= MANY_SMALL * len(size):
+        return
+    alone = intervals.intersect(
+        intervals.merge(talk.start[small], talk.end[small]), talk.exposed
+    ).total_ns
+    rate = float(np.median(size[large] / np.maximum(talk.length[large], 1)))
+    cost = alone - float(size[small].sum()) / rate
+    if case.share(alone) < WARN_SHARE or cost <= 0:
+        return
+    yield case.finding(
+        SMALL_BUCKETS,
+        cost,
+        f"{int(small.sum()):,} of {len(size):,} messages are smaller than 1 MiB and stand alone "
+        f"{percent(case.share(alone))} of the time; in large ones the bytes would move at "
+        f"{rate:.1f} GB/s",
+        advice="send more at once: larger buckets, one flat buffer, fewer and later reductions",
+        sure="likely",
+        figures={
+            "small": int(small.sum()),
+            "messages": len(size),
+            "small_bytes": int(size[small].sum()),
+            "exposed_ns": alone,
+            "large_gb_per_s": round(rate, 3),
+        },
+        evidence=_kinds(talk, small),
+    )
+
+
+def _kinds(talk: _Talk, chosen: NDArray[np.bool_] | None = None) -> list[Evidence]:
+    rows = talk.rows if chosen is None else talk.rows[chosen]
+    of: Messages = talk.all
+    pairs, number = np.unique(
+        np.stack([of.kind[rows], of.size_bytes[rows]]), axis=1, return_inverse=True
+    )
+    number = number.reshape(-1)
+    length = (of.end_ns - of.start_ns)[rows]
+    total = np.bincount(number, weights=length)
+    count = np.bincount(number)
+    found: list[Evidence] = []
+    for at in np.argsort(-total, kind="stable")[:ROWS].tolist():
+        kind, size = (int(value) for value in pairs[:, at])
+        first = int(rows[int(np.flatnonzero(number == at)[0])])
+        found.append(
+            {
+                "name": of.kinds[kind] + (f" of {size:,} bytes" if size >= 0 else ""),
+                "count": int(count[at]),
+                "total_ns": int(total[at]),
+                "start_ns": int(of.start_ns[first]),
+            }
+        )
+    return found
+
+
+_LACKS = rule.tables("COMMUNICATION_OP", why="no collective was recorded")
+
+RULES = (
+    Rule(EXPOSED_COMMUNICATION, exposed_communication, _LACKS),
+    Rule(SMALL_BUCKETS, small_buckets, _LACKS),
+)
