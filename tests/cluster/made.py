@@ -48,6 +48,12 @@ class Plan:
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
     late: Mapping[int, int] = field(default_factory=dict)
+    stops: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> how long it stands still in a step, for no reason, ns."""
+    stop_where: str = "begin"
+    """begin of the step, kernels: between two of them, collective: before the one of all."""
+    loader: bool = True
+    """Whether waiting for input is recorded."""
     buckets: int = 1
     """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
     only: Collection[int] | None = None
@@ -123,6 +129,7 @@ class _Simulation:
         self.used: set[tuple[int, ...]] = set()
         self.reduced: dict[tuple[int, tuple[int, ...]], int] = {}
         self.step = 0
+        self.between: set[tuple[int, int]] = set()
 
     @property
     def wrong(self) -> bool:
@@ -143,7 +150,9 @@ class _Simulation:
                 begin = self.now[rank]
                 made.steps[rank].append((begin, 0))
                 self.now[rank] += 150_000 + (plan.late.get(rank, 0) if self.wrong else 0)
-                made.inputs[rank].append((begin, self.now[rank]))
+                if plan.loader:
+                    made.inputs[rank].append((begin, self.now[rank]))
+                self.stop(rank, "begin")
             # Stage by stage and batch by batch: each one's needs have happened before it.
             for _batch in range(plan.batches):
                 for p in range(plan.pp):
@@ -167,12 +176,18 @@ class _Simulation:
             for rank in range(plan.world):
                 self.work(rank, KERNELS[:1])
                 self.now[rank] = max(self.now[rank], ends.get(rank, 0) + 3_000)
+            for rank in range(plan.world):
+                self.stop(rank, "collective")
             self.all_reduce(self.world, 4096, blocking=True)
             for rank in range(plan.world):
                 self.work(rank, [("Adam", 400_000)])
                 begin, _ = made.steps[rank][-1]
                 made.steps[rank][-1] = (begin, self.now[rank])
         return made
+
+    def stop(self, rank: int, where: str) -> None:
+        if self.wrong and where == self.plan.stop_where:
+            self.now[rank] += self.plan.stops.get(rank, 0)
 
     def backward(self) -> dict[int, int]:
         """Go back through the stages; gradients of a layer move beside the layers before it."""
@@ -198,7 +213,10 @@ class _Simulation:
         late = self.wrong and self.plan.host(rank) == self.plan.slow_host
         gap = 40_000 if late else 1_500
         slow = self.plan.slow.get(rank, 1.0) if self.wrong else 1.0
-        for name, usual in kernels:
+        for number, (name, usual) in enumerate(kernels):
+            if number and (rank, self.step) not in self.between:
+                self.between.add((rank, self.step))
+                self.stop(rank, "kernels")
             factor = slow * self.rng.normal(1, self.plan.noise)
             end = self.now[rank] + int(usual * factor)
             self.made.kernels[rank].append((self.now[rank], end, name))
@@ -282,13 +300,13 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     cover = Cover(intervals.merge(start, end), start)
     bounds = np.array(made.steps[rank], np.int64) + shift
     steps = {"step": np.arange(len(bounds)), "start": bounds[:, 0], "end": bounds[:, 1]}
-    waits = np.array(made.inputs[rank], np.int64) + shift
+    waits = np.array(made.inputs[rank], np.int64).reshape(-1, 2) + shift
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
     operations["step"] = rank_columns.step_of(operations["start"], steps)
     operations["covered"] = cover.within(operations["start"], operations["end"])
     busy = intervals.union(cover.set, intervals.merge(operations["start"], operations["end"]))
-    loader = intervals.merge(waits[:, 0], waits[:, 1])
+    loader = intervals.merge(waits[:, 0], waits[:, 1]) if plan.loader else None
     return Partial(
         facts=RankFacts(
             rank=rank,
@@ -298,7 +316,7 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
             device_name="Ascend910B",
             vendor=vendor,
             steps_recorded=True,
-            loader_recorded=True,
+            loader_recorded=plan.loader,
         ),
         groups=tuple(
             Group(f"{made.groups[one]}-{one[0]}", made.groups[one], made.groups[one], one, len(one))

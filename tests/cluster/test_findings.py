@@ -23,7 +23,7 @@ SOME = (3, 4, 5)
 
 
 def true_cost_ms(plan: Plan, made: Made) -> float:
-    healthy = make(replace(plan, slow={}, slow_links={}, slow_host=None, late={}))
+    healthy = make(replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}))
     return (made.step_ns - healthy.step_ns) / 1e6
 
 
@@ -251,3 +251,44 @@ def test_steps_whose_communication_is_not_held_have_a_bound() -> None:
     assert "costs each of these at most" in found[0].text
     exact = summarise(parts).findings[0].cost_ms_per_step
     assert exact <= found[0].cost_ms_per_step < 4 * exact
+
+
+PLACES = {
+    "begin": "at the begin of the step",
+    "kernels": "between kernels before its all_reduce (tp)",
+    "collective": "before its all_reduce (world)",
+}
+
+
+@pytest.mark.parametrize("where", ["begin", "kernels", "collective"])
+@pytest.mark.parametrize("only", [None, (3,), (1, 4)])
+@pytest.mark.parametrize("rank", [0, 6, 15])
+def test_a_rank_that_is_late_for_no_reason_that_is_recorded(
+    where: str, only: tuple[int, ...] | None, rank: int
+) -> None:
+    plan = Plan(stops={rank: 5_000_000}, stop_where=where, steps=6, only=only)
+    found, made = told(plan)
+    steps = tuple(range(6)) if only is None else only
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("late_rank", (rank,), steps)]
+    assert found[0].figures["late_ms"] == pytest.approx(5, rel=0.02)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
+    assert "nothing in its recording says why" in found[0].text
+    assert found[0].figures["where"] == PLACES[where]
+
+
+def test_a_late_rank_whose_loader_was_not_recorded_may_wait_for_input() -> None:
+    found, _ = told(Plan(stops={6: 5_000_000}, loader=False))
+    assert [(one.kind, one.ranks) for one in found] == [("late_rank", (6,))]
+    assert "no loader of input is recorded" in found[0].text
+
+
+def test_a_late_rank_of_two() -> None:
+    found, _ = told(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6))
+    assert [(one.kind, one.ranks) for one in found] == [("late_rank", (1,))]
+    found, _ = told(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6, only=(2,)))
+    assert [(one.kind, one.ranks, one.steps) for one in found] == [("late_rank", (1,), (2,))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_a_recorded_loader_a_healthy_run_is_healthy(seed: int) -> None:
+    assert told(Plan(seed=seed, noise=0.05, steps=6, loader=False))[0] == []

@@ -49,13 +49,17 @@ class Evidence:
     ends in between; ns."""
     peers_gap: Floats
     """The median of peers on other hosts; where these are few, of all ranks on other hosts."""
+    middle_gap: Floats
+    """The gap that half of the kernels are behind at most: one long stop leaves it as it is."""
+    peers_middle_gap: Floats
     gap_scatter: float
     """How far gaps of ranks usually lie apart that should be alike."""
     input_at: Floats
     """Idle time for input: ranks by `steps`."""
     peers_input_at: Floats
-    host_gap: Ints
-    """Idle time without input, a sum."""
+    idle_at: Floats
+    """Idle time without input: ranks by `steps`."""
+    peers_idle_at: Floats
 
 
 def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
@@ -65,7 +69,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
     names: dict[str, int] = {}
     work_at = np.zeros((ranks, len(chosen)))
     kernels = np.zeros(ranks, np.int64)
-    idle = np.zeros(ranks, np.int64)
+    idle_at = np.full((ranks, len(chosen)), np.nan)
     input_at = np.full((ranks, len(chosen)), np.nan)
     cells: list[tuple[int, int, int, int]] = []  # rank, name, n, total
     for index, one in enumerate(matched.partials):
@@ -88,13 +92,14 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
             table["step"].tolist(), table["idle"].tolist(), table["input"].tolist(), strict=True
         ):
             if step in column:
-                idle[index] += rest - max(late, 0)
+                idle_at[index, column[step]] = rest - max(late, 0)
                 input_at[index, column[step]] = max(late, 0)
         if not one.facts.loader_recorded:
             input_at[index] = np.nan
     slowness, error, general, scatter = _slowness(cells, len(names), roles.peers)
     work = work_at.sum(axis=1)
-    gap = np.array([_gap(one) for one in matched.partials])
+    gaps = np.array([_gap(one) for one in matched.partials]).reshape(-1, 2)
+    gap, middle = gaps[:, 0], gaps[:, 1]
     hosts = [facts.host for facts in matched.facts]
     return Evidence(
         steps=tuple(chosen),
@@ -109,6 +114,8 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         kernels=kernels,
         gap=gap,
         peers_gap=_elsewhere(gap, roles.peers, hosts),
+        middle_gap=middle,
+        peers_middle_gap=_elsewhere(middle, roles.peers, hosts),
         gap_scatter=_scatter(gap, roles.peers, hosts),
         input_at=input_at,
         peers_input_at=np.stack(
@@ -116,7 +123,12 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         )
         if chosen
         else input_at,
-        host_gap=idle,
+        idle_at=idle_at,
+        peers_idle_at=np.stack(
+            [_by_known_peers(idle_at[:, at], roles.peers) for at in range(len(chosen))], axis=1
+        )
+        if chosen
+        else idle_at,
     )
 
 
@@ -169,15 +181,32 @@ def _by_peers(values: Floats, peers: Ints) -> Floats:
     return result
 
 
-def _gap(one: Partial) -> float:
-    """Return the mean time between kernels that follow one another, 0 where there are none."""
+def _by_known_peers(values: Floats, peers: Ints) -> Floats:
+    result = np.full(len(values), np.nan)
+    for one in np.unique(peers):
+        mine = np.flatnonzero((peers == one) & np.isfinite(values))
+        result[mine] = median_of_others(values[mine])
+    return result
+
+
+def _gap(one: Partial) -> tuple[float, float]:
+    """Return the mean and the middle of the times between kernels, 0 where there are none.
+
+    Only of kernels that follow one another. Of stretches between marks their means are known,
+    and count by the gaps they are of.
+    """
     marks = one.marks
     length = np.diff(marks["time"])
     lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
     # A stretch that begins within a kernel has that one as well.
     gaps = np.where(busy > 0, begun - (lead > 0), 0)
     count = int(gaps[gaps > 0].sum())
-    return float((length - lead - busy - tail)[gaps > 0].sum()) / count if count else 0.0
+    if not count:
+        return 0.0, 0.0
+    idle, gaps = (length - lead - busy - tail)[gaps > 0], gaps[gaps > 0]
+    order = np.argsort(idle / gaps, kind="stable")
+    at = int(np.searchsorted(np.cumsum(gaps[order]), count / 2))
+    return float(idle.sum()) / count, float((idle / gaps)[order[at]])
 
 
 def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:

@@ -27,6 +27,7 @@ from unified_prof.cluster.case import (
     listed,
 )
 from unified_prof.cluster.evidence import slowness_in
+from unified_prof.cluster.lateness import late_ranks
 from unified_prof.cluster.links import Slow
 from unified_prof.cluster.spread import deviation, farthest
 from unified_prof.cluster.walk import Change
@@ -173,7 +174,10 @@ def idle_between_kernels(case: Case) -> Iterator[Finding]:
     limit = np.maximum(
         farthest(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
     )
-    idle = np.flatnonzero((excess > limit) & (per_step > LEAST_SHARE * case.step_ns)).tolist()
+    # One long stop is not a late launch of every kernel.
+    general = evidence.middle_gap - evidence.peers_middle_gap > _LEAST_EXCESS * excess
+    late = general & (excess > limit) & (per_step > LEAST_SHARE * case.step_ns)
+    idle = np.flatnonzero(late).tolist()
     hosts = by_host(case, idle)
     for ranks, host in hosts:
         cut = {one: float(excess[one]) for one in ranks}
@@ -329,6 +333,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     slow_kernels,
     idle_between_kernels,
     late_input,
+    late_ranks,
     slow_links,
 )
 

@@ -299,7 +299,7 @@ def blame_rows(
                 int(proof.work[index]),
                 _whole(proof.peers_work[index]),
                 _real(np.exp(proof.slowness[index])),
-                int(proof.host_gap[index]),
+                int(np.nansum(proof.idle_at[index])),
                 _whole(gap),
                 int(late[index]) if some[index] else None,
                 reason.cost_ms_per_step * 1e6 if reason and len(reason.ranks) == 1 else None,
