@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.collective_kinds import POINT_TO_POINT, RECEIVE, SEND
+from unified_prof.arrays.ordering import stable_order
 from unified_prof.cluster.partial import NONE, Partial, RankFacts
 from unified_prof.cluster.sequences import aligned
 from unified_prof.ledger import Ledger
@@ -140,7 +141,8 @@ def match(partials: Iterable[Partial]) -> Matched:
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
     seq = columns["seq"] + shift
-    event_key = np.lexsort((columns["rank"], seq, second, first, ~usable))
+    # Rows come rank after rank, so that those of an event are by rank as well.
+    event_key = stable_order((~usable).astype(np.int64), first, second, seq)
     ordered = {name: values[event_key] for name, values in columns.items()}
     keys = [one[event_key] for one in (first, second, seq)]
     count = int(usable.sum())
@@ -266,8 +268,11 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
 
 
 def _by_first_use(one: Partial) -> list[int]:
-    groups, first = np.unique(one.communication["group"], return_index=True)
-    used = [number for number in groups[np.argsort(first)].tolist() if number >= 0]
+    count = len(one.communication["group"])
+    first = np.full(len(one.groups) + 1, count)  # the last one: of no group
+    first[one.communication["group"][::-1]] = np.arange(count)[::-1]
+    order = np.argsort(first[:-1], kind="stable")
+    used: list[int] = order[first[order] < count].tolist()
     return [*used, *(number for number in range(len(one.groups)) if number not in used)]
 
 
@@ -289,7 +294,7 @@ def _shifts(
     chosen = np.flatnonzero(usable)
     if not len(chosen):
         return shift, bad
-    order = chosen[np.lexsort(_key(columns, chosen, first, second))]
+    order = _by_sequence(columns, chosen, first, second)
     side = [columns["rank"][order], columns["kind"][order]]
     together = [first[order], second[order]]
     new_group = _changes(together)
@@ -324,16 +329,27 @@ def _shifts(
     return shift, bad
 
 
-def _key(
+def _by_sequence(
     columns: dict[str, Ints], chosen: NDArray[np.intp], first: Ints, second: Ints
-) -> tuple[Ints, ...]:
-    return (
-        columns["seq"][chosen],
-        columns["kind"][chosen],
-        columns["rank"][chosen],
-        second[chosen],
-        first[chosen],
-    )
+) -> NDArray[np.intp]:
+    """Return the chosen rows by group and kind (or pair), rank, kind, and number."""
+    order = chosen[stable_order(first[chosen], second[chosen])]
+    # Rows come rank after rank, and by their numbers; whether they did is seen afterwards.
+    keys = [first, second, columns["rank"], columns["kind"], columns["seq"]]
+    if _ascending([key[order] for key in keys]):
+        return order
+    return chosen[np.lexsort([key[chosen] for key in keys[::-1]])]
+
+
+def _ascending(columns: Sequence[Ints]) -> bool:
+    """Return whether no row is less than the one before it."""
+    equal = np.ones(max(len(columns[0]) - 1, 0), bool)
+    for column in columns:
+        step = np.diff(column)
+        if (equal & (step < 0)).any():
+            return False
+        equal &= step == 0
+    return True
 
 
 def _changes(columns: Sequence[Ints]) -> NDArray[np.bool_]:

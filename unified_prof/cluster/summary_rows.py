@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.collective_kinds import bus_factor
 from unified_prof.analysis.finding import Finding
+from unified_prof.arrays.distinct import distinct
 from unified_prof.cluster import links as moved
 from unified_prof.cluster import streamed
 from unified_prof.cluster.clocks import Clocks
@@ -131,29 +132,8 @@ def step_rows(
     matched: Matched, waited: Waits, proof: Evidence, whole: streamed.Sums | None
 ) -> list[Row]:
     """Return STEP_RANK: where the time of each step of each rank went."""
-    rows, events = matched.rows, matched.events
-    matched_rows = np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0))
-    event = rows.event[matched_rows]
-    setup = np.maximum(waited.setup[event], 0) if len(events) else event
     knows_setup = bool((waited.setup >= 0).any())
-    in_pipeline = events.src[event] >= 0 if len(events) else event
-    sums: dict[tuple[int, int], list[int]] = {}
-    for rank, step, wait, exposed, first, bubble in zip(
-        rows.rank[matched_rows].tolist(),
-        rows.step[matched_rows].tolist(),
-        waited.wait[matched_rows].tolist(),
-        waited.exposed[matched_rows].tolist(),
-        setup.tolist(),
-        in_pipeline.tolist(),
-        strict=True,
-    ):
-        cell = sums.setdefault((step, rank), [0, 0, 0, 0])
-        cell[0] += wait
-        cell[1] += exposed
-        cell[2] += first
-        cell[3] += exposed if bubble else 0
-    if whole is not None:
-        sums = {key: list(values) for key, values in whole.waits.items()}
+    sums = _waits_by_step(matched, waited) if whole is None else whole.waits
     late = {
         (step, index): max(0, int(value))
         for at, step in enumerate(proof.steps)
@@ -186,6 +166,34 @@ def step_rows(
                 )
             )
     return sorted(result)
+
+
+def _waits_by_step(
+    matched: Matched, waited: Waits
+) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
+    """Return (step, number of the rank) -> wait, exposed wait, set-up, bubble."""
+    rows, events = matched.rows, matched.events
+    chosen = np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0))
+    if not len(chosen):
+        return {}
+    event = rows.event[chosen]
+    steps, place = distinct(rows.step[chosen])
+    cell = rows.rank[chosen] * len(steps) + place
+    exposed = waited.exposed[chosen]
+    count = np.bincount(cell, minlength=len(matched.ranks) * len(steps))
+    there = np.flatnonzero(count)
+    sums: list[list[int]] = []
+    for values in (
+        waited.wait[chosen],
+        exposed,
+        np.maximum(waited.setup[event], 0),
+        np.where(events.src[event] >= 0, exposed, 0),
+    ):
+        total = np.zeros(len(count), np.int64)
+        np.add.at(total, cell, values)
+        sums.append(total[there].tolist())
+    keys = zip(steps[there % len(steps)].tolist(), (there // len(steps)).tolist(), strict=True)
+    return dict(zip(keys, zip(*sums, strict=True), strict=True))
 
 
 def collective_rows(matched: Matched, waited: Waits, whole: streamed.Sums | None) -> list[Row]:

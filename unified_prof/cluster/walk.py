@@ -86,15 +86,27 @@ class Walk:
             within: what is before the first of them is left out as well.
         """
         self._made_of = (matched, waits, offset)
-        events = matched.events
-        self._members = events.members.tolist()
-        self._least = _takes(matched, waits)
         self._transfer = waits.transfer.astype(np.float64)
-        walked = _walked(matched, steps)
-        self.steps = tuple(walked)
+        self.steps = tuple(_walked(matched, steps))
         """Those that are walked."""
-        part = within or len(walked) < len(steps)
-        event_of = _events_of_rows(matched, walked if part else None)
+        self._within = within
+        self._is_part = within or len(self.steps) < len(steps)
+
+    @cached_property
+    def _members(self) -> list[int]:
+        members: list[int] = self._made_of[0].events.members.tolist()
+        return members
+
+    @cached_property
+    def _least(self) -> NDArray[np.float64]:
+        matched, waits, _ = self._made_of
+        return _takes(matched, waits)
+
+    @cached_property
+    def _ranks(self) -> list[_Rank]:
+        """The programs; those of a healthy run nobody asks for."""
+        matched, waits, offset = self._made_of
+        event_of = _events_of_rows(matched, self.steps if self._is_part else None)
         origin = min(
             (
                 int(one.marks["time"][0]) + int(offset[i])
@@ -104,14 +116,14 @@ class Walk:
             default=0,
         )
         usual = _usual_transfer(matched, waits)
-        self._ranks = [
+        return [
             _program(
                 one,
                 event_of[index],
                 int(offset[index]) - origin,
-                set(walked),
-                cut=part,
-                within=within,
+                self.steps,
+                cut=self._is_part,
+                within=self._within,
                 usual=usual,
             )
             for index, one in enumerate(matched.partials)
@@ -330,7 +342,7 @@ def _program(
     one: Partial,
     event_of: Ints,
     shift: int,
-    steps: set[int],
+    steps: Sequence[int],
     *,
     cut: bool,
     within: bool,
@@ -365,10 +377,9 @@ def _program(
     uncovered[of_op] = ops["covered"][op[of_op]] == 0
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
     nothing = busy == 0
-    queued = _queued(marks, ops, matched)
+    behind, delay = _queued(marks, ops, matched)
     # What began there only because another operation had ended tells nothing of the device.
-    passed = np.zeros(count + 1, bool)
-    passed[[mark for mark, (_, delay) in queued.items() if delay >= 0]] = True
+    passed = np.append(delay >= 0, False)
     passed[:count] &= nothing
     ahead = np.where(passed, count, np.arange(count + 1))[1:]
     ahead = np.minimum.accumulate(ahead[::-1])[::-1]
@@ -384,72 +395,50 @@ def _program(
     lost[of_op] &= kinds[op[of_op]]
     next_lost = np.r_[lost[1:], False] & nothing
     idle = np.where(next_lost, np.minimum(idle, usual), idle)
-    code: list[int] = []
-    first: list[float] = []
-    second: list[float] = []
-    third: list[int] = []
-    mark: list[int] = []
-
-    def add(kind: int, a: float, b: float, c: int) -> None:
-        code.append(kind)
-        first.append(a)
-        second.append(b)
-        third.append(c)
-
-    whats, events = what.tolist(), matched.tolist()
-    numbers = one.steps["step"]
-    for index, (kind, event, is_awaited, work, rest, n) in enumerate(
-        zip(
-            whats,
-            events,
-            awaited.tolist(),
-            busy.tolist(),
-            idle.tolist(),
-            kernels.tolist(),
-            strict=True,
-        )
-    ):
-        if kind == START and event >= 0:
-            after, delay = queued.get(index, (NONE, NONE))
-            add(_BEGIN, float(delay), float(after), event)
-        elif is_awaited:
-            add(_AWAIT, 0.0, 0.0, event)
-        step = int(numbers[op[index]]) if kind == STEP and op[index] >= 0 else NONE
-        if step in steps:
-            add(_STEP, 0.0, 0.0, step)
-        if work or rest:
-            add(_GO, float(work), float(rest), n)
-        if step in steps:
-            add(_INPUT, 0.0, 0.0, step)
-        mark += [int(number[index])] * (len(code) - len(mark))
-    return _Rank(code, first, second, third, float(int(time[0]) + shift), mark)
+    # A mark is up to four entries, in this order.
+    code = np.full((count, 4), [NONE, _STEP, _GO, _INPUT])
+    first, second, third = np.zeros((3, count, 4))
+    begins = (what == START) & (matched >= 0)
+    code[begins, 0], code[awaited, 0] = _BEGIN, _AWAIT
+    first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
+    of_step = (what == STEP) & (op >= 0)
+    step = np.full(count, NONE, np.int64)
+    step[of_step] = one.steps["step"][op[of_step]]
+    third[:, 1], third[:, 3] = step, step
+    first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
+    there = np.empty((count, 4), bool)
+    there[:, 0] = code[:, 0] != NONE
+    there[:, 1] = there[:, 3] = of_step & np.isin(step, list(steps))
+    there[:, 2] = (busy != 0) | (idle != 0)
+    return _Rank(
+        code[there].tolist(),
+        first[there].tolist(),
+        second[there].tolist(),
+        third[there].astype(np.int64).tolist(),
+        float(int(time[0]) + shift),
+        np.repeat(number, there.sum(axis=1)).tolist(),
+    )
 
 
-def _queued(marks: Columns, ops: Columns, matched: Ints) -> dict[int, tuple[int, int]]:
-    """Return what each begin comes behind, the end of one of its group: mark -> (event, delay).
+def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
+    """Return for each mark the event behind whose end, one of its group, it begins, and the delay.
 
     One that follows at once was asked for earlier, when nobody knows: it begins when the other
-    one ends. The delay of one that does not is NONE: it begins where it stands, or later.
+    one ends. The delay of one that does not is NONE: it begins where it stands, or later. Of all
+    other marks both are NONE.
     """
-    result: dict[int, tuple[int, int]] = {}
-    starts = np.flatnonzero((marks["what"] == START) & (matched >= 0))
-    if not len(starts):
-        return result
-    ends = np.flatnonzero((marks["what"] == END) & (matched >= 0))
-    latest: dict[tuple[int, int], list[int]] = {}
-    for mark in ends.tolist():
-        op = int(marks["op"][mark])
-        latest.setdefault((int(ops["group"][op]), int(ops["kind"][op])), []).append(mark)
-    times = marks["time"]
-    for mark in starts.tolist():
-        op = int(marks["op"][mark])
-        same = latest.get((int(ops["group"][op]), int(ops["kind"][op])))
-        if not same:
+    behind, delays = np.full((2, len(matched)), NONE, np.int64)
+    of_event = np.flatnonzero((marks["what"] != STEP) & (matched >= 0))
+    op, is_end = marks["op"][of_event], marks["what"][of_event] == END
+    alike = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 1) + ops["kind"][op]
+    for one in np.unique(alike).tolist():
+        starts, ends = (of_event[(alike == one) & (is_end == side)] for side in (False, True))
+        if not len(ends):
             continue
-        place = int(np.searchsorted(times[same], times[mark], side="right")) - 1
-        if place >= 0:
-            other = same[place]
-            delay = int(times[mark] - times[other])
-            if int(marks["op"][other]) != op:
-                result[mark] = (int(matched[other]), delay if delay <= _QUEUED_NS else NONE)
-    return result
+        place = np.searchsorted(marks["time"][ends], marks["time"][starts], side="right") - 1
+        other = ends[np.maximum(place, 0)]
+        follows = (place >= 0) & (marks["op"][other] != marks["op"][starts])
+        delay = (marks["time"][starts] - marks["time"][other])[follows]
+        behind[starts[follows]] = matched[other[follows]]
+        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NONE)
+    return behind, delays

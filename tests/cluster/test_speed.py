@@ -1,0 +1,116 @@
+"""What is not done where nobody needs it, and what is done for all rows at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cluster.made import Plan, make, partials_of
+from unified_prof.cluster import matching, walk
+from unified_prof.cluster.matching import match
+from unified_prof.cluster.partial import END, START, STEP
+from unified_prof.cluster.summary import summarise
+from unified_prof.cluster.summary_rows import _waits_by_step
+from unified_prof.cluster.waits import waits
+
+
+def test_a_healthy_run_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(walk, "_program", never)
+    assert summarise(partials_of(make(Plan(steps=3)))).findings == []
+    with pytest.raises(AssertionError):
+        summarise(partials_of(make(Plan(steps=3, slow={5: 1.3}))))
+
+
+def one_by_one(
+    marks: dict[str, Any], ops: dict[str, Any], matched: Any
+) -> dict[int, tuple[int, int]]:
+    """Return what `walk._queued` does of each mark: the last end of its group and kind."""
+    result = {}
+    latest: dict[tuple[int, int], int] = {}
+    count = len(matched)
+    # Ends of the same time count, wherever they stand among the marks.
+    order = sorted(range(count), key=lambda at: (marks["time"][at], marks["what"][at] == START, at))
+    for mark in order:
+        if marks["what"][mark] == STEP or matched[mark] < 0:
+            continue
+        op = marks["op"][mark]
+        key = (int(ops["group"][op]), int(ops["kind"][op]))
+        if marks["what"][mark] == END:
+            latest[key] = mark
+        elif key in latest and marks["op"][latest[key]] != op:
+            delay = int(marks["time"][mark] - marks["time"][latest[key]])
+            result[mark] = (int(matched[latest[key]]), delay if delay <= 5_000 else -1)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_begins_come_behind_the_last_end_of_their_group(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    count = 60
+    start = np.sort(rng.integers(0, 300_000, count))
+    end = start + rng.integers(0, 20_000, count)
+    ops = {"group": rng.integers(-1, 3, count), "kind": rng.integers(0, 2, count)}
+    time = np.concatenate([start, end, [0]])
+    what = np.repeat([START, END, STEP], [count, count, 1])
+    op = np.concatenate([np.arange(count), np.arange(count), [-1]])
+    order = np.lexsort((op, what != END, time))
+    marks = {"time": time[order], "what": what[order], "op": op[order]}
+    event = np.where(rng.random(count) < 0.8, np.arange(count), -1)
+    matched = np.where(marks["what"] == STEP, -1, event[marks["op"]])
+    behind, delay = walk._queued(marks, ops, matched)
+    found = {at: (int(behind[at]), int(delay[at])) for at in np.flatnonzero(behind >= 0).tolist()}
+    assert found == one_by_one(marks, ops, matched)
+    assert (delay[behind < 0] == -1).all()
+
+
+def test_rows_are_put_together_in_one_order_however_it_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = partials_of(make(Plan(steps=3, setup_ns=500_000)))
+    quick = match(found)
+    monkeypatch.setattr(matching, "stable_order", lambda *columns: np.lexsort(columns[::-1]))
+    monkeypatch.setattr(matching, "_ascending", lambda _: False)
+    slow = match(found)
+    for name in quick.rows.__slots__:
+        np.testing.assert_array_equal(getattr(quick.rows, name), getattr(slow.rows, name), name)
+
+
+def test_numbers_that_do_not_ascend_are_sorted() -> None:
+    found = partials_of(make(Plan(steps=2)))
+    mixed = []
+    for one in found:
+        order = np.random.default_rng(one.facts.rank).permutation(len(one.communication["start"]))
+        table = {name: values[order] for name, values in one.communication.items()}
+        mixed.append(type(one)(**{**fields(one), "communication": table}))
+    as_it_was, now = match(found), match(mixed)
+    for name in ("rank", "group", "kind", "seq", "start", "end", "event"):
+        np.testing.assert_array_equal(getattr(as_it_was.rows, name), getattr(now.rows, name), name)
+
+
+def fields(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in one.__slots__}
+
+
+def test_waits_by_step_are_the_sums_of_the_rows() -> None:
+    matched = match(partials_of(make(Plan(steps=3, setup_ns=500_000))))
+    waited = waits(matched)
+    rows, events = matched.rows, matched.events
+    wanted: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    for at in np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0)).tolist():
+        key = (int(rows.step[at]), int(rows.rank[at]))
+        event, exposed = rows.event[at], int(waited.exposed[at])
+        before = wanted.get(key, (0, 0, 0, 0))
+        own = (
+            int(waited.wait[at]),
+            exposed,
+            max(int(waited.setup[event]), 0),
+            exposed if events.src[event] >= 0 else 0,
+        )
+        wanted[key] = tuple(a + b for a, b in zip(before, own, strict=True))  # type: ignore[assignment]
+    assert _waits_by_step(matched, waited) == wanted
+    assert any(one[3] for one in wanted.values())
