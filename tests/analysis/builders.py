@@ -216,8 +216,12 @@ class Device:
         launches: int | None = None,
         chain: int = -1,
         kind: int = 50001,
+        inputs: tuple[str, str] | None = None,
     ) -> None:
-        """Add a host range; `launches` is the connection id of the work it launched."""
+        """Add a host range; `launches` is the connection id of the work it launched.
+
+        `inputs` are the texts of the shapes and of the types of its arguments.
+        """
         self._calls += 1
         self.writer.write(
             "PYTORCH_API",
@@ -231,6 +235,8 @@ class Device:
                 "fwdThreadId": forward_thread,
                 "callchainId": chain,
                 "type": kind,
+                "inputShapes": None if inputs is None else self.text(inputs[0]),
+                "inputDtypes": None if inputs is None else self.text(inputs[1]),
             },
         )
         if launches is not None:

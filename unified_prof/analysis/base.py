@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
@@ -21,6 +21,7 @@ from unified_prof.analysis.model import (
     Summary,
 )
 from unified_prof.analysis.read.groups import Group
+from unified_prof.analysis.views import statistics
 from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
@@ -102,6 +103,14 @@ class Analysis(ABC):
     def groups(self) -> dict[str, Group]:
         """Return what is known of the groups that collectives ran in, by what they are called."""
         return {}
+
+    def statistics(self, by: By) -> dict[tuple[str, str], Mapping[str, float | None]]:
+        """Return how the single times of each row are distributed, by its name and kind.
+
+        Of operations and kernels; empty: there are none of this breakdown. It costs a pass over
+        all of them in order of time, so it is made where it is asked for only.
+        """
+        return statistics.of_operations(self.calls) if by == "operation" else {}
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return one row for each pair of operation and kernel under it, as (operation, row).

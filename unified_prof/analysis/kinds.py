@@ -95,6 +95,21 @@ KINDS: dict[By, Kind] = {
             counted="launches",
             when_asked=True,
         ),
+        Kind(
+            "self",
+            "Operations at every depth",
+            "no framework operation was recorded (table PYTORCH_API)",
+            module="nested",
+            when_asked=True,
+        ),
+        Kind(
+            "shape",
+            "Operations by their inputs",
+            "no shapes of inputs were recorded (torch.profiler needs record_shapes)",
+            module="nested",
+            detailed="inputs",
+            when_asked=True,
+        ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
         Kind(
             "step",
@@ -104,3 +119,6 @@ KINDS: dict[By, Kind] = {
         ),
     )
 }
+
+STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
+"""The breakdowns whose single times can be described (`report --stats`)."""

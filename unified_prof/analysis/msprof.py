@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -34,7 +34,7 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import over_time, timeline, tracks
+from unified_prof.analysis.views import over_time, statistics, timeline, tracks
 from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
@@ -121,6 +121,19 @@ class MsprofAnalysis(Analysis):
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
         return self.recording.collective_names.known_groups
+
+    def statistics(self, by: By) -> dict[tuple[str, str], Mapping[str, float | None]]:
+        """Return how the times of each kernel or operation are distributed."""
+        if self.recording.clock != "device":
+            return super().statistics(by)
+        work = self.recording.work
+        if by == "kernel":
+            return statistics.of_kernels(work.by_kernel())
+        launches = work.launches_of_operations() if by == "operation" else {}
+        found = super().statistics(by)
+        return {
+            name: {**figures, "launches": launches.get(name)} for name, figures in found.items()
+        }
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
         """Return the kernels under each operation; where there are steps, those of the steps."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.analysis.kinds import KINDS
+from unified_prof.analysis.kinds import KINDS, STATISTICS_OF
 from unified_prof.cli import converting, hints, printing, report_ranks
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
@@ -89,6 +89,14 @@ def report(
     rank: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
     ] = None,
+    statistics: Annotated[
+        bool,
+        typer.Option(
+            "--stats",
+            help="Also the smallest, median, 99th percentile and largest time of operations and "
+            "kernels, the standard deviation, and launches.",
+        ),
+    ] = False,
     full_names: FullNames = False,
     convert: Convert = False,
     embed_source: Annotated[
@@ -123,11 +131,17 @@ def report(
         )
     if file is not None:
         refuse_existing(file, overwrite=force)
+    if statistics and by is not None and by.value not in STATISTICS_OF:
+        raise UsageError(
+            f"--stats has nothing to add to --by {by.value}",
+            hint=f"it describes: {', '.join(STATISTICS_OF)}",
+        )
     width, color = printing.terminal() if to_terminal else (None, False)
     request = formats.Request(
         by=None if by is None else by.value,
         sort=None if sort is None else sort.value,
         top=top,
+        statistics=statistics,
         full_names=full_names,
         source_root=Path.cwd() if embed_source else None,
         width=width,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
@@ -85,6 +85,16 @@ def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = N
     return Selection(breakdown, tuple(rows if top is None else rows[:top]))
 
 
+def _described(analysis: Analysis, selection: Selection) -> Selection:
+    """Add how the single times of each row are distributed."""
+    found = analysis.statistics(selection.breakdown.by)
+    rows = [
+        replace(row, extra={**row.extra, **found.get((row.name, row.kind), {})})
+        for row in selection.rows
+    ]
+    return Selection(selection.breakdown, tuple(rows))
+
+
 def _sort_key(row: Row, sort: str) -> float | str | None:
     figures: dict[str, float | str | None] = {
         "time": row.total_ns,
@@ -110,6 +120,7 @@ def collect(
     top: int | None = None,
     details: bool = True,
     headline: bool = True,
+    statistics: bool = False,
 ) -> Figures:
     """Ask an analysis for what is to be printed.
 
@@ -120,6 +131,7 @@ def collect(
         top: how many rows of each breakdown.
         details: also hardware counters and memory over time.
         headline: also launch delays, groups and what devices waited for.
+        statistics: also how the times of operations and kernels are distributed.
 
     Raises:
         UsageError: the report cannot be broken down or sorted like that.
@@ -127,6 +139,8 @@ def collect(
     if bys is None:
         bys = analysis.summary.available
     selections = tuple(select(analysis.breakdown(by), sort=sort, top=top) for by in bys)
+    if statistics:
+        selections = tuple(_described(analysis, one) for one in selections)
     return Figures(
         # The summary last: it names the oddities that reading the rest has found.
         launch_delay=analysis.launch_delay() if headline else None,
@@ -172,7 +186,13 @@ def gather(
             bys = ["operation"] if "operation" in analysis.summary.available else []
         top = rows if request.top is None else request.top
         return collect(
-            analysis, bys, sort=request.sort, top=top, details=details, headline=headline
+            analysis,
+            bys,
+            sort=request.sort,
+            top=top,
+            details=details,
+            headline=headline,
+            statistics=request.statistics,
         )
 
     return answers(opened, ask)

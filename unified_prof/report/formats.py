@@ -29,6 +29,8 @@ class Request:
     sort: str | None = None
     top: int | None = None
     """Rows of a breakdown; None: the format's own choice."""
+    statistics: bool = False
+    """Whether single times are described too, of operations and kernels."""
     full_names: bool = False
     """Whether names are shown whole in tables for people."""
     source_root: Path | None = None

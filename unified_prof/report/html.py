@@ -47,7 +47,13 @@ def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
 def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
     """Return all that the page shows of one report."""
     bys = None if request.by is None else [request.by]
-    shown = collect(analysis, bys, sort=request.sort, top=request.top or _ROWS)
+    shown = collect(
+        analysis,
+        bys,
+        sort=request.sort,
+        top=request.top or _ROWS,
+        statistics=request.statistics,
+    )
     (figures,) = as_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
         rows = breakdown["rows"]

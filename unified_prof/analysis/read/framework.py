@@ -80,6 +80,7 @@ class Framework:
         self._connection, self._chain = ranges["connection"], ranges["chain"]
         self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
         self._type = ranges["type"]
+        self._row = ranges["row"]
         self.parent: Ints = nesting.parents(self.thread, self.start_ns, self.end_ns)
 
         ids, codes = np.unique(self.name_id, return_inverse=True)
@@ -212,6 +213,46 @@ class Framework:
         result = np.full(len(found), NONE, np.int64)
         result[inside] = self._call_of(found[inside])
         return result
+
+    def direct(self, connection: Ints) -> Ints:
+        """Return the innermost recorded call that launched each piece of device work, or -1."""
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = np.append(self._launcher(distinct), NONE)
+        nearest = np.append(nesting.nearest_marked(self.parent, self.recorded), NONE)
+        result: Ints = nearest[launcher[inverse]]
+        return result
+
+    @cached_property
+    def recorded(self) -> NDArray[np.bool_]:
+        """Which ranges are calls that torch recorded: no frames of Python, modules or steps.
+
+        Nor are calls of CANN that torch_npu's operations make, such as `Conv2D` within
+        `aten::_convolution`: they have neither shapes nor a meaning of their own.
+        """
+        steps = self._named(_STEP.match)
+        result: NDArray[np.bool_] = (self._type == API_OPERATION) & ~self._is_module & ~steps
+        if "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables:
+            around = np.append(self._nearest_operation, NONE)[self.parent]
+            result &= self._is_operation | np.equal(around, NONE)
+        return result
+
+    def inputs(self, ranges: Ints) -> tuple[list[str], Ints]:
+        """Return the distinct inputs as `float[64,128], long int[7]`, and each range's number.
+
+        Empty are those of which no shape was recorded. Some releases of torch_npu wrote shapes
+        where types belong, and the other way round.
+        """
+        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
+        found = self._source.integers("PYTORCH_API", columns)
+        rows = np.where(ranges == NONE, -1, self._row[ranges])
+        pairs = np.stack([np.append(found[name], -1)[rows] for name in columns], axis=1)
+        distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+        texts: dict[str, int] = {}
+        numbers = [
+            texts.setdefault(_inputs(self._strings.get(one), self._strings.get(other)), len(texts))
+            for one, other in distinct.tolist()
+        ]
+        return list(texts), np.array(numbers, np.int64)[number.reshape(-1)]
 
     def is_operation(self, ranges: Ints) -> NDArray[np.bool_]:
         """Tell which ranges are operations; -1 is none."""
@@ -362,6 +403,7 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
         "type": f"coalesce(type, {API_OPERATION})",
     }
     ranges = source.integers("PYTORCH_API", columns)
+    ranges["row"] = np.arange(len(ranges["start"]))
     marks = source.integers(
         "MSTX_EVENTS",
         {
@@ -375,7 +417,7 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
     domains = {int(one) for one in np.unique(marks["domain"]) if strings.get(one) == "Module"}
     in_module = np.isin(marks.pop("domain"), list(domains))
     marks["type"] = np.where(in_module, _MODULE_RANGE, _ANNOTATION)
-    absent = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1}
+    absent = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1, "row": -1}
     is_range = marks["end"] > marks["start"]
     for name, values in ranges.items():
         added = marks[name] if name in marks else np.full(len(is_range), absent[name])
@@ -392,3 +434,22 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
 def module_class(path: str) -> str:
     """Return the class of a module whose path ends in `Class_0`."""
     return _INSTANCE.sub("", path.rpartition(".")[2])
+
+
+_TYPES = re.compile(r"[A-Za-z]")
+_NO_TENSORS = frozenset({"", "None", "Scalar", "ScalarList"})
+
+
+def _inputs(shapes: str | None, types: str | None) -> str:
+    """Return recorded shapes and types of inputs as one text, those that are tensors."""
+    shapes, types = shapes or "", types or ""
+    if _TYPES.search(shapes) and not _TYPES.search(types):
+        shapes, types = types, shapes
+    shape = [one.strip() for one in shapes.strip('"').split(";")]
+    kind = [one.strip() for one in types.strip('"').split(";")]
+    kind += [""] * (len(shape) - len(kind))
+    return ", ".join(
+        f"{what.removeprefix('c10::')}[{size}]"
+        for size, what in zip(shape, kind, strict=False)
+        if size or what not in _NO_TENSORS
+    )

@@ -17,6 +17,7 @@ from unified_prof.analysis.calls import (
     COMMUNICATION,
     COPY,
     KERNEL,
+    KINDS,
     OPERATION,
     UNKNOWN,
     Calls,
@@ -157,7 +158,7 @@ class Work:
 
     def kernel_rows(self) -> list[Row]:
         """Return one row per kernel, collective and kind of copy."""
-        calls = self._by_kernel()
+        calls = self.by_kernel()
         # Of kernels that share a name, the first one's operator type stands for all.
         kernel, operators = self.kernel, self.operator
         operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
@@ -187,11 +188,26 @@ class Work:
         pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
         if steps:
             key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
-        calls = self._by_kernel()
+        calls = self.by_kernel()
         operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
         kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
         rows = group(calls, key, kernels, dict(enumerate(operations)))
         return [(row.detail or "", row) for row in rows]
+
+    def launches_of_operations(self) -> dict[tuple[str, str], int]:
+        """Return how many pieces of work each operation launched, by its name and kind."""
+        owner, kind = self.operator.astype(np.int64), self.kind.astype(np.int64)
+        if self._framework is not None:
+            owned = self._owned
+            distinct, number = np.unique(self.launches[0][owned], return_inverse=True)
+            owner[owned] = _names(self._framework, self.labels, distinct)[number]
+            kind[owned] = OPERATION
+        keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
+        texts = self.labels.texts
+        return {
+            (texts[key // len(KINDS)], KINDS[key % len(KINDS)]): number
+            for key, number in zip(keys.tolist(), count.tolist(), strict=True)
+        }
 
     def place(self, piece: int) -> tuple[str, str | None]:
         """Return the operation that a piece belongs to, and the line that called it."""
@@ -228,7 +244,7 @@ class Work:
         owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
         return owned
 
-    def _by_kernel(self) -> Calls:
+    def by_kernel(self) -> Calls:
         """Return one row per piece, under its kernel's name."""
         forward, backward = self._passes()
         return Calls(

@@ -1,0 +1,76 @@
+"""`uprof report --stats`: how the single times of operations and kernels are distributed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.analysis.builders import Device, run_time_report, training_step
+from unified_prof.analysis.load import open_reports
+from unified_prof.cli.app import app
+from unified_prof.report import csv_text, json_text, text
+from unified_prof.report.formats import Request
+
+TIMES = [7, 100, 30, 30, 55, 2000, 81]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "msprof_20260101000000.db"
+    with Device(path) as device:
+        device.call(0, 40, "aten::mm", launches=1)
+        device.call(50, 90, "aten::mm", launches=2)
+        device.call(100, 140, "aten::add", launches=3)
+        for number, time in enumerate(TIMES):
+            start = 10_000 * (number + 1)
+            device.task(start, start + time, connection=min(number, 3), kernel=("mm", "MatMul"))
+        device.task(200_000, 200_060, connection=9, kernel=("alone", "Add"))
+    return path
+
+
+def rows(path: Path, by: str, **wishes: Any) -> dict[str, dict[str, Any]]:
+    with open_reports(path) as opened:
+        document = json.loads(json_text.produce(opened, Request(by=by, **wishes)))
+    return {row["name"]: row for row in document["reports"][0]["breakdowns"][by]["rows"]}
+
+
+def test_kernels_have_their_extremes_and_their_deviation(path: Path) -> None:
+    found = rows(path, "kernel", statistics=True)
+    row = found["mm"]
+    assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (7, 55, 100, 2000)
+    assert row["stddev_ns"] == pytest.approx(np.std(TIMES, ddof=1))
+    # One time alone deviates from nothing: that is not known, and no zero.
+    assert (found["alone"]["min_ns"], found["alone"]["stddev_ns"]) == (60, None)
+
+
+def test_operations_have_launches_too(path: Path) -> None:
+    found = rows(path, "operation", statistics=True)
+    assert found["aten::mm"]["launches"] == 2
+    assert (found["aten::mm"]["min_ns"], found["aten::mm"]["max_ns"]) == (30, 100)
+    assert found["aten::add"]["launches"] == 4
+    assert found["aten::add"]["max_ns"] == 30 + 55 + 2000 + 81
+
+
+def test_nothing_of_it_is_there_unless_asked_for(path: Path) -> None:
+    assert "stddev_ns" not in rows(path, "kernel")["mm"]
+    with open_reports(path) as opened:
+        assert "stddev" not in text.produce(opened, Request(by="kernel"))
+        assert "stddev" in text.produce(opened, Request(by="kernel", statistics=True))
+        assert "p99_ns" in csv_text.produce(opened, Request(by="kernel", statistics=True))
+
+
+def test_operations_on_the_host_and_of_skyline_have_them(tmp_path: Path) -> None:
+    found = rows(run_time_report(tmp_path / "run_time.sqlite"), "operation", statistics=True)
+    assert (found["linear"]["min_ns"], found["linear"]["max_ns"]) == (1_500_000, 4_500_000)
+    assert "launches" not in found["linear"]
+
+
+def test_what_has_no_single_times_is_refused(tmp_path: Path) -> None:
+    training_step(path := tmp_path / "msprof_20260101000000.db")
+    result = CliRunner().invoke(app, ["report", str(path), "--by", "module", "--stats"])
+    assert result.exit_code != 0
