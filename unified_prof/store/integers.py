@@ -25,7 +25,7 @@ from unified_prof.store.btree.scan import Scan, Slice, Unusual, scan
 from unified_prof.store.printed import MISSING, Wanted
 from unified_prof.store.sql import quoted, reading
 
-__all__ = ["MISSING", "Window", "of_table", "windows"]
+__all__ = ["MISSING", "Window", "of_table", "pieces", "windows"]
 
 _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
@@ -125,6 +125,21 @@ def windows(
     for part, chunk in _parts(db, what):
         window = Window(f"{what.in_file} WHERE rowid BETWEEN ? AND ?", chunk)
         yield dict(zip(columns, part, strict=True)), window
+
+
+def pieces(
+    db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
+) -> Iterator[dict[str, Int64s]]:
+    """Yield what `of_table` returns some thousand rows at a time; no two yields share memory."""
+    what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
+    if not printed.is_plain(db, what):
+        parts: Iterable[list[NDArray[Any]]] = printed.through_view(db, what)
+    elif (few := _few(db, what)) is not None:
+        parts = [few]
+    else:
+        parts = (part for part, _ in _parts(db, what))
+    for part in parts:
+        yield dict(zip(columns, part, strict=True))
 
 
 def _parts(db: sqlite3.Connection, what: Wanted) -> Iterator[_Part]:

@@ -146,6 +146,18 @@ class Report:
             return iter(())
         return whole_tables.windows(self._db, self.path, table, columns)
 
+    def pieces(
+        self, table: str, columns: Mapping[str, str]
+    ) -> Iterator[dict[str, NDArray[np.int64]]]:
+        """Yield what `integers` returns some thousand rows at a time.
+
+        Raises:
+            StoreError: an expression is wrong, or the file is damaged.
+        """
+        if table not in self.tables:
+            return iter(())
+        return whole_tables.pieces(self._db, self.path, table, columns)
+
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
         # A NumPy number would be bound as a BLOB, which equals nothing.
         if isinstance(params, Mapping):

@@ -55,6 +55,11 @@ class Source(Protocol):
     ) -> dict[str, NDArray[np.int64]]:
         """Return expressions over all rows of a table; what is no integer is MISSING."""
 
+    def pieces(
+        self, table: str, columns: Mapping[str, str]
+    ) -> Iterator[dict[str, NDArray[np.int64]]]:
+        """Yield what `integers` returns some thousand rows at a time."""
+
     def windows(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[tuple[dict[str, NDArray[np.int64]], Window]]:

@@ -1,0 +1,103 @@
+"""Columns in little memory are the columns that were put in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from unified_prof.arrays.lookup import NOWHERE, Lookup
+from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, pack
+
+LEAST = np.iinfo(np.int64).min
+ROWS = 2 * BLOCK + 77
+
+
+def _columns() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    holes = rng.integers(5, 300, ROWS)
+    holes[rng.random(ROWS) < 0.1] = LEAST
+    mixed = np.arange(ROWS) * 7 - 1
+    mixed[BLOCK:][::3] = -1
+    return {
+        "times": 1_736_410_576_000_000_000 + np.cumsum(rng.integers(0, 20_000, ROWS)),
+        "constant": np.full(ROWS, 4_294_967_295),
+        "small": rng.integers(-7, 40, ROWS),
+        "any": rng.integers(LEAST + 1, np.iinfo(np.int64).max, ROWS),
+        "holes": holes,
+        "all holes": np.full(ROWS, LEAST),
+        "rows": mixed,
+        "far apart": np.where(np.arange(ROWS) % 2, LEAST, 2**62),
+        "empty": np.zeros(0, np.int64),
+    }
+
+
+@pytest.mark.parametrize("name", _columns())
+@pytest.mark.parametrize("hole", [NOWHERE, LEAST])
+def test_a_column_is_given_back(name: str, hole: int) -> None:
+    values = _columns()[name]
+    if hole == NOWHERE and (values == LEAST).any():
+        hole = LEAST  # a hole is below all other values
+    packing = Packing(np.int16, np.int32, hole=hole)
+    for part in np.array_split(values, 5):
+        packing.add(part)
+    packed = packing.done()
+    assert len(packed) == len(values)
+    assert (packed.whole() == values).all()
+    rows = np.random.default_rng(2).integers(0, max(len(values), 1), min(len(values), 999))
+    assert (packed.at(rows) == values[rows]).all()
+    assert (packed.at(np.sort(rows)) == values[np.sort(rows)]).all()
+    assert (packed[BLOCK - 3 : BLOCK + 9] == values[BLOCK - 3 : BLOCK + 9]).all()
+    assert (packed.distinct() == np.unique(values)).all()
+    joined = [*packed.blocks()]
+    assert sum(map(len, joined)) == len(values)
+    least, most = packed.bounds
+    assert [*least] == [part.min() for part in joined]
+    assert [*most] == [part.max() for part in joined]
+
+
+def test_columns_of_tasks_take_few_bytes() -> None:
+    columns = _columns()
+    assert pack(columns["times"]).nbytes <= 4 * ROWS
+    assert pack(np.arange(ROWS) // 2).nbytes <= 2 * ROWS
+    assert pack(columns["small"]).nbytes == ROWS
+    assert pack(columns["constant"]).nbytes == 0
+
+
+def test_values_come_as_narrow_as_all_of_them_allow() -> None:
+    assert pack(np.array([1, -1]), np.int16, np.int32).dtype == np.int16
+    assert pack(np.array([1, 40_000]), np.int16, np.int32).dtype == np.int32
+    assert pack(np.array([1, 2**40]), np.int16, np.int32).dtype == np.int64
+    assert pack(np.array([1, LEAST]), np.int16, hole=LEAST).dtype == np.int64
+    assert pack(np.array([LEAST, LEAST]), np.int16, hole=LEAST).dtype == np.int64
+    assert pack(np.array([1, -40_000]), np.int16, np.int32, hole=-50_000).dtype == np.int32
+
+
+def _keys(kind: str) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return {
+        "in order": np.arange(ROWS) * 2 + 5,
+        "repeated": np.arange(ROWS) // 3,
+        "mixed up": rng.permutation(ROWS),
+        "sparse": np.sort(rng.integers(0, 2**60, ROWS)),
+        "unknown among them": np.append(np.arange(ROWS), LEAST),
+        "empty": np.zeros(0, np.int64),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind", ["in order", "repeated", "mixed up", "sparse", "unknown among them", "empty"]
+)
+def test_rows_are_those_of_a_plain_lookup(kind: str) -> None:
+    keys = _keys(kind)
+    packed: Packed = pack(keys, hole=LEAST)
+    lookup, plain = PackedLookup(packed), Lookup(keys)
+    rng = np.random.default_rng(4)
+    asked = [
+        np.arange(BLOCK - 50, BLOCK + 50),
+        np.array([-1, LEAST, 2**62, 0]),
+        keys[: BLOCK // 2],
+        rng.permutation(keys)[:500],
+        np.zeros(0, np.int64),
+    ]
+    for wanted in asked:
+        assert (lookup.rows(wanted) == plain.rows(wanted)).all()

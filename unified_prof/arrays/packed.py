@@ -1,0 +1,251 @@
+"""Columns of integers in little memory, for tables of tens of millions of rows.
+
+A column is cut into blocks of as many rows. A block keeps its least value and how far each value
+lies above it, in as few bytes as the block needs: times of tasks that follow one another take four
+bytes a row, ids that rise two, what is the same in all rows none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.lookup import NOWHERE, Lookup
+
+Ints = NDArray[np.int64]
+
+_SHIFT: Final = 16
+BLOCK: Final = 1 << _SHIFT
+"""Rows of a block: numbers that rise by one differ by less than two bytes in it."""
+_WIDTHS: Final = (np.uint8, np.uint16, np.uint32)
+_FEW_BYTES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """Some rows of a column."""
+
+    base: int
+    """What is to be added."""
+    above: NDArray[Any] | None
+    """How far each value lies above `base`; None: all are `base`."""
+    has_holes: bool
+    """Whether 0 stands for the column's hole."""
+    least: int
+    """Of the values that are no holes."""
+    most: int
+
+    def into(self, result: NDArray[Any], hole: int, low: int, high: int) -> None:
+        """Write the values of rows low to high of the block."""
+        if self.above is None:
+            result[:] = self.base
+            return
+        above = self.above[low:high]
+        np.add(above, self.base, out=result, dtype=result.dtype, casting="unsafe")
+        if self.has_holes:
+            result[above == 0] = hole
+
+
+class Packed:
+    """A column that does not change any more; see `Packing`.
+
+    Attributes:
+        dtype: of what it gives.
+        least: the lowest value that is no hole; 0 without any.
+        most: the highest.
+    """
+
+    def __init__(self, blocks: list[_Block], rows: int, hole: int, dtypes: tuple[Any, ...]) -> None:
+        self._blocks, self._rows, self._hole = blocks, rows, hole
+        self.least = min((block.least for block in blocks), default=0)
+        self.most = max((block.most for block in blocks), default=0)
+        lowest = self.least
+        if any(block.has_holes or block.base == hole for block in blocks):
+            lowest = min(hole, lowest)
+        self.dtype = np.dtype(np.int64)
+        for dtype in dtypes:
+            limits = np.iinfo(dtype)
+            if limits.min <= lowest and self.most <= limits.max:
+                self.dtype = np.dtype(dtype)
+                break
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the values take."""
+        return sum(0 if block.above is None else block.above.nbytes for block in self._blocks)
+
+    @property
+    def bounds(self) -> tuple[Ints, Ints]:
+        """The least and the highest value of each block, holes included."""
+        least = [min(one.least, self._hole) if one.has_holes else one.least for one in self._blocks]
+        return np.array(least, np.int64), np.array([one.most for one in self._blocks], np.int64)
+
+    def whole(self) -> NDArray[Any]:
+        """Return all values."""
+        return self[:]
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        """Return the values of some rows that follow one another."""
+        low, high, _ = rows.indices(self._rows)
+        result = np.empty(max(high - low, 0), self.dtype)
+        at = low
+        while at < high:
+            number = at >> _SHIFT
+            first = number << _SHIFT
+            end = min(high, first + BLOCK)
+            part = result[at - low : end - low]
+            self._blocks[number].into(part, self._hole, at - first, end - first)
+            at = end
+        return result
+
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the values of any rows."""
+        number = rows >> _SHIFT
+        result = np.empty(len(rows), self.dtype)
+        if not len(rows):
+            return result
+        order = None
+        if (number[1:] < number[:-1]).any():
+            order = np.argsort(number, kind="stable")
+            rows, number = rows[order], number[order]
+        heads = [0, *(np.flatnonzero(number[1:] != number[:-1]) + 1).tolist(), len(rows)]
+        found = result if order is None else np.empty_like(result)
+        for low, high in pairwise(heads):
+            block = int(number[low])
+            values = self[block << _SHIFT : (block + 1) << _SHIFT]
+            found[low:high] = values[rows[low:high] & (BLOCK - 1)]
+        if order is not None:
+            result[order] = found
+        return result
+
+    def distinct(self) -> Ints:
+        """Return the distinct values in rising order."""
+        found = [np.zeros(0, np.int64)]
+        for number, block in enumerate(self._blocks):
+            if block.above is None:
+                found.append(np.array([block.base], np.int64))
+            elif block.above.dtype.itemsize <= _FEW_BYTES:
+                there = np.flatnonzero(np.bincount(block.above))
+                holes = block.has_holes and there[0] == 0
+                found.append(there[int(holes) :] + block.base)
+                if holes:
+                    found.append(np.array([self._hole], np.int64))
+            else:
+                found.append(np.unique(self[number << _SHIFT : (number + 1) << _SHIFT]))
+        return np.unique(np.concatenate(found)).astype(np.int64)
+
+    def blocks(self) -> Iterator[NDArray[Any]]:
+        """Yield the values of block after block."""
+        for low in range(0, self._rows, BLOCK):
+            yield self[low : low + BLOCK]
+
+
+class Packing:
+    """A column in the making."""
+
+    def __init__(self, *dtypes: Any, hole: int = NOWHERE) -> None:
+        """Begin a column.
+
+        Args:
+            dtypes: what its values may be given as, if all fit; else they are int64.
+            hole: a value that is lower than all others and may lie far below them.
+        """
+        self._dtypes, self._hole = dtypes, hole
+        self._blocks: list[_Block] = []
+        self._buffer = np.empty(BLOCK, np.int64)
+        self._filled = 0
+        self._rows = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Take the next rows."""
+        at = 0
+        while at < len(values):
+            some = min(len(values) - at, BLOCK - self._filled)
+            self._buffer[self._filled : self._filled + some] = values[at : at + some]
+            self._filled += some
+            at += some
+            if self._filled == BLOCK:
+                self._close()
+        self._rows += len(values)
+
+    def done(self) -> Packed:
+        """Return the column."""
+        if self._filled:
+            self._close()
+        return Packed(self._blocks, self._rows, self._hole, self._dtypes)
+
+    def _close(self) -> None:
+        self._blocks.append(_packed(self._buffer[: self._filled], self._hole))
+        self._filled = 0
+
+
+def pack(values: NDArray[Any], *dtypes: Any, hole: int = NOWHERE) -> Packed:
+    """Return a column of values that are there already; arguments as of `Packing`."""
+    packing = Packing(*dtypes, hole=hole)
+    packing.add(values)
+    return packing.done()
+
+
+def _packed(values: Ints, hole: int) -> _Block:
+    least, most = int(values.min()), int(values.max())
+    if least == most:
+        return _Block(least, None, False, least, most)
+    base, has_holes = least, least == hole
+    if has_holes:
+        least = int(values[values != hole].min())
+        base = least - 1
+    for width in _WIDTHS:
+        if most - base <= np.iinfo(width).max:
+            above = values - base
+            if has_holes:
+                above[values == hole] = 0
+            return _Block(base, above.astype(width), has_holes, least, most)
+    return _Block(0, values.copy(), False, hole if has_holes else least, most)
+
+
+class PackedLookup:
+    """Row numbers by key, as of `Lookup`, for packed keys that mostly stand in order.
+
+    What is asked together stands close together then, and a table of few blocks answers; where it
+    does not, one of all keys is made.
+    """
+
+    _BLOCKS = 4
+    """So many blocks at least are looked through before a table of all keys is made."""
+
+    def __init__(self, keys: Packed) -> None:
+        self._keys = keys
+        self._least, self._most = keys.bounds
+        self._of_all: Lookup | None = None
+
+    def rows(self, keys: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the first row that has each key, NOWHERE where there is none."""
+        if not len(keys) or not len(self._keys):
+            return np.full(len(keys), NOWHERE, np.int32)
+        if self._of_all is not None:
+            return self._of_all.rows(keys)
+        low, high = int(keys.min()), int(keys.max())
+        near = np.flatnonzero((self._most >= low) & (self._least <= high))
+        if not len(near):
+            return np.full(len(keys), NOWHERE, np.int32)
+        first = min(low, int(self._least[near].min()))
+        if len(near) > self._BLOCKS + 2 * (len(keys) >> _SHIFT) or first < 0:
+            self._of_all = Lookup(self._keys.whole())
+            return self._of_all.rows(keys)
+        parts = [self._keys[block << _SHIFT : (block + 1) << _SHIFT] for block in near.tolist()]
+        there = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found = Lookup(there - first).rows(keys - first)
+        # All blocks but the last are full, and the last one is the last of these too.
+        block = near.astype(np.int32)[found >> _SHIFT]
+        result: NDArray[np.int32] = np.where(
+            found >= 0, (block << _SHIFT) | (found & (BLOCK - 1)), NOWHERE
+        ).astype(np.int32)
+        return result
