@@ -96,6 +96,14 @@ KINDS: dict[By, Kind] = {
             when_asked=True,
         ),
         Kind(
+            "sequence",
+            "Kernels that follow one another",
+            "no device work or no framework operation was recorded",
+            module="sequences",
+            detailed="kernels in order",
+            when_asked=True,
+        ),
+        Kind(
             "self",
             "Operations at every depth",
             "no framework operation was recorded (table PYTORCH_API)",

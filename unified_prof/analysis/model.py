@@ -19,6 +19,10 @@ Clock = Literal["device", "host", "operation", "none"]
 """Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
 
 
+THEN = " → "
+"""Stands between names of things that follow one another."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of a breakdown: everything recorded under one key."""

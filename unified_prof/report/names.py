@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from unified_prof.analysis.model import THEN
+
 ELLIPSIS = "..."
 _FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
 _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
@@ -41,14 +43,19 @@ def shown(names: Sequence[str]) -> tuple[str, ...]:
     Kernels that differ only in what the short form leaves out, such as the type of their numbers,
     are shown with all their template arguments.
     """
-    short = [symbol(name) for name in names]
+    short = [_symbols(name) for name in names]
     owners: dict[str, set[str]] = {}
     for name, text in zip(names, short, strict=True):
         owners.setdefault(text, set()).add(name)
     return tuple(
-        text if len(owners[text]) == 1 else symbol(name, arguments=True)
+        text if len(owners[text]) == 1 else _symbols(name, arguments=True)
         for name, text in zip(names, short, strict=True)
     )
+
+
+def _symbols(name: str, *, arguments: bool = False) -> str:
+    """Return a symbol, or several that follow one another, in short."""
+    return THEN.join(symbol(one, arguments=arguments) for one in name.split(THEN))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.model import DeviceTime, Distribution, Row, Summary, Totals
+from unified_prof.analysis.model import THEN, DeviceTime, Distribution, Row, Summary, Totals
 from unified_prof.analysis.read.collectives import device_name
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
@@ -39,6 +39,8 @@ class Column:
     """Text, to the left; may be shortened. Figures stand to the right and are never cut."""
     is_prose: bool = False
     """Of text: sentences, which are cut only where a terminal has no room."""
+    lines: int = 1
+    """Of a name: how many times as wide as others it may be."""
     importance: int = 10
     """Where space is short, the least important column goes first; 10 stays."""
 
@@ -118,7 +120,9 @@ def columns(selection: Selection) -> list[Column]:
         result += column(name, lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
     if any(row.detail for row in rows):
         cells = tuple(words.neutral(row.detail or "") for row in rows)
-        result.append(Column(KINDS[by].detailed, cells, is_name=True, importance=2))
+        lines = 3 if any(THEN in cell for cell in cells) else 1
+        detail = Column(KINDS[by].detailed, cells, is_name=True, lines=lines, importance=2)
+        result.append(detail)
     return result
 
 

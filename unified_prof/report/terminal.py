@@ -143,7 +143,8 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
 def _piped(columns: Sequence[Column]) -> list[int]:
     """Return widths for a file or another program: names stay whole as long as that is sensible."""
     widths = [
-        min(_width(column), _WIDEST_NAME) if column.is_cut else _width(column) for column in columns
+        min(_width(column), column.lines * _WIDEST_NAME) if column.is_cut else _width(column)
+        for column in columns
     ]
     over = sum(widths) + _GAP * (len(widths) - 1) - _WIDEST_TABLE
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):

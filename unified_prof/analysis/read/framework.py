@@ -222,6 +222,17 @@ class Framework:
         result: Ints = nearest[launcher[inverse]]
         return result
 
+    def outermost(self, connection: Ints) -> Ints:
+        """Return the outermost operation around what launched each piece of device work, or -1.
+
+        Work of a backward pass has an operation of its own, unlike in `launches`.
+        """
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = np.append(self._launcher(distinct), NONE)
+        operation = np.append(self._nearest_operation, NONE)[launcher]
+        result: Ints = np.append(self._top, NONE)[operation][inverse]
+        return result
+
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
         """Which ranges are calls that torch recorded: no frames of Python, modules or steps.

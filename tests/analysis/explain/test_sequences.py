@@ -1,0 +1,70 @@
+"""Kernels that follow one another under an operation, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.builders import Device
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.model import Row
+from unified_prof.errors import UsageError
+from unified_prof.report import names
+
+
+def rows(path: Path) -> list[Row]:
+    with open_analyses(path) as (analysis,):
+        return list(analysis.breakdown("sequence").rows)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "msprof_20260101000000.db"
+
+
+def test_sequences_are_counted_by_what_follows_what(path: Path) -> None:
+    orders = (("a", "b", "b", "c"), ("a", "b", "b", "c"), ("a", "c", "b"), ("a", "b"))
+    with Device(path) as device:
+        connection = 0
+        for number, kernels in enumerate(orders):
+            begin = 1000 * number
+            device.call(begin, begin + 300, "aten::layer_norm")
+            # Launched by an operation further down, on the device in the order of their starts.
+            for place, kernel in reversed(list(enumerate(kernels))):
+                connection += 1
+                at = begin + 10 + 20 * place
+                device.call(at, at + 15, "aten::native", launches=connection)
+                start = begin + 500 + 50 * place
+                device.task(start, start + 10, connection=connection, kernel=(kernel, "K"))
+    first, second = rows(path)
+    assert (first.name, first.count, first.detail) == ("aten::layer_norm", 2, "a → b x2 → c")
+    assert (first.total_ns, dict(first.extra)) == (
+        80,
+        {"kernels": 4, "elapsed_ns": 2 * 160, "host_ns": 600},
+    )
+    assert (second.count, second.detail, second.total_ns) == (1, "a → c → b", 30)
+
+
+def test_backward_has_sequences_of_its_own(path: Path) -> None:
+    with Device(path) as device:
+        device.call(0, 10, "aten::linear", sequence=5)
+        device.call(100, 200, "autograd::engine::evaluate_function: AddmmBackward0", thread=2)
+        device.call(110, 190, "AddmmBackward0", thread=2, sequence=5, forward_thread=1, launches=1)
+        for number in range(3):
+            start = 300 + 100 * number
+            device.task(start, start + 10, connection=1, kernel=("mm", "K"))
+    (row,) = rows(path)
+    assert (row.name, row.detail) == ("AddmmBackward0", "mm x3")
+
+
+def test_without_operations_it_says_so(path: Path) -> None:
+    with Device(path) as device:
+        device.task(0, 10, kernel=("mm", "K"))
+    with pytest.raises(UsageError, match="no framework operation was recorded"):
+        rows(path)
+
+
+def test_each_name_of_a_sequence_is_shortened() -> None:
+    long = "void at::native::add<float>(int, float*) x2"
+    assert names.shown([f"{long} → {long}"]) == ("add x2 → add x2",)
