@@ -118,6 +118,15 @@ KINDS: dict[By, Kind] = {
             detailed="inputs",
             when_asked=True,
         ),
+        Kind(
+            "path",
+            "Critical path",
+            "neither device work nor framework operations were recorded",
+            module="path",
+            counted="stretches",
+            detailed="what",
+            when_asked=True,
+        ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
         Kind(
             "step",

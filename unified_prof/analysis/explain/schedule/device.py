@@ -158,7 +158,7 @@ def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> l
 
 def _usual(values: Ints, otherwise: int) -> int:
     """Return a short one of many times: the long ones may have reasons that nobody recorded."""
-    return int(np.percentile(values, 25)) if len(values) else otherwise
+    return int(np.percentile(values, 25, method="lower")) if len(values) else otherwise
 
 
 def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
