@@ -92,11 +92,12 @@ class Analysis(ABC):
         """Return the idle time of each device by reason, in all and in each step."""
         return ()
 
-    def advice(self, *, cheap: bool = False) -> Advice:
+    def advice(self, *, quick: bool = False) -> Advice:
         """Return what could be better, the costliest first.
 
         Args:
-            cheap: whether to ask only for what a report reads anyway.
+            quick: whether to take no longer than a report can wait: of a large recording only
+                rules are asked then that need what it reads anyway.
         """
         return Advice(())
 

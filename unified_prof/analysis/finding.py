@@ -61,3 +61,6 @@ class Advice:
     """How many steps were judged; 0: the recording has none, its window is one."""
     step_ms: float | None = None
     """How long one of them took on average, ms; None: nothing was timed."""
+    complete: bool = True
+    """Whether all rules were asked, not only those that a report of a large recording has time for.
+    """

@@ -114,9 +114,9 @@ class MsprofAnalysis(Analysis):
             self.recording.idle_time.totals(self.recording.steps, self.recording.step_windows)
         )
 
-    def advice(self, *, cheap: bool = False) -> Advice:
+    def advice(self, *, quick: bool = False) -> Advice:
         """Return what could be better, the costliest first."""
-        return registry.advise(self.recording, cheap=cheap)
+        return registry.advise(self.recording, quick=quick)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""

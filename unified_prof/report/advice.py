@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
@@ -11,7 +11,7 @@ from unified_prof.analysis.finding import Advice, Finding
 from unified_prof.analysis.load import Opened
 from unified_prof.report import markdown, tables, words
 from unified_prof.report.documents import dumped
-from unified_prof.report.figures import answers, coverage_fields
+from unified_prof.report.figures import advice_fields, answers, coverage_fields
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -59,12 +59,8 @@ def json_text(
                 {
                     "path": one.path,
                     "family": one.family,
-                    "steps": one.advice.steps,
-                    "step_ms": one.advice.step_ms,
-                    "findings": [found.document() for found in one.advice.findings[:top]],
+                    **advice_fields(_first(one.advice, top)),
                     "findings_left_out": len(one.advice.findings[top:]) if top else 0,
-                    "not_judged": [{"kind": x.kind, "why": x.why} for x in one.advice.not_judged],
-                    "judged": list(one.advice.judged),
                 }
                 for one in reports
             ],
@@ -131,9 +127,8 @@ def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: i
     return "\n\n".join(parts) + "\n"
 
 
-def in_short(advice: Advice, most: int = 3) -> list[str]:
-    """Return the costliest findings, a line each."""
-    return [f"{words.neutral(one.text)} ({one.kind}, {one.sure})" for one in advice.findings[:most]]
+def _first(advice: Advice, top: int | None) -> Advice:
+    return replace(advice, findings=advice.findings[:top])
 
 
 def _judged(advice: Advice) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import By
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.model import (
@@ -60,6 +61,8 @@ class Figures:
     step_traces: tuple[StepTrace, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
     why_idle: tuple[WhyIdle, ...] = ()
+    advice: Advice | None = None
+    """What to do first; None: not asked for."""
 
 
 def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
@@ -130,7 +133,7 @@ def collect(
         sort: time, forward, backward, average, count, size or name; or None for the usual order.
         top: how many rows of each breakdown.
         details: also hardware counters and memory over time.
-        headline: also launch delays, groups and what devices waited for.
+        headline: also launch delays, groups, what devices waited for and what to do first.
         statistics: also how the times of operations and kernels are distributed.
 
     Raises:
@@ -149,6 +152,7 @@ def collect(
         step_traces=analysis.step_traces() if headline else (),
         groups=analysis.groups() if headline else {},
         why_idle=analysis.why_idle() if headline else (),
+        advice=analysis.advice(quick=True) if headline else None,
         selections=selections,
         summary=analysis.summary,
     )
@@ -253,6 +257,7 @@ def _report(figures: Figures) -> dict[str, Any]:
         "devices": [_device(one) for one in summary.devices],
         "step_trace": [asdict(one) for one in figures.step_traces],
         "why_idle": [asdict(one) for one in figures.why_idle],
+        "advice": None if figures.advice is None else advice_fields(figures.advice),
         "groups": [
             {
                 "label": label,
@@ -280,6 +285,18 @@ def _report(figures: Figures) -> dict[str, Any]:
         "anomalies": [asdict(one) for one in summary.anomalies],
         "not_measured": [asdict(one) for one in summary.not_measured],
         "available": list(summary.available),
+    }
+
+
+def advice_fields(advice: Advice) -> dict[str, Any]:
+    """Return what to do first, and what could not be judged, as plain data."""
+    return {
+        "steps": advice.steps,
+        "step_ms": advice.step_ms,
+        "complete": advice.complete,
+        "findings": [one.document() for one in advice.findings],
+        "not_judged": [{"kind": one.kind, "why": one.why} for one in advice.not_judged],
+        "judged": list(advice.judged),
     }
 
 

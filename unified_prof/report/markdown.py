@@ -45,6 +45,8 @@ def escape(text: str) -> str:
 
 def _report(figures: Figures, full_names: bool) -> str:
     lines = [f"## {escape(tables.title(figures.summary))}", ""]
+    if first := tables.first_to_do(figures):
+        lines += ["### To do first", "", *(f"- {escape(line)}" for line in first), ""]
     lines += [f"- **{what}**: {escape(text)}" for what, text in tables.headline(figures)]
     if figures.summary.devices:
         lines += ["", *table(tables.device_columns(figures.summary.devices))]

@@ -9,6 +9,15 @@ from unified_prof.report.figures import Figures, Selection
 from unified_prof.report.terminal import Page
 
 
+def first_to_do(page: Page, figures: Figures) -> None:
+    """Add what to do first, if anything was found, and an empty line."""
+    lines = tables.first_to_do(figures)
+    for number, line in enumerate(lines):
+        page.fact("" if number else "to do first", line)
+    if lines:
+        page.gap()
+
+
 def headline(page: Page, figures: Figures) -> None:
     """Add the headline figures, and a table of the devices if there are any."""
     for what, text in tables.headline(figures):

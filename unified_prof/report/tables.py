@@ -23,6 +23,9 @@ _FAMILIES = {
 }
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
 _OTHER = "optimizer and other"
+_FIRST = 3
+"""Findings that stand above the figures of a report."""
+_WIDEST_FINDING = 180
 _WORTH_A_WORD = 0.02
 """Share of an iteration from which its waiting for a processor is told."""
 # Facts worth a place in the headline, by the names their makers use.
@@ -187,6 +190,20 @@ def title(summary: Summary) -> str:
     """Return what the report is."""
     family = _FAMILIES.get(summary.family, summary.family)
     return f"{words.neutral(summary.path)}: {family}, revision {summary.revision}"
+
+
+def first_to_do(figures: Figures) -> list[str]:
+    """Return the costliest findings, a line each, and where the others stand; none: healthy."""
+    if figures.advice is None or not figures.advice.findings:
+        return []
+    found = figures.advice.findings
+    lines = [
+        names.middle(f"{words.neutral(one.text)} ({one.sure})", _WIDEST_FINDING)
+        for one in found[:_FIRST]
+    ]
+    left = len(found) - _FIRST
+    more = f"{words.number(left)} more, " if left > 0 else ""
+    return [*lines, f"uprof advise shows {more}the evidence and what to try"]
 
 
 def headline(figures: Figures) -> list[tuple[str, str]]:

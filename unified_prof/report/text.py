@@ -54,6 +54,7 @@ def render(
 
 def _report(page: Page, figures: Figures) -> None:
     page.title(tables.title(figures.summary))
+    sections.first_to_do(page, figures)
     sections.headline(page, figures)
     for selection in figures.selections:
         if selection.rows:

@@ -61,6 +61,19 @@ function splitSection(report) {
   return section;
 }
 
+/** What to do first: the costliest findings, each with what to try. */
+function adviceSection(report) {
+  const { advice } = report.figures;
+  if (!advice || !advice.findings.length) return null;
+  const section = card("advice", "What to do first");
+  section.append(make("ol", { class: "remarks" },
+    ...advice.findings.map((one) => make("li", {},
+      make("span", { class: one.sure === "certain" ? "odd" : "missing", text: one.sure }),
+      `${one.text}${one.advice ? `. Try: ${one.advice}` : ""}`))),
+  make("p", { class: "small soft", text: "Costs overlap: never add them. uprof advise shows the evidence." }));
+  return section;
+}
+
 function remarksSection(report) {
   const { anomalies, not_measured: missing } = report.figures;
   if (!anomalies.length && !missing.length) return null;
@@ -130,7 +143,7 @@ function reportView(report) {
     charts[0].before(pair);
     sections.splice(sections.indexOf(charts[0]), charts.length, make("div", { class: "two" }, ...charts));
   }
-  return [intro, missingSection(), figures(report), ...sections].filter(Boolean);
+  return [intro, missingSection(), adviceSection(report), figures(report), ...sections].filter(Boolean);
 }
 
 /** Paths without the folders that all of them begin with. */

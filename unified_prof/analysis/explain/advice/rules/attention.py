@@ -75,4 +75,4 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
     return None
 
 
-RULES = (Rule(UNFUSED_ATTENTION, unfused_attention, rule.device),)
+RULES = (Rule(UNFUSED_ATTENTION, unfused_attention, rule.device, cheap=False),)

@@ -77,6 +77,6 @@ def format_conversions(case: Case) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule(CASTS_AND_COPIES, casts_and_copies, rule.device),
-    Rule(FORMAT_CONVERSIONS, format_conversions, rule.device),
+    Rule(CASTS_AND_COPIES, casts_and_copies, rule.device, cheap=False),
+    Rule(FORMAT_CONVERSIONS, format_conversions, rule.device, cheap=False),
 )

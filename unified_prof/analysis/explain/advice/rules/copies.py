@@ -138,10 +138,11 @@ def pageable_copies(case: Case) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule(EXPOSED_COPIES, exposed_copies, rule.device),
+    Rule(EXPOSED_COPIES, exposed_copies, rule.device, cheap=False),
     Rule(
         PAGEABLE_COPIES,
         pageable_copies,
         rule.tables("UPROF_GPU_TASKS", why="which memory copies came from was not recorded"),
+        cheap=False,
     ),
 )

@@ -125,5 +125,5 @@ def _launches(case: Case) -> str | None:
 
 RULES = (
     Rule(HOST_BOUND, host_bound, rule.both(rule.host, _launches)),
-    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.host, _launches)),
+    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.host, _launches), cheap=False),
 )

@@ -92,4 +92,4 @@ def _on_host(case: Case) -> Iterator[Finding]:
     )
 
 
-RULES = (Rule(UNFUSED_OPTIMIZER, unfused_optimizer, rule.framework),)
+RULES = (Rule(UNFUSED_OPTIMIZER, unfused_optimizer, rule.framework, cheap=False),)

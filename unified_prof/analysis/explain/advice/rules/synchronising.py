@@ -46,13 +46,13 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     strong = share > STRONG_SHARE or of_idle > STRONG_OF_IDLE
     rows = _calls(case, idle.sync[mine], lost)
     first_row = rows[0]
-    where = f", most after {first_row['name']}"
+    where = f", most after {first_row['name'].partition(' (')[0]}"
     where += f" at {first_row['line']}" if "line" in first_row else ""
     yield case.finding(
         SYNCHRONISING_CALLS,
         cost,
-        f"the device runs dry {times(len(mine))} because the host waits for it, and is idle "
-        f"{percent(share)} of the time until it gets new work{where}",
+        f"the host waits for the device {times(len(mine))}, which then idles {percent(share)} of "
+        f"the time{where}",
         advice="keep values on the device (no .item(), .cpu(), nonzero or boolean indexing in the "
         "step), or read them once every n steps",
         sure="certain",
@@ -146,6 +146,6 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule(SYNCHRONISING_CALLS, synchronising_calls, rule.host),
-    Rule(BLOCKING_LAUNCHES, blocking_launches, rule.host),
+    Rule(SYNCHRONISING_CALLS, synchronising_calls, rule.host, cheap=False),
+    Rule(BLOCKING_LAUNCHES, blocking_launches, rule.host, cheap=False),
 )

@@ -1,0 +1,64 @@
+"""What to do first, above the figures of a report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.plants import US, Plant
+from unified_prof.analysis.explain.advice import registry
+from unified_prof.analysis.load import open_reports
+from unified_prof.report import html, json_text, markdown, text
+from unified_prof.report.formats import Request
+
+
+def recording(path: Path, *, every: int, kernels: int = 100) -> Path:
+    with Plant(path) as plant:
+        for at in range(kernels):
+            begin = at * every
+            plant.kernel(begin + US, begin + 11 * US, launched=begin, name="<b>|kernel")
+    return path
+
+
+SAID = "because the host has not launched its next work yet"
+
+
+def test_findings_stand_above_the_figures(tmp_path: Path) -> None:
+    with open_reports(recording(tmp_path / "run.db", every=50 * US)) as opened:
+        lines = text.produce(opened, Request()).splitlines()
+        told = json.loads(json_text.produce(opened, Request()))
+        marked = markdown.produce(opened, Request())
+        page = html.produce(opened, Request())
+    assert lines[1].startswith("to do first")
+    assert SAID in lines[1]
+    assert "uprof advise" in lines[2]
+    assert "device work" in "\n".join(lines[3:])
+    (finding,) = told["reports"][0]["advice"]["findings"]
+    assert finding["kind"] == "host_bound"
+    assert marked.index("### To do first") < marked.index("**device work**")
+    assert SAID in page
+
+
+def test_a_healthy_run_has_no_block(tmp_path: Path) -> None:
+    with open_reports(recording(tmp_path / "run.db", every=11 * US)) as opened:
+        shown = text.produce(opened, Request())
+        marked = markdown.produce(opened, Request())
+    assert "to do first" not in shown
+    assert "To do first" not in marked
+
+
+def test_of_a_large_recording_only_cheap_rules_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "QUICK_TASKS", 50)
+    with open_reports(recording(tmp_path / "run.db", every=50 * US)) as opened:
+        (analysis,) = opened.analyses
+        quick, whole = analysis.advice(quick=True), analysis.advice()
+    asked = {"small_kernels", "casts_and_copies", "unfused_attention"}
+    assert not quick.complete
+    assert whole.complete
+    assert asked.isdisjoint(quick.judged)
+    assert asked <= set(whole.judged)
+    assert quick.findings == whole.findings
