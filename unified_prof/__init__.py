@@ -16,6 +16,7 @@ __version__ = VERSION
 _EXPORTS: dict[str, str] = {
     "advise": "unified_prof.analysis.advised",
     "detect": "unified_prof.store.detect",
+    "diff": "unified_prof.analysis.compare.compared",
     "open_report": "unified_prof.store.reader",
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
@@ -23,7 +24,7 @@ _EXPORTS: dict[str, str] = {
 }
 """Public name -> module that defines it."""
 
-__all__ = ["__version__", "advise", "detect", "open_report", "profile", "step", "upgrade"]
+__all__ = ["__version__", "advise", "detect", "diff", "open_report", "profile", "step", "upgrade"]
 
 
 def __getattr__(name: str) -> Any:
@@ -43,6 +44,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from unified_prof.analysis.advised import advise
+    from unified_prof.analysis.compare.compared import diff
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile
     from unified_prof.store.detect import detect

@@ -35,6 +35,11 @@ def test_a_kind_nobody_knows_keeps_its_name() -> None:
     assert canonical("") == "unknown"
 
 
+def test_no_kind_has_the_number_of_an_instance() -> None:
+    assert canonical("hcom_haloExchange__428_0_1") == canonical("hcom_haloExchange__428_7_1")
+    assert {canonical("N/A__N/A_4_1"), canonical("N/A")} == {"unknown"}
+
+
 def test_bus_bandwidth_is_that_of_the_ring() -> None:
     assert bus_factor("all_reduce", 4) == 1.5
     assert bus_factor("all_gather", 4) == 0.75

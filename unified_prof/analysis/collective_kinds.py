@@ -48,15 +48,15 @@ def canonical(name: str) -> str:
     """
     text = name.strip().lower()
     # hcom_allReduce__428_0_1: an operation's own name has numbers behind its kind.
-    bare = re.sub(r"_+\d+(?:_\d+)*$", "", text)
-    bare = _PREFIX.sub("", bare, count=1)
+    kind_alone = re.sub(r"_+\d+(?:_\d+)*$", "", text)
+    bare = _PREFIX.sub("", kind_alone, count=1)
     candidates = [bare, _SUFFIX.sub("", bare)]
     if of_kernel := _OF_KERNEL.match(text):
         candidates.append(of_kernel[1])
     for candidate in candidates:
         if kind := _KINDS.get(candidate.replace("_", "")):
             return kind
-    return text or "unknown"
+    return kind_alone if kind_alone.strip("_na/") else "unknown"
 
 
 def bus_factor(kind: str, members: int) -> float | None:

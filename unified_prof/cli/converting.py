@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +24,35 @@ Convert = Annotated[
         help="Take recordings of other profilers too; their reports are kept in ~/.cache/uprof.",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison."""
+
+    given: tuple[Path, ...]
+    """As the user named it."""
+    reports: tuple[Path, ...]
+    """What to read in its place."""
+    made: bool
+    """Whether reports were made of recordings."""
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        return ", ".join(map(str, self.given))
+
+    def run(self) -> Run:
+        """Return the run that the reports are of.
+
+        Raises:
+            UprofError: as of `analysis.compare.runs.load`.
+        """
+        from unified_prof.analysis.compare import runs
+
+        with hints.for_reports(*self.given):
+            run = runs.load(self.reports)
+        return replace(run, label=self.label) if self.made else run
 
 
 def reports_of(
@@ -76,13 +105,14 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
             )
 
 
-def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
-    """Return the run that reports, or recordings, are of, under the names that the user knows.
+def side_of(
+    paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None
+) -> Side:
+    """Return one side of a comparison: what to read, under the names that the user knows.
 
     Raises:
-        UprofError: as of `analysis.compare.runs.load`, and of `reports_of`.
+        UprofError: as of `reports_of`; also where a path is the summary of a cluster's run.
     """
-    from unified_prof.analysis.compare import runs
     from unified_prof.cluster.stored import is_run
 
     for path in paths:
@@ -95,6 +125,13 @@ def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | 
         reports_of(path, convert=convert, quiet=quiet, several=False, output=output)
         for path in paths
     ]
-    with hints.for_reports(*paths):
-        run = runs.load([one.path for one in ready])
-    return replace(run, label=", ".join(map(str, paths))) if any(one.made for one in ready) else run
+    return Side(tuple(paths), tuple(one.path for one in ready), any(one.made for one in ready))
+
+
+def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
+    """Return the run that reports, or recordings, are of.
+
+    Raises:
+        UprofError: as of `analysis.compare.runs.load`, and of `side_of`.
+    """
+    return side_of(paths, convert=convert, quiet=quiet, output=output).run()

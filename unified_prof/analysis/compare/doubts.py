@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from unified_prof.analysis.compare.comparable import Run
 from unified_prof.errors import UsageError
 from unified_prof.units import NS_PER_MS
@@ -44,11 +46,7 @@ _OF_DEVICE = (
 
 def doubts(base: Run, new: Run) -> list[str]:
     """Return what to warn of, in sentences; empty where the two ran alike."""
-    found = [
-        f"the runs differ in {name}: {base.facts[name]} and {new.facts[name]}"
-        for name in (*_CONTEXT, *sorted(_of_device(base) & _of_device(new)))
-        if name in base.facts and name in new.facts and base.facts[name] != new.facts[name]
-    ]
+    found = differences(base.facts, new.facts)
     if base.clock != new.clock:
         found.append(f"the runs measured different times: {base.clock} time and {new.clock} time")
     if (doubt := step_doubt(base, new)) is not None:
@@ -66,8 +64,17 @@ def doubts(base: Run, new: Run) -> list[str]:
     return found
 
 
-def _of_device(run: Run) -> set[str]:
-    return {name for name in run.facts if name.partition(" ")[0] in _OF_DEVICE}
+def differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return in what that matters two runs differ, by the facts that both have of themselves."""
+    return [
+        f"the runs differ in {name}: {base[name]} and {new[name]}"
+        for name in (*_CONTEXT, *sorted(_of_device(base) & _of_device(new)))
+        if name in base and name in new and base[name] != new[name]
+    ]
+
+
+def _of_device(facts: Mapping[str, str]) -> set[str]:
+    return {name for name in facts if name.partition(" ")[0] in _OF_DEVICE}
 
 
 def left_out(base: Run, new: Run) -> list[str]:

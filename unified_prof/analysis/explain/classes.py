@@ -104,7 +104,7 @@ _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (
         MATMUL,
         _any(
-            r"(?<!fb)gemm|gemv|nvjet|cijk_|mat_?mul|\bbmm|\bmm_|split_?k|stream_?k|xmma|cublas|tensorop",
+            r"(?<!fb)gemm|gemv|nvjet|cijk_|mat_?mul|\bbmm|\bmm_|split_?k|stream_?k|xmma|cublas|tensorop_",
             r"dot_?kernel|grouped_mm|addmm|baddbmm|wvsplit|fused_moe|tensile",
         ),
     ),
@@ -143,7 +143,7 @@ _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
             r"add|mul|sub|div|axpy|ones_?like|zeros_?like|\bzeros?\b|where|select(?:v2)?$|clamp",
             r"clip|equal|less|greater|logical|bitwise|not_?equal|pow|sqrt|exp|log|neg|abs|sign",
             r"\bsin|\bcos|\berf|floor|ceil|round|dsa|distribution|random|philox|uniform|normal_",
-            r"masked|range|arange|lerp|maximum|minimum|mse|scale|reciprocal|square|mod\b|tensor_op",
+            r"masked|range|arange|lerp|maximum|minimum|mse|scale|reciprocal|square|mod\b|tensor_?op",
             r"grad$|op_?tensor|assign",
         ),
     ),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.calls import UNKNOWN
+from unified_prof.analysis.read.messages import ELEMENT_BYTES
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Tasks, possible
 from unified_prof.arrays.lookup import Lookup
@@ -31,9 +33,23 @@ class Collectives:
     connection: Ints
     group: Ints
     """String id of the communicator; MISSING: not recorded."""
+    elements: Ints
+    """How many elements its message has; -1: not recorded."""
+    data_type: Ints
+    """Number of their type; -1: not recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each operator's message as recorded, UNKNOWN where it was not."""
+        types, number = np.unique(self.data_type, return_inverse=True)
+        width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)
+        known = (width[number] > 0) & (self.elements >= 0) if len(self) else np.zeros(0, bool)
+        return (
+            np.where(known, self.elements * width[number], UNKNOWN) if len(self) else self.elements
+        )
 
     @property
     def end_ns(self) -> Ints:
@@ -69,6 +85,8 @@ def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
             "connection": "coalesce(connectionId, -1)",
             "device": "coalesce(deviceId, -1)",
             "group": f"coalesce(groupName, {MISSING + 1} - 1)",
+            "elements": "coalesce(count, -1)",
+            "data_type": "coalesce(dataType, -1)",
         },
     )
     valid = possible(columns["start"], columns["duration"])
@@ -88,6 +106,8 @@ def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
         op_type=columns["type"],
         connection=columns["connection"],
         group=columns["group"],
+        elements=columns["elements"],
+        data_type=columns["data_type"],
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN, Labels, sort_rows
+from unified_prof.analysis.collective_kinds import PARTED, canonical
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read import groups
 from unified_prof.analysis.read.collectives import Collectives
@@ -21,6 +22,7 @@ from unified_prof.arrays.intervals import IntervalSet
 Ints = NDArray[np.int64]
 
 NO_GROUP = "(no group recorded)"
+_OF_HCCL = "hcom"
 _UNNAMED = "(unnamed collective)"
 
 
@@ -37,6 +39,44 @@ class CollectiveNames:
     def names(self, labels: Labels) -> NDArray[np.int32]:
         """Return the own name of each collective, as numbers in `labels`."""
         return self._numbers(labels, self._comms.name, self._comms.op_type)
+
+    def kinds(self) -> tuple[list[str | None], Ints]:
+        """Return what groups are for (`tp`, else the framework's word), and each one's number.
+
+        A communicator has another name in every run: where nobody said more it is None.
+        """
+        texts, number = self._communicators
+        found = [None if text is None else self._labels.group(text) for text in texts]
+        return [
+            None if one is None else one.kind if one.kind != "other" else one.title or None
+            for one in found
+        ], number
+
+    def plain_types(self, labels: Labels) -> Ints:
+        """Return what each collective does, without its group, as numbers in `labels`."""
+        return self._plain(labels, self._comms.op_type, self._comms.name)
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each collective's message, UNKNOWN where it was not recorded.
+
+        HCCL counts the part of one rank where others count the whole.
+        """
+        size = self._comms.size_bytes.copy()
+        texts, number = self._communicators
+        found = [None if text is None else self._labels.group(text) for text in texts]
+        members = np.array([1 if one is None else len(one.ranks) or 1 for one in found])[number]
+        labels = Labels()
+        types = self.plain_types(labels)
+        parted = np.array(
+            [
+                text.startswith(_OF_HCCL) and canonical(text) in PARTED
+                for text in [*labels.texts, ""]
+            ]
+        )[types]
+        rows = np.flatnonzero(parted & (size != UNKNOWN))
+        size[rows] *= members[rows]
+        return size
 
     @property
     def in_groups(self) -> bool:

@@ -230,6 +230,10 @@ class Work:
         other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
         return int(self.duration_ns[other].sum()) if other.any() else None
 
+    def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
+        """Return columns over all tasks and over all collectives as one over the pieces."""
+        return self._with_comms(tasks[self._task], comms)
+
     @cached_property
     def launches(self) -> tuple[Ints, NDArray[np.int8]]:
         """Host range and pass of each piece."""

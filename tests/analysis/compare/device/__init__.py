@@ -1,0 +1,1 @@
+"""Tests of comparing recordings of devices."""

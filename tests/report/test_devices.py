@@ -1,0 +1,134 @@
+"""The comparison of devices in words, Markdown and JSON: from the step downwards, no verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
+from unified_prof.cli.app import app
+from unified_prof.errors import UprofError
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    return recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db")
+
+
+def uprof(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["diff", *map(str, arguments)])
+
+
+def sections(text: str) -> dict[str, list[str]]:
+    """Return the tables by heading."""
+    blocks = [block.splitlines() for block in text.split("\n\n")]
+    return {block[0]: block[1:] for block in blocks}
+
+
+def test_the_headline_names_both_devices_and_their_steps(sides: tuple[Path, Path]) -> None:
+    lines = uprof(*sides).stdout.splitlines()
+    assert lines[0] == f"{sides[0]} -> {sides[1]}"
+    assert "base          NVIDIA H100; 2 steps" in lines
+    assert "new           Ascend910B; 2 steps" in lines
+    assert any(line.startswith("step ") and " x)" in line for line in lines)
+
+
+def test_it_goes_from_the_step_downwards(sides: tuple[Path, Path]) -> None:
+    tables = sections(uprof(*sides).stdout)
+    assert list(tables)[1:] == ["One step", "Work by class", "Takes longer in new", "Only in new"]
+    assert tables["One step"][1].startswith("step ")
+    assert tables["Work by class"][-1].split()[:4] == ["all", "work", "7", "9"]
+    first = tables["Takes longer in new"][1]
+    assert "scaled_dot_product_attention x1" in first
+    assert "2.33 x" in first
+    assert any("linear x2" in line and "1.50 x" in line for line in tables["Takes longer in new"])
+    assert "cast and format" in tables["Only in new"][1]
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "json"])
+def test_other_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -> None:
+    told = uprof(*sides, "--format", form, "--all")
+    assert told.exit_code == 0
+    for word in ("regression", "slower:", "faster:", "fail"):
+        assert word not in told.stdout.lower()
+    if form != "json":
+        assert "devices differ" in told.stdout
+
+
+def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Path) -> None:
+    slow = [Op(op.name, [(*kernel[:2], kernel[2] * 3) for kernel in op.kernels]) for op in GPU]
+    base, new = recording(tmp_path / "a.db", steps=6), recording(tmp_path / "b.db", slow, steps=6)
+    assert "host step     9.90 µs -> 9.90 µs" in uprof(base, new).stdout
+    found = json.loads(uprof(base, new, "--json").stdout)
+    assert found["same_devices"] is True
+    assert found["totals"]["total"]["verdict"] == "same"
+
+
+def test_json_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
+    found = json.loads(uprof(*sides, "--json", "--top", "1").stdout)
+    assert found["compared"] == "devices"
+    assert found["base"] == str(sides[0])
+    assert list(found["breakdowns"]) == ["class", "operation", "module", "line", "kernel"]
+    for rows in found["breakdowns"].values():
+        for side in ("base", "new"):
+            total = sum(row[side]["total_ns"] for row in rows if row[side])
+            assert total == found["sides"][side]["work_ns"]
+    for side in ("base", "new"):
+        parts = sum(part[f"{side}_total_ns"] for part in found["parts"])
+        assert parts == found["sides"][side]["window_ns"]
+    (cast,) = [row for row in found["breakdowns"]["operation"] if row["side"] == "new"]
+    assert (cast["class"], cast["base"], cast["ratio"]) == ("cast and format", None, None)
+    assert cast["kernels"][0]["name"] == "trans_TransData_1"
+    assert found["sides"]["new"]["devices"] == ["Ascend910B"]
+
+
+def test_kernels_stand_under_their_operation_and_by_name(sides: tuple[Path, Path]) -> None:
+    tables = sections(uprof(*sides, "--by", "kernel", "--top", "50").stdout)
+    under = tables["Kernels under each operation"]
+    at = next(i for i, line in enumerate(under) if line.startswith("matmul "))
+    names = {line.split()[-9] for line in under[at : at + 2]}
+    assert names == {"nvjet_tst_64x8", "aclnnMatmul_1"}
+    assert any("aclnnFlash" in line for line in tables["Kernels by name"])
+
+
+@pytest.mark.parametrize("by", ["module", "line", "class", "shape"])
+def test_other_ways_to_divide_it(sides: tuple[Path, Path], by: str) -> None:
+    told = uprof(*sides, "--by", by)
+    assert told.exit_code == 0
+    if by == "module":
+        assert "Mlp_0" in told.stdout
+    if by == "class":
+        assert "Takes longer" not in told.stdout
+
+
+def test_rows_beyond_the_limit_are_counted(sides: tuple[Path, Path]) -> None:
+    assert "and 4 more (--top)" in uprof(*sides, "--top", "1").stdout
+
+
+def test_names_of_any_length_and_content_stay_on_their_line(tmp_path: Path) -> None:
+    odd = [
+        Op("aten::linear", [("gemm" * 10_000, "aten::mm", 10)], "M\x1b[31m_0"),
+        Op("x\u202e\n|y" * 50, [("<script>", "aten::mm", 10)], "N" * 5000),
+    ]
+    base, new = recording(tmp_path / "a.db", odd), on_npu(tmp_path / "b.db", odd)
+    for form in ("text", "markdown"):
+        for by in ("operation", "kernel", "module"):
+            told = uprof(base, new, "--format", form, "--by", by)
+            assert told.exit_code == 0
+            assert "\x1b" not in told.stdout
+            assert "\u202e" not in told.stdout
+            assert max(map(len, told.stdout.splitlines())) < 800
+    assert json.loads(uprof(base, new, "--json").stdout)
+
+
+def test_tracked_workloads_have_no_kernels_to_divide_by(tmp_path: Path) -> None:
+    from tests.analysis.builders import run_time_report
+
+    report = run_time_report(tmp_path / "run_time.sqlite")
+    told = uprof(report, report, "--by", "kernel")
+    assert isinstance(told.exception, UprofError)
+    assert told.exception.exit_code == 2
+    assert "--by kernel" in str(told.exception)

@@ -1,0 +1,1 @@
+"""Two recordings of devices against each other, whoever made the devices."""

@@ -1,0 +1,442 @@
+"""Two runs of devices compared, as text, Markdown and plain data for JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from unified_prof.analysis.compare.comparable import PEAK
+from unified_prof.analysis.compare.device.difference import Amount, By, DeviceDifference, Line
+from unified_prof.analysis.compare.device.side import PARTS, UNKNOWN_DEVICE, Side
+from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.report import markdown, words
+from unified_prof.report.difference import FORMAT_VERSION, comparison_words, finite, signed
+from unified_prof.report.tables import Column
+from unified_prof.report.terminal import Page
+
+_NONE: Final = "-"
+_SHAPES: Final = 3
+"""Shapes that are shown under an operation."""
+_IDLE: Final = "idle "
+
+Table = tuple[str, list[Column], int]
+"""Heading, columns, rows left out."""
+
+
+def text(
+    found: DeviceDifference,
+    *,
+    by: By = "operation",
+    top: int,
+    everything: bool = False,
+    width: int | None,
+    color: bool,
+    full_names: bool = False,
+) -> str:
+    """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
+    page = Page(width=width, color=color, full_names=full_names)
+    page.title(_title(found))
+    for warning in found.warnings:
+        page.remark("warning", words.neutral(warning))
+    for what, line in headline(found):
+        page.fact(what, words.neutral(line))
+    for heading, columns, left_out in _tables(found, by, top, everything=everything):
+        page.heading(heading)
+        page.table(columns)
+        if left_out:
+            page.note(f"and {words.number(left_out)} more (--top)")
+    for line in remarks(found):
+        page.note(words.neutral(line))
+    return page.text()
+
+
+def as_markdown(
+    found: DeviceDifference,
+    *,
+    by: By = "operation",
+    top: int,
+    everything: bool = False,
+    full_names: bool = False,
+) -> str:
+    """Return a comparison as GitHub-flavoured Markdown."""
+    lines = [f"## {markdown.escape(_title(found))}", ""]
+    lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
+    lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in headline(found)]
+    for heading, columns, left_out in _tables(found, by, top, everything=everything):
+        lines += ["", f"### {markdown.escape(heading)}", ""]
+        lines += markdown.table(columns, full_names=full_names)
+        if left_out:
+            lines += ["", f"and {words.number(left_out)} more"]
+    lines += ["", *map(markdown.escape, remarks(found))]
+    return "\n".join(lines) + "\n"
+
+
+def _title(found: DeviceDifference) -> str:
+    return f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}"
+
+
+def headline(found: DeviceDifference) -> list[tuple[str, str]]:
+    """Return the headline as (what, in words): both devices, and the step as a whole."""
+    lines = [("base", _side(found.base)), ("new", _side(found.new))]
+    before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    if before and after:
+        change = f"{signed(after - before)}, {after / before:.2f} x"
+        lines.append(
+            (_unit(found), f"{words.duration(before)} -> {words.duration(after)} ({change})")
+        )
+    for metric, comparison in found.totals.items():
+        if found.same_devices or metric == PEAK:
+            is_size = metric == PEAK
+            said = comparison_words(comparison, is_size=is_size)
+            if not found.same_devices:
+                said = (
+                    f"{words.size(comparison.base_median)} -> {words.size(comparison.new_median)}"
+                )
+            lines.append((metric if is_size else "host step", said))
+    return lines
+
+
+def remarks(found: DeviceDifference) -> list[str]:
+    """Return what a reader has to know of the figures."""
+    lines = list(found.left_out)
+    if found.same_devices:
+        told = "both sides ran on the same model of device"
+    elif {UNKNOWN_DEVICE} & {*found.base.devices, *found.new.devices}:
+        told = "which devices these were is not recorded: times stand side by side, without verdict"
+    else:
+        told = (
+            "the devices differ: times stand side by side, and a longer one is no fault of either"
+        )
+    lines.append(told)
+    lines.append(
+        "work adds up what ran at the same time, and so may be more than the part of a step that "
+        "computes"
+    )
+    return lines
+
+
+def _side(side: Side) -> str:
+    models = ", ".join(side.devices) or "no device"
+    count = f"{side.device_count} x " if side.device_count > 1 else ""
+    parts = [f"{count}{models}"]
+    parts += [f"{name} {value}" for name, value in side.versions]
+    return f"{', '.join(parts)}; {_amount_of_steps(side)}"
+
+
+def _amount_of_steps(side: Side) -> str:
+    of = f" of {side.recordings} recordings" if side.recordings > 1 else ""
+    if side.steps is None:
+        return f"no steps{of}"
+    return f"{words.number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
+
+
+def _unit(found: DeviceDifference) -> str:
+    stepped = found.base.steps is not None and found.new.steps is not None
+    return "step" if stepped else "recording"
+
+
+def _tables(found: DeviceDifference, by: By, top: int, *, everything: bool) -> Iterable[Table]:
+    """Yield the tables from the step downwards; the last ones are of what was asked for."""
+    several = found.base.device_count > 1 or found.new.device_count > 1
+    where = " of one device" if several else ""
+    yield f"One {_unit(found)}{where}", _part_columns(found), 0
+    if found.classes:
+        yield "Work by class", _columns(found, [*found.classes, _all(found)], "class"), 0
+    if by == "class":
+        return
+    if by in ("module", "line"):
+        places = found.modules if by == "module" else found.lines
+        rows = _changed(found, places, everything=everything)
+        yield from _cut(f"Work by {by}", found, rows, top, by)
+        return
+    if by == "kernel":
+        yield from _kernel_tables(found, top, everything=everything)
+        return
+    for heading, some in _sections(found, found.operations, everything=everything):
+        yield from _cut(heading, found, some, top, "operation", shapes=by == "shape")
+
+
+def _all(found: DeviceDifference) -> Line:
+    """Return the row that all others of a table add up to."""
+    base, new = (
+        Amount(int(leaves.calls.sum()), int(leaves.runs.sum()), int(leaves.total_ns.sum()))
+        if len(leaves)
+        else None
+        for leaves in (found.base.leaves, found.new.leaves)
+    )
+    return Line("all work", base, new)
+
+
+def _sections(
+    found: DeviceDifference, rows: Sequence[Line], *, everything: bool
+) -> list[tuple[str, list[Line]]]:
+    """Return rows by what became of them, the largest change first."""
+    both = [row for row in rows if row.side == "both"]
+    same = [row for row in both if found.change_ns(row) == 0]
+    return [
+        ("Takes longer in new", [row for row in both if found.change_ns(row) > 0]),
+        ("Takes less in new", [row for row in both if found.change_ns(row) < 0][::-1]),
+        ("Only in new", [row for row in rows if row.side == "new"]),
+        ("Only in base", [row for row in rows if row.side == "base"][::-1]),
+        ("Takes the same", same if everything else []),
+    ]
+
+
+def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool) -> list[Line]:
+    ordered = sorted(rows, key=lambda row: -abs(found.change_ns(row)))
+    return [row for row in ordered if everything or found.change_ns(row) != 0]
+
+
+def _cut(
+    heading: str,
+    found: DeviceDifference,
+    rows: Sequence[Line],
+    top: int,
+    first: str,
+    *,
+    shapes: bool = False,
+) -> Iterable[Table]:
+    if rows:
+        columns = _columns(found, rows[:top], first, shapes=shapes)
+        yield heading, columns, max(0, len(rows) - top)
+
+
+def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> Iterable[Table]:
+    """Yield the kernels under each operation, then all kernels by name."""
+    pairs = [
+        (operation, kernel)
+        for operation in _changed(found, found.operations, everything=everything)
+        for kernel in sorted(operation.kernels, key=lambda row: -abs(found.change_ns(row)))
+    ]
+    if pairs:
+        shown = pairs[:top]
+        first = [
+            not index or shown[index - 1][0] is not operation
+            for index, (operation, _) in enumerate(shown)
+        ]
+        owners = [one if new else None for (one, _), new in zip(shown, first, strict=True)]
+        columns = [
+            Column("class", tuple(one.class_name if one else "" for one in owners), is_name=True),
+            Column(
+                "operation",
+                tuple(_counted(found, one) if one else "" for one in owners),
+                is_name=True,
+            ),
+            *_columns(found, [kernel for _, kernel in shown], "kernel"),
+        ]
+        yield "Kernels under each operation", columns, max(0, len(pairs) - top)
+    yield from _cut(
+        "Kernels by name",
+        found,
+        _changed(found, found.kernels, everything=everything),
+        top,
+        "kernel",
+    )
+
+
+def _part_columns(found: DeviceDifference) -> list[Column]:
+    whole = [side.per_share(side.window_ns) for side in (found.base, found.new)]
+    rows = [(_unit(found), whole[0], whole[1])]
+    for name in PARTS:
+        before, after = found.part_ns(name)
+        if before or after:
+            said = name
+            if name.startswith(_IDLE):
+                said = f"idle: {IN_WORDS.get(name.removeprefix(_IDLE), name)}"
+            rows.append((said, before, after))
+    return [
+        Column("of which", tuple(name for name, _, _ in rows), is_name=True),
+        Column("base", tuple(words.duration(before) for _, before, _ in rows)),
+        Column(
+            "share", tuple(words.share(before, whole[0]) for _, before, _ in rows), importance=5
+        ),
+        Column("new", tuple(words.duration(after) for _, _, after in rows)),
+        Column("share", tuple(words.share(after, whole[1]) for _, _, after in rows), importance=5),
+        Column("change", tuple(signed(after - before) for _, before, after in rows)),
+        Column(
+            "ratio",
+            tuple(f"{after / before:.2f} x" if before else _NONE for _, before, after in rows),
+            importance=8,
+        ),
+    ]
+
+
+def _columns(
+    found: DeviceDifference, rows: Sequence[Line], first: str, *, shapes: bool = False
+) -> list[Column]:
+    """Return the table of some rows; under operations stand their shapes, where there are more."""
+    listed: list[tuple[str, Line]] = []
+    for row in rows:
+        listed.append((_counted(found, row) if first == "operation" else _shown(row.name), row))
+        alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
+        if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
+            ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
+            most = ordered if shapes else ordered[:_SHAPES]
+            listed += [(f"  {_counted(found, one)}", one) for one in most]
+    lines = [row for _, row in listed]
+    columns = [Column(first, tuple(name for name, _ in listed), is_name=True)]
+    if any(row.class_name for row in lines) and first != "class":
+        columns.insert(0, Column("class", tuple(row.class_name for row in lines), is_name=True))
+    if first != "operation":
+        for said, side, own in (
+            ("base runs", found.base, [row.base for row in lines]),
+            ("new runs", found.new, [row.new for row in lines]),
+        ):
+            columns.append(Column(said, tuple(_runs(one, side) for one in own), importance=6))
+    columns += [
+        Column("base", tuple(_time(row.base, found.base) for row in lines)),
+        Column("new", tuple(_time(row.new, found.new) for row in lines)),
+        Column("change", tuple(signed(found.change_ns(row)) for row in lines)),
+        Column("ratio", tuple(_ratio(found.ratio(row)) for row in lines), importance=8),
+    ]
+    for heading, places in (
+        ("module", [_places(row.modules) for row in lines]),
+        ("line", [_places(row.lines) for row in lines]),
+    ):
+        if any(places):
+            columns.append(Column(heading, tuple(places), is_name=True, importance=4))
+    return columns
+
+
+def _counted(found: DeviceDifference, row: Line) -> str:
+    """Return a row's name with how often a step has it, on both sides where they differ."""
+    counts = [
+        _count(amount.calls / side.shares)
+        for amount, side in ((row.base, found.base), (row.new, found.new))
+        if amount is not None
+    ]
+    return f"{_shown(row.name)} x{' and x'.join(dict.fromkeys(counts))}"
+
+
+def _shown(name: str) -> str:
+    if name.endswith(" B") and name[:-2].isdigit():
+        return words.size(int(name[:-2]))
+    return words.neutral(name)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _runs(amount: Amount | None, side: Side) -> str:
+    return _NONE if amount is None else _count(amount.runs / side.shares)
+
+
+def _time(amount: Amount | None, side: Side) -> str:
+    return _NONE if amount is None else words.duration(side.per_share(amount.total_ns))
+
+
+def _ratio(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2f} x"
+
+
+def _places(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" (+{len(names) - 1})" if len(names) > 1 else ""
+    return f"{words.neutral(names[0])}{more}"
+
+
+def document(found: DeviceDifference) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON, with every row."""
+    rows = {
+        "class": found.classes,
+        "operation": found.operations,
+        "module": found.modules,
+        "line": found.lines,
+        "kernel": found.kernels,
+    }
+    changes = [found.change_ns(row) for row in found.operations]
+    slower = sum(change for change in changes if change > 0)
+    faster = -sum(change for change in changes if change < 0)
+    work = [side.per_share(side.work_ns) for side in (found.base, found.new)]
+    made: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "compared": "devices",
+        "base": found.base.label,
+        "new": found.new.label,
+        "same_devices": found.same_devices,
+        "warnings": list(found.warnings),
+        "left_out": list(found.left_out),
+        "sides": {"base": _side_document(found.base), "new": _side_document(found.new)},
+        "totals": {
+            name: {
+                **asdict(comparison),
+                "verdict": comparison.verdict() if found.same_devices else None,
+            }
+            for name, comparison in found.totals.items()
+        },
+        "operations": {
+            "base_ns": work[0],
+            "new_ns": work[1],
+            "delta_ns": work[1] - work[0],
+            "slower_ns": slower,
+            "faster_ns": faster,
+        },
+        "parts": [_part_document(found, name) for name in PARTS],
+        "breakdowns": {
+            by: [_row_document(found, row) for row in lines] for by, lines in rows.items()
+        },
+    }
+    plain: dict[str, Any] = finite(made)
+    return plain
+
+
+def _side_document(side: Side) -> dict[str, Any]:
+    return {
+        "devices": list(side.devices),
+        "device_count": side.device_count,
+        "recordings": side.recordings,
+        "versions": dict(side.versions),
+        "steps": side.steps,
+        "divided_by": side.shares,
+        "window_ns": side.window_ns,
+        "work_ns": side.work_ns,
+        "outside_steps_ns": side.outside_ns,
+    }
+
+
+def _part_document(found: DeviceDifference, name: str) -> dict[str, Any]:
+    before, after = found.part_ns(name)
+    return {
+        "name": name,
+        "base_total_ns": found.base.parts_ns[name],
+        "new_total_ns": found.new.parts_ns[name],
+        "base_ns": before,
+        "new_ns": after,
+        "delta_ns": after - before,
+        "ratio": after / before if before else None,
+    }
+
+
+def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": row.name,
+        "side": row.side,
+        "base": _amount_document(row.base, found.base),
+        "new": _amount_document(row.new, found.new),
+        "delta_ns": found.change_ns(row),
+        "ratio": found.ratio(row),
+    }
+    more: tuple[tuple[str, Any, Callable[[Any], Any]], ...] = (
+        ("class", row.class_name, str),
+        ("base_name", row.base_name, str),
+        ("new_name", row.new_name, str),
+        ("modules", row.modules, list),
+        ("lines", row.lines, list),
+        ("shapes", row.shapes, lambda rows: [_row_document(found, one) for one in rows]),
+        ("kernels", row.kernels, lambda rows: [_row_document(found, one) for one in rows]),
+    )
+    return made | {name: plain(value) for name, value, plain in more if value}
+
+
+def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None:
+    if amount is None:
+        return None
+    return {
+        "calls": amount.calls,
+        "runs": amount.runs,
+        "total_ns": amount.total_ns,
+        "per_step_ns": side.per_share(amount.total_ns),
+    }
