@@ -197,3 +197,19 @@ def test_ends_of_transfers_between_gpus_are_places_and_were_ranks(folder: Path) 
         )
         db.commit()
     assert partials_of(path)[0].communication["peer"].tolist() == wanted
+
+
+def test_a_partial_without_rows_comes_back() -> None:
+    pytest.importorskip("pyarrow")
+    one = partial_of(make(PLAN), 0)
+    bare = replace(
+        one,
+        communication=partials.empty("communication"),
+        marks=partials.empty("marks"),
+        steps=partials.empty("steps"),
+        kernels=partials.empty("kernels"),
+        links=partials.empty("links"),
+    )
+    data = partials.written(bare)
+    assert_equal(bare, partials.read(data, "it"))
+    assert len(partials.communication(data, "it")["start"]) == 0

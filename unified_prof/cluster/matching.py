@@ -140,11 +140,14 @@ def match(partials: Iterable[Partial]) -> Matched:
     )
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
-    seq = columns["seq"] + shift
+    seq = columns.pop("seq") + shift
+    # Of millions of rows each column counts: none is held twice for longer than it takes.
+    del pair, known, peer, sends, shift, bad
     # Rows come rank after rank, so that those of an event are by rank as well.
     event_key = stable_order((~usable).astype(np.int64), first, second, seq)
-    ordered = {name: values[event_key] for name, values in columns.items()}
+    ordered = {name: columns.pop(name)[event_key] for name in list(columns)}
     keys = [one[event_key] for one in (first, second, seq)]
+    del first, second, seq
     count = int(usable.sum())
     new = np.ones(count, bool)
     if count:
@@ -169,7 +172,8 @@ def match(partials: Iterable[Partial]) -> Matched:
     heads = np.flatnonzero(new)
     members = np.diff(np.r_[heads, count])
     sizes = np.array([group.size for group in groups] or [0], np.int64)
-    is_transfer = transfer[event_key][heads]
+    head_rows = event_key[heads]
+    is_transfer = transfer[head_rows]
     expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]] if len(groups) else 2)
     events = Events(
         first=heads,
@@ -179,8 +183,8 @@ def match(partials: Iterable[Partial]) -> Matched:
         kind=ordered["kind"][heads],
         step=np.maximum.reduceat(ordered["step"][:count], heads) if count else heads,
         bytes=np.maximum.reduceat(ordered["bytes"][:count], heads) if count else heads,
-        src=np.where(is_transfer, src[event_key][heads], NONE),
-        dst=np.where(is_transfer, dst[event_key][heads], NONE),
+        src=np.where(is_transfer, src[head_rows], NONE),
+        dst=np.where(is_transfer, dst[head_rows], NONE),
     )
     return Matched(
         ranks,
@@ -212,7 +216,7 @@ def _joined(found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str])
                 values = np.append(numbers[index], NONE)[values]
             parts.setdefault(name, []).append(values)
     kinds[:] = list(code)
-    return {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    return {name: np.concatenate(parts.pop(name)) for name in list(parts)}
 
 
 def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:

@@ -8,7 +8,7 @@ about the rank stand in the file's metadata. In memory NumPy alone is needed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any
@@ -211,10 +211,17 @@ def read(data: bytes, name: str) -> Partial:
     arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(arrow.BufferReader(data))
-        about = json.loads((file.metadata.metadata or {})[b"uprof"])
+        metadata = file.metadata
+        about = json.loads((metadata.metadata or {})[b"uprof"])
         if about["version"] != VERSION:
             raise StoreError(f"{name} is a partial of version {about['version']}, not {VERSION}")
-        return _partial(file.read(use_threads=False), about)
+        if metadata.num_row_groups == 1:
+            return _partial(_parts(file, PARTS), about)
+        # Each part without the columns that only others have.
+        return _partial(
+            {name: found for part in PARTS for name, found in _parts(file, [part]).items()},
+            about,
+        )
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
         raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
 
@@ -228,27 +235,37 @@ def communication(data: bytes, name: str) -> Columns:
     arrow, parquet = _pyarrow()
     try:
         file = parquet.ParquetFile(arrow.BufferReader(data))
-        wanted = ["part", *COMMUNICATION]
-        # It is the first part.
-        groups = _row_groups_of_part(file.metadata, 0)
-        table = file.read_row_groups(groups, columns=wanted, use_threads=False)
-        count = int(np.searchsorted(table.column("part").to_numpy(), 1))
-        return {
-            column: table.column(column).slice(0, count).to_numpy().astype(np.int64, copy=False)
-            for column in COMMUNICATION
-        }
+        return _parts(file, ["communication"])["communication"]
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
         raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
 
 
-def _row_groups_of_part(metadata: Any, part: int) -> list[int]:
-    """Return the row groups that can have rows of a part."""
-    found = []
-    for number in range(metadata.num_row_groups):
-        told = metadata.row_group(number).column(0).statistics  # of `part`
-        if told is None or not told.has_min_max or told.min <= part <= told.max:
-            found.append(number)
-    return found
+def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
+    """Read some parts of a file, and no row groups and columns that these have nothing in."""
+    numbers = {number for number, part in enumerate(PARTS) if part in wanted}
+    groups = []
+    for number in range(file.metadata.num_row_groups):
+        told = file.metadata.row_group(number).column(0).statistics  # of `part`
+        if (
+            told is None
+            or not told.has_min_max
+            or any(told.min <= part <= told.max for part in numbers)
+        ):
+            groups.append(number)
+    if len(wanted) < len(PARTS):
+        columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTS[part])]
+        table = file.read_row_groups(groups, columns=columns, use_threads=False)
+    else:
+        table = file.read_row_groups(groups, use_threads=False)
+    edges = np.searchsorted(table.column("part").to_numpy(), np.arange(len(PARTS) + 1)).tolist()
+    return {
+        part: {
+            name: table.column(name).slice(begin, end - begin).to_numpy().astype(np.int64)
+            for name in columns
+        }
+        for (part, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)
+        if part in wanted
+    }
 
 
 def _about(partial: Partial) -> dict[str, Any]:
@@ -264,16 +281,7 @@ def _about(partial: Partial) -> dict[str, Any]:
     }
 
 
-def _partial(table: Any, about: Mapping[str, Any]) -> Partial:
-    part = table.column("part").to_numpy()
-    edges = np.searchsorted(part, np.arange(len(PARTS) + 1)).tolist()
-    parts = {
-        name: {
-            column: table.column(column).slice(begin, end - begin).to_numpy().astype(np.int64)
-            for column in columns
-        }
-        for (name, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)
-    }
+def _partial(parts: Mapping[str, Columns], about: Mapping[str, Any]) -> Partial:
     facts = dict(about["facts"])
     facts["notes"] = tuple(facts["notes"])
     return Partial(

@@ -137,10 +137,10 @@ def _shifts(matched: Matched) -> dict[tuple[int, int, int, int], int]:
     They are told by rank, group (of collectives), kind, and peer (of transfers).
     """
     rows = matched.rows
-    own = np.empty(len(rows), np.int64)
-    for index, one in enumerate(matched.partials):
-        mine = rows.rank == index
-        own[mine] = one.communication["seq"][rows.op[mine]]
+    counts = [len(one.communication["seq"]) for one in matched.partials]
+    before = np.cumsum([0, *counts])[:-1]
+    numbers = np.concatenate([one.communication["seq"] for one in matched.partials])
+    own = numbers[before[rows.rank] + rows.op]
     shifted = np.flatnonzero((rows.event >= 0) & (rows.seq != own))
     transfer = rows.kind[shifted] < len(POINT_TO_POINT)
     peer = np.searchsorted(np.array(matched.ranks, np.int64), rows.peer[shifted])

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline.remote_words import in_words
-from unified_prof.store.atomic import output_error, remove_abandoned, replacing
+from unified_prof.store.atomic import output_error, remove_abandoned, replacing, write_small
 from unified_prof.store.ownership import temporary_folder
 
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://")
@@ -248,9 +248,10 @@ class Folder:
                 self._is_made = True
             except OSError as err:
                 raise output_error(target, err) from err
-            with replacing(
-                target, overwrite=True, durable=durable, tidy=not self._is_tidy
-            ) as partial:
+            if self._is_tidy and not durable:
+                write_small(target, data)
+                return
+            with replacing(target, overwrite=True, durable=durable) as partial:
                 partial.write_bytes(data)
             return
         with in_words(self.at(name), OutputError):

@@ -40,12 +40,7 @@ class AtomicFile:
     """
 
     def __init__(
-        self,
-        target: str | os.PathLike[str],
-        *,
-        overwrite: bool = False,
-        durable: bool = True,
-        tidy: bool = True,
+        self, target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
     ) -> None:
         self.target = Path(target)
         self._durable = durable
@@ -54,10 +49,8 @@ class AtomicFile:
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
-        if tidy:
-            remove_abandoned(self._final.parent, head)
-        name = f"{head}.{ownership.tag()}.{secrets.token_hex(4)}.partial"
-        self.partial = self._final.with_name(name)
+        remove_abandoned(self._final.parent, head)
+        self.partial = self._final.with_name(_partial_name(head))
         try:
             # Exclusive, and with the permissions the user's umask asks for.
             os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
@@ -112,25 +105,47 @@ class AtomicFile:
             self.partial.unlink()
 
 
+def write_small(target: str | os.PathLike[str], data: bytes) -> None:
+    """Write one of thousands of small files, in place of one that is there, whole or not at all.
+
+    What makes `AtomicFile` ten times as slow is left to whoever can make the file again and looks
+    after the folder: a machine that goes down soon may leave less than all of it, what dead
+    processes left stays (`remove_abandoned`), and no database is looked for beside it.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    final = os.path.realpath(target)
+    folder, name = os.path.split(final)
+    head = os.fsencode(name)[:_NAME_BYTES].decode("utf-8", "ignore")
+    partial = os.path.join(folder, _partial_name(head))  # noqa: PTH118 (faster than a Path)
+    try:
+        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor)
+                file.write(data)
+            os.replace(partial, final)  # noqa: PTH105 (faster than a Path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial)  # noqa: PTH108 (faster than a Path)
+            raise
+    except OSError as err:
+        raise output_error(target, err) from err
+
+
 @contextmanager
 def replacing(
-    target: str | os.PathLike[str],
-    *,
-    overwrite: bool = False,
-    durable: bool = True,
-    tidy: bool = True,
+    target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
 ) -> Iterator[Path]:
     """Yield the path to write instead of `target`; rename it when the block ends well.
 
     Unless it is to be `durable`, a machine that goes down soon may leave less than all of it.
-    Unless `tidy`, what dead processes left of it stays: of a folder of thousands of files,
-    `remove_abandoned` is asked once instead of for each of them.
 
     Raises:
         OutputError: the target exists and `overwrite` is false, or it cannot be written; also
             in place of an OSError or SQLite's complaint raised in the block.
     """
-    output = AtomicFile(target, overwrite=overwrite, durable=durable, tidy=tidy)
+    output = AtomicFile(target, overwrite=overwrite, durable=durable)
     try:
         yield output.partial
         output.commit()
@@ -195,6 +210,10 @@ def remove_abandoned(folder: Path, head: str | None = None) -> None:
             if ownership.is_abandoned(found["owner"]):
                 with suppress(OSError):
                     Path(entry.path).unlink()
+
+
+def _partial_name(head: str) -> str:
+    return f"{head}.{ownership.tag()}.{secrets.token_hex(4)}.partial"
 
 
 def _refuse_left_overs(target: Path, final: Path) -> None:
