@@ -13,6 +13,7 @@ from unified_prof.analysis.model import (
     Breakdown,
     Distribution,
     Gaps,
+    ModelUse,
     PmuFigure,
     Row,
     Samples,
@@ -100,6 +101,10 @@ class Analysis(ABC):
                 rules are asked then that need what it reads anyway.
         """
         return Advice(())
+
+    def model_use(self) -> tuple[ModelUse, ...]:
+        """Return what each device calculated of what it could have, where shapes were recorded."""
+        return ()
 
     def groups(self) -> dict[str, Group]:
         """Return what is known of the groups that collectives ran in, by what they are called."""

@@ -127,6 +127,13 @@ KINDS: dict[By, Kind] = {
             detailed="what",
             when_asked=True,
         ),
+        Kind(
+            "roofline",
+            "Roofline",
+            "no shapes of what ran on a device were recorded (torch.profiler needs record_shapes)",
+            module="roofline.breakdown",
+            detailed="limit",
+        ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
         Kind(
             "step",

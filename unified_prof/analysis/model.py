@@ -226,6 +226,29 @@ class PmuFigure:
     """Sum over the tasks; None for ratios and rates, whose sum means nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What a device calculated on its matrix units, against what it could have (MFU)."""
+
+    device: str
+    flops: int
+    """Of all matrix operations whose shapes are known, those calculated again included."""
+    time_ns: int
+    """In which: the steps, else from the first to the last work."""
+    steps: int | None
+    """How many steps; None: none is known, it is of the window."""
+    share: float | None
+    """Of the peaks for the types they were of (MFU); None: peaks or too many shapes are unknown."""
+    told_share: float
+    """How much of the time of kernels is of operations whose cost is known: the rest may have
+    calculated more."""
+    peak: str
+    """The peaks, in words; empty: none is known."""
+    uncertain: bool
+    by_step: tuple[tuple[str, int, float | None], ...] = ()
+    """Name of each step, its FLOPs and its share."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Series:
     """One quantity over time."""

@@ -18,6 +18,7 @@ from unified_prof.analysis.model import (
     Breakdown,
     DeviceTime,
     Distribution,
+    ModelUse,
     NotMeasured,
     PmuFigure,
     Row,
@@ -113,6 +114,14 @@ class MsprofAnalysis(Analysis):
         return tuple(
             self.recording.idle_time.totals(self.recording.steps, self.recording.step_windows)
         )
+
+    def model_use(self) -> tuple[ModelUse, ...]:
+        """Return what each device calculated of what it could have."""
+        from unified_prof.analysis.explain.roofline import of_recording
+
+        if not of_recording.offered(self.recording):
+            return ()
+        return of_recording.of(self.recording).use
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return what could be better, the costliest first."""

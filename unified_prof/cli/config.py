@@ -2,7 +2,8 @@
 
 The strength rises from that file over `UPROF_*` variables to options; the order is Click's own, to
 which the table is handed as its default map. A key is the long option without its dashes, in
-the table of its command: `[tool.uprof.gate]` `max-regress = "5%"`.
+the table of its command: `[tool.uprof.gate]` `max-regress = "5%"`. `[tool.uprof.devices."NAME"]`
+has the peaks of a device, for rooflines.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     """Return the table of `path` as Click's default map for the commands of `root`.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or names a command or an option that
-            does not exist.
+        UsageError: the file cannot be read, is not TOML, or names a command, an option or a
+            figure of a device that does not exist.
     """
     try:
         text = path.read_bytes()
@@ -76,6 +77,10 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     table = tool.get("uprof", {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.uprof is not a table")
+    if "devices" in table:
+        from unified_prof.analysis.explain.roofline import peaks
+
+        peaks.add(table.pop("devices"), f"{path}: [tool.uprof.devices")
     return _of_command(table, root, f"{path}: [tool.uprof")
 
 

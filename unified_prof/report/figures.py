@@ -14,6 +14,7 @@ from unified_prof.analysis.model import (
     Breakdown,
     DeviceTime,
     Distribution,
+    ModelUse,
     PmuFigure,
     Row,
     Series,
@@ -63,6 +64,7 @@ class Figures:
     why_idle: tuple[WhyIdle, ...] = ()
     advice: Advice | None = None
     """What to do first; None: not asked for."""
+    model_use: tuple[ModelUse, ...] = ()
 
 
 def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
@@ -153,6 +155,7 @@ def collect(
         groups=analysis.groups() if headline else {},
         why_idle=analysis.why_idle() if headline else (),
         advice=analysis.advice(quick=True) if headline else None,
+        model_use=analysis.model_use() if headline else (),
         selections=selections,
         summary=analysis.summary,
     )
@@ -258,6 +261,7 @@ def _report(figures: Figures) -> dict[str, Any]:
         "step_trace": [asdict(one) for one in figures.step_traces],
         "why_idle": [asdict(one) for one in figures.why_idle],
         "advice": None if figures.advice is None else advice_fields(figures.advice),
+        "model_use": [asdict(one) for one in figures.model_use],
         "groups": [
             {
                 "label": label,

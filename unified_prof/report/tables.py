@@ -8,7 +8,15 @@ from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.model import THEN, DeviceTime, Distribution, Row, Summary, Totals
+from unified_prof.analysis.model import (
+    THEN,
+    DeviceTime,
+    Distribution,
+    ModelUse,
+    Row,
+    Summary,
+    Totals,
+)
 from unified_prof.analysis.read.collectives import device_name
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
@@ -26,6 +34,8 @@ _OTHER = "optimizer and other"
 _FIRST = 3
 """Findings that stand above the figures of a report."""
 _WIDEST_FINDING = 180
+_ALL_TOLD = 0.99
+"""Share of the time of kernels from which what is not known of the rest is not worth a word."""
 _WORTH_A_WORD = 0.02
 """Share of an iteration from which its waiting for a processor is told."""
 # Facts worth a place in the headline, by the names their makers use.
@@ -129,14 +139,26 @@ def columns(selection: Selection) -> list[Column]:
     return result
 
 
-_UNITS = {"_ns": words.duration, "_bytes": words.size}
+_UNITS = {
+    "_ns": words.duration,
+    "_bytes": words.size,
+    "_percent": words.percent,
+    "_tflop_per_s": words.flops_per_second,
+    "_gb_per_s": words.gb_per_second,
+    "_flops": words.flops,
+    "_flops_per_byte": words.number,
+}
+"""By the ending of a figure's key: how it is shown."""
+_KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
+"""Endings of which the heading says what the cells do not."""
 
 
 def _extra(key: str) -> tuple[str, Callable[..., str]]:
     """Return heading and form of a figure of some breakdowns only, by the unit in its key."""
     for unit, show in _UNITS.items():
         if key.endswith(unit):
-            return key.removesuffix(unit).replace("_", " "), show
+            heading = key.removesuffix(unit).replace("_", " ")
+            return heading + _KEPT_UNITS.get(unit, ""), show
     return key.replace("_", " "), words.number
 
 
@@ -242,6 +264,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
     lines += [("idle", text) for text in _why_idle(figures.why_idle)]
+    lines += [("matrix work", text) for text in _model_use(figures.model_use)]
     if (delay := figures.launch_delay) is not None:
         lines.append(("launch delay", _launch_delay(delay)))
     return lines
@@ -277,6 +300,26 @@ def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
             f"{words.duration(stage)}, preparing {words.duration(preparing)}, bubble "
             f"{words.duration(bubble)}"
         )
+    return lines
+
+
+def _model_use(found: Sequence[ModelUse]) -> list[str]:
+    """Say for each device what its matrix units did, against their peak (MFU) where it is known."""
+    lines = []
+    for one in found:
+        rate = one.flops / one.time_ns * 1e9
+        of = f"{words.number(one.steps)} steps" if (one.steps or 0) > 1 else "1 step"
+        where = f"in {of} of" if one.steps is not None else "in a window of"
+        text = (
+            f"{words.flops(one.flops)} {where} {words.duration(one.time_ns)}: {words.flops(rate)}/s"
+        )
+        if one.share is not None:
+            mark = ", a peak that sources disagree on" if one.uncertain else ""
+            text += f", MFU {words.percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
+        text += "; counted from recorded operations, those run again too"
+        if one.told_share < _ALL_TOLD:
+            text += f", shapes known for {words.percent(100 * one.told_share)} of kernel time"
+        lines.append(f"{words.neutral(one.device)}: {text}" if len(found) > 1 else text)
     return lines
 
 

@@ -13,6 +13,16 @@ NOT_MEASURED = "-"
 _TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"), (1, "ns"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
+_FLOPS = (
+    (10**15, "PFLOP"),
+    (10**12, "TFLOP"),
+    (10**9, "GFLOP"),
+    (10**6, "MFLOP"),
+    (10**3, "kFLOP"),
+    (1, "FLOP"),
+)
+_RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (1, "B/s"))
+
 
 def duration(value_ns: float | None) -> str:
     """Return a duration with three significant digits in the unit that fits."""
@@ -22,6 +32,23 @@ def duration(value_ns: float | None) -> str:
 def size(value_bytes: float | None) -> str:
     """Return a size with three significant digits in the binary unit that fits."""
     return NOT_MEASURED if value_bytes is None else _scaled(value_bytes, _SIZES)
+
+
+def flops(value: float | None) -> str:
+    """Return a number of floating-point operations with three significant digits."""
+    return NOT_MEASURED if value is None else _scaled(value, _FLOPS)
+
+
+def flops_per_second(value_tflops: float | None) -> str:
+    """Return TFLOP/s with three significant digits in the unit that fits."""
+    if value_tflops is None:
+        return NOT_MEASURED
+    return _scaled(value_tflops * 1e12, _FLOPS) + "/s"
+
+
+def gb_per_second(value: float | None) -> str:
+    """Return decimal GB/s with three significant digits in the unit that fits."""
+    return NOT_MEASURED if value is None else _scaled(value * 1e9, _RATES)
 
 
 def percent(value: float | None) -> str:

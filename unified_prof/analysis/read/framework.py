@@ -179,14 +179,29 @@ class Framework:
         call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
 
-    def innermost(self, connection: Ints) -> Ints:
-        """Return the innermost operation that launched pieces of device work, -1 if none did."""
+    def innermost(self, connection: Ints, among: NDArray[np.bool_] | None = None) -> Ints:
+        """Return the innermost operation that launched pieces of device work, -1 if none did.
+
+        Args:
+            connection: of the pieces.
+            among: which ranges count instead of operations.
+        """
+        nearest = self._nearest_operation
+        if among is not None:
+            nearest = nesting.nearest_marked(self.parent, among)
         distinct, inverse = np.unique(connection, return_inverse=True)
         launcher = self._launcher(distinct)
         found = launcher != NONE
         result = np.full(len(distinct), NONE, np.int64)
-        result[found] = self._nearest_operation[launcher[found]]
+        result[found] = nearest[launcher[found]]
         return result[inverse]
+
+    def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
+        """Return the nearest of some ranges that each range lies in, -1 where in none."""
+        above = self.parent[ranges]
+        nearest = nesting.nearest_marked(self.parent, among)
+        result: Ints = np.where(above != NONE, nearest[above], NONE)
+        return result
 
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
         """Return the operation within which a range of each name was open at each time, or -1."""

@@ -37,6 +37,7 @@ const NOT_MEASURED = "-";
 const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
 const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+const FLOPS = [[1e15, "PFLOP"], [1e12, "TFLOP"], [1e9, "GFLOP"], [1e6, "MFLOP"], [1e3, "kFLOP"], [1, "FLOP"]];
 
 function scaled(value, units) {
   for (let index = 0; index < units.length; index += 1) {
@@ -57,6 +58,7 @@ const words = {
   duration: (value) => (value === null || value === undefined ? NOT_MEASURED : scaled(value, TIMES)),
   size: (value) => (value === null || value === undefined ? NOT_MEASURED : scaled(value, SIZES)),
   rate: (value) => scaled(value, RATES),
+  flops: (value) => scaled(value, FLOPS),
   count: (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US")),
   percent(value) {
     if (value === null || value === undefined) return NOT_MEASURED;
@@ -64,7 +66,13 @@ const words = {
   },
   /** In the unit that a name's ending tells. */
   of(key, value) {
+    if (value === null || value === undefined) return NOT_MEASURED;
     if (key.endsWith("_ns")) return words.duration(value);
+    if (key.endsWith("_tflop_per_s")) return `${words.flops(value * 1e12)}/s`;
+    if (key.endsWith("_gb_per_s")) return words.rate(value * 1e9);
+    if (key.endsWith("_flops")) return words.flops(value);
+    if (key.endsWith("_flops_per_byte")) return value.toPrecision(3);
+    if (key.endsWith("_percent")) return words.percent(value);
     if (key.endsWith("_bytes")) return words.size(value);
     if (key === "percent") return words.percent(value);
     return words.count(value);

@@ -23,6 +23,12 @@ function figures(report) {
     const of = device.steps ?? device;
     found.push(figure("Device idle", words.percent((100 * of.idle_ns) / Math.max(1, of.window_ns)), `${words.duration(of.idle_ns)} of the ${device.steps ? "steps" : "window"}`, `${of.idle_ns} ns`, "idle_ns"));
   }
+  for (const use of (report.figures.model_use ?? []).slice(0, 1)) {
+    const rate = `${words.flops((use.flops / use.time_ns) * 1e9)}/s`;
+    const within = use.steps === null ? "of the window" : "of the steps";
+    const known = use.share === null ? rate : words.percent(100 * use.share);
+    found.push(figure(use.share === null ? "Matrix work" : "MFU", known, `${words.flops(use.flops)}, ${rate} ${within}${use.peak ? `, peak ${use.peak} TFLOP/s` : ""}`, `${use.flops} FLOP`, "model_use"));
+  }
   if (delay) found.push(figure("Launch delay", words.duration(delay.median_ns), `median; 90 % below ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
 }

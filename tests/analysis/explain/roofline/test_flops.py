@@ -314,10 +314,10 @@ def test_copies_do_not_calculate() -> None:
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [
-        ("allreduce", 1750),
-        ("reducescatter", 875),
-        ("allgather", 875),
-        ("alltoall", 875),
+        ("all_reduce", 1750),
+        ("reduce_scatter", 875),
+        ("all_gather", 875),
+        ("all_to_all", 875),
         ("broadcast", 1000),
         ("send", 1000),
     ],
@@ -325,7 +325,7 @@ def test_copies_do_not_calculate() -> None:
 def test_what_each_rank_sends_at_least(kind: str, sent: int) -> None:
     assert flops.on_the_wire(kind, 1000, 8) == sent
     assert flops.on_the_wire(kind, 1000, 1) == 0
-    assert flops.collective("allreduce", 1024, 4, "fp32").flops == 192
+    assert flops.collective("all_reduce", 1024, 4, "fp32").flops == 192
 
 
 def test_what_is_sent_by_an_unknown_collective_is_not_guessed() -> None:

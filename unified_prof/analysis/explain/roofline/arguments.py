@@ -22,6 +22,7 @@ from unified_prof.analysis.explain.roofline.tensors import (
 
 Argument = Tensor | tuple[Tensor, ...] | None
 
+_LETTER = re.compile(r"[A-Za-z]")
 _LISTS = frozenset({"tensorlist", "genericlist"})
 _OF_KERNEL = (
     # What a kernel's name says of the type of its tensors, the surest first.
@@ -138,7 +139,7 @@ def parsed(
         values: a JSON list of those that are no tensors, where they were recorded.
         kernel: names of kernels that it launched: of lists of tensors, no type is recorded.
     """
-    of_shapes, of_types = split(shapes), split(types)
+    of_shapes, of_types = told(shapes, types)
     of_strides = split(strides)
     of_lists = dtype_of_kernel(kernel)
     given: list[Argument] = []
@@ -147,6 +148,13 @@ def parsed(
         stride = of_strides[place] if place < len(of_strides) else ""
         given.append(_argument(type_text, shape, stride, of_lists))
     return Arguments(tuple(given), _values(values))
+
+
+def told(shapes: str | None, types: str | None) -> tuple[list[str], list[str]]:
+    """Return shapes and types of arguments; torch_npu has written each in the other's column."""
+    if types and shapes and not _LETTER.search(types) and _LETTER.search(shapes):
+        shapes, types = types, shapes
+    return split(shapes), split(types)
 
 
 def split(text: str | None) -> list[str]:

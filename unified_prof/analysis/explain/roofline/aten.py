@@ -144,6 +144,14 @@ def _conv_backward(args: Arguments) -> Cost:
     return Cost(found.unit, found.dtype, found.flops, found.moved_bytes, found.beside, doubt)
 
 
+def _conv_of_gradient(args: Arguments) -> Cost:
+    """Return what old releases' gradient of the input costs: its sizes, dy, the weight."""
+    dy, weight = args.tensor(1), args.tensor(2)
+    flop = 2 * dy.elements * prod(weight.shape[1:])
+    doubt = "the size of its result was not recorded; only what it reads is counted"
+    return Cost("matrix", dy.dtype, flop, dy.bytes + weight.bytes, doubt=doubt)
+
+
 # Attention
 
 
@@ -292,6 +300,27 @@ def _nll_backward(args: Arguments) -> Cost:
 def _dropout(args: Arguments) -> Cost:
     x = args.tensor(0)
     return Cost("vector", x.dtype, 2 * x.elements, 2 * x.bytes + x.elements)
+
+
+# Operations of vLLM, whose first argument is their result
+
+
+def _written_first(kind: str) -> Formula:
+    operations = {"rms": 5, "silu": 6, "scaled": 1}[kind]
+
+    def cost(args: Arguments) -> Cost:
+        x = args.tensor(1)
+        moved = sum(one.bytes for one in args.tensors())
+        return Cost("vector", x.dtype, operations * args.tensor(0).elements, moved)
+
+    return cost
+
+
+def _added_norm(args: Arguments) -> Cost:
+    """Return what adding a residual and normalising costs, both in place."""
+    x, residual, weight = args.tensor(0), args.tensor(1), args.tensor(2)
+    moved = 2 * (x.bytes + residual.bytes) + weight.bytes
+    return Cost("vector", x.dtype, 6 * x.elements, moved)
 
 
 # Reductions
@@ -549,6 +578,12 @@ _FORMULAS: dict[str, Formula] = {
     ),
     "cat": _cat,
     "stack": _cat,
+    "cudnn_convolution_backward_input": _conv_of_gradient,
+    "_C::rms_norm": _written_first("rms"),
+    "_C::fused_add_rms_norm": _added_norm,
+    "_C::silu_and_mul": _written_first("silu"),
+    "_C::gelu_and_mul": _written_first("silu"),
+    "_C::static_scaled_fp8_quant": _written_first("scaled"),
     "_fused_adam_": _fused("adam"),
     "_fused_adamw_": _fused("adam"),
     "_fused_adagrad_": _fused("adagrad"),

@@ -456,10 +456,10 @@ def optimizer(
 # Collectives
 
 _WIRE = {  # what each rank sends, as multiples of (n - 1) / n of the size, or of all of it
-    "allreduce": (2, True),
-    "reducescatter": (1, True),
-    "allgather": (1, True),
-    "alltoall": (1, True),
+    "all_reduce": (2, True),
+    "reduce_scatter": (1, True),
+    "all_gather": (1, True),
+    "all_to_all": (1, True),
     "scatter": (1, True),
     "gather": (1, True),
     "broadcast": (1, False),
@@ -473,9 +473,9 @@ def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
     """Return the bytes that each rank sends at least.
 
     Args:
-        kind: allreduce, reducescatter, allgather, alltoall, broadcast, reduce, scatter, gather,
-            send or receive.
-        size_bytes: of the input (of an allgather: the output).
+        kind: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, scatter,
+            gather, send or receive.
+        size_bytes: of the input (of an all_gather: the output).
         ranks: how many take part.
 
     Raises:
@@ -490,6 +490,6 @@ def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
 
 def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
     """Return what a collective costs on one rank: what it sends, and what it adds up."""
-    reduces = kind in ("allreduce", "reducescatter", "reduce")
+    reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces and ranks else 0
     return Cost("copy", dtype, adds, round(on_the_wire(kind, size_bytes, ranks)))

@@ -30,47 +30,27 @@ SIZES = {
 
 _NAMES = {
     # torch.profiler prints C++ types, torch names of its own, CANN its own again.
-    "fp64": "double float64 dt_double",
-    "fp32": "float float32 dt_float tf32 hf32",
-    "bf16": "c10::bfloat16 bfloat16 dt_bf16",
-    "fp16": "c10::half half float16 dt_float16",
-    "fp8": "c10::float8_e4m3fn c10::float8_e5m2 c10::float8_e4m3fnuz c10::float8_e5m2fnuz"
-    " float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz hifloat8 float8",
-    "complex64": "c10::complex<float> complex64 dt_complex64",
-    "complex128": "c10::complex<double> complex128 dt_complex128",
-    "int64": "long int long dt_int64",
-    "int32": "int dt_int32",
-    "int16": "short int short dt_int16",
-    "int8": "signed char char dt_int8",
-    "uint8": "unsigned char byte dt_uint8",
-    "bool": "bool dt_bool",
-    "uint16": "unsigned short dt_uint16",
-    "uint32": "unsigned int dt_uint32",
-    "uint64": "unsigned long dt_uint64",
+    "fp64": "double, float64, dt_double",
+    "fp32": "float, float32, dt_float, tf32, hf32",
+    "bf16": "c10::bfloat16, bfloat16, dt_bf16",
+    "fp16": "c10::half, half, float16, dt_float16",
+    "fp8": "c10::float8_e4m3fn, c10::float8_e5m2, c10::float8_e4m3fnuz, c10::float8_e5m2fnuz,"
+    " float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, hifloat8, float8",
+    "complex64": "c10::complex<float>, dt_complex64",
+    "complex128": "c10::complex<double>, dt_complex128",
+    "int64": "long int, long, dt_int64",
+    "int32": "int, dt_int32",
+    "int16": "short int, short, dt_int16",
+    "int8": "signed char, char, dt_int8",
+    "uint8": "unsigned char, byte, dt_uint8",
+    "uint16": "unsigned short, dt_uint16",
+    "uint32": "unsigned int, dt_uint32",
+    "uint64": "unsigned long, dt_uint64",
+    "bool": "dt_bool",
 }
-_MULTI_WORD = (
-    "long int",
-    "short int",
-    "signed char",
-    "unsigned char",
-    "unsigned short",
-    "unsigned int",
-    "unsigned long",
-)
-
-
-def _by_name() -> dict[str, str]:
-    found = {name: name for name in SIZES}
-    for ours, theirs in _NAMES.items():
-        for words in _MULTI_WORD:
-            if words in theirs:
-                found[words] = ours
-                theirs = theirs.replace(words, "")
-        found |= dict.fromkeys(theirs.split(), ours)
-    return found
-
-
-_TYPES = _by_name()
+_TYPES = {name: name for name in SIZES} | {
+    name: ours for ours, theirs in _NAMES.items() for name in theirs.split(", ")
+}
 
 
 class UntoldError(ValueError):

@@ -1,0 +1,184 @@
+"""Peaks: which device a name means, what a part of one can do, and what a user says of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from unified_prof.analysis.explain.roofline import peaks
+from unified_prof.cli import config
+from unified_prof.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _nobody_added() -> Iterator[None]:
+    yield
+    peaks.add({}, "")
+
+
+def bf16(name: str) -> float | None:
+    """Return the bf16 peak of a device in TFLOP/s."""
+    found = peaks.find(name)
+    peak = None if found is None else found.matrix("bf16")
+    return None if peak is None else peak.rate / 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H200 NVL", 835),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GB200", 2500),
+        ("A100-SXM4-40GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA A10", 125),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("AMD Instinct MI300X VF", 1307),
+        ("AMD Instinct MI250X/MI250", 191.5),
+        ("Tesla V100-SXM2-16GB", None),
+        ("NVIDIA GeForce GTX 1080", None),
+        ("", None),
+    ],
+)
+def test_the_longest_name_that_stands_there_as_words_wins(name: str, tflops: float | None) -> None:
+    assert bf16(name) == tflops
+
+
+def test_an_ascend_has_what_its_cores_and_clock_make() -> None:
+    assert bf16("Ascend910B4") == pytest.approx(20 * 1500e6 * 8192 / 1e12)
+    assert bf16("Ascend910B3") == pytest.approx(294.9, abs=0.1)
+    found = peaks.find("Ascend910_9392")
+    assert found is not None
+    int8, memory = found.matrix("int8"), found.of_memory()
+    assert int8 is not None
+    assert int8.rate == pytest.approx(2 * 363.7e12, rel=1e-3)
+    assert memory is not None
+    assert memory.uncertain
+    # The vendor quotes cube and vector together.
+    vector = found.vector("fp16")
+    assert vector is not None
+    assert vector.rate / 1e12 == pytest.approx(48 * 1850e6 * 256 / 1e12)
+    # What the cube does in fp32 is not published: nothing is made up.
+    assert found.matrix("fp32") is None
+
+
+def test_a_recorded_clock_goes_before_the_tables_unless_it_is_of_another_device() -> None:
+    slower = peaks.find("Ascend910B3", mhz=1650)
+    assert slower is not None
+    assert slower.source == "PC Ascend910B3, 1,650 MHz recorded"
+    peak = slower.matrix("fp16")
+    assert peak is not None
+    assert peak.rate == pytest.approx(20 * 1650e6 * 8192)
+    # `Ascend910B` of 900 MHz is an older device; at 1,800 MHz it is one of the 910B series, but
+    # which one is not said.
+    assert peaks.find("Ascend910B", mhz=900) is not None
+    assert peaks.find("Ascend910B", mhz=1800) is None
+
+
+def test_a_slice_of_a_device_has_its_part() -> None:
+    found = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb", units=14, memory_bytes=int(4.75 * 2**30))
+    assert found is not None
+    peak, memory = found.matrix("bf16"), found.of_memory()
+    assert peak is not None
+    assert memory is not None
+    assert peak.rate == pytest.approx(312e12 * 14 / 108)
+    assert memory.rate == pytest.approx(1555e9 / 8)
+    assert "14 of 108 units" in found.source
+    nothing_said = peaks.find("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    assert nothing_said is not None
+    assert nothing_said.matrix("bf16") is None
+
+
+def test_a_device_of_amd_without_its_name_is_known_by_generation_and_memory() -> None:
+    def name(capability: tuple[int, int], gib: float, **more: int) -> str | None:
+        found = peaks.find(
+            "AMD Radeon Graphics", capability=capability, memory_bytes=int(gib * 2**30), **more
+        )
+        return None if found is None else found.name
+
+    assert name((9, 4), 191.5, warp=64) == "MI300X"
+    assert name((9, 4), 255, warp=64) == "MI325X"
+    assert name((9, 0), 64, warp=64, units=104) == "MI250"
+    assert name((9, 0), 64, warp=64, units=110) == "MI250X"
+    # 9.0 is Hopper too, whose warps have 32 threads.
+    assert name((9, 0), 64, warp=32, units=104) is None
+    assert name((9, 4), 100, warp=64) is None
+
+
+def test_types_find_their_unit() -> None:
+    found = peaks.find("NVIDIA A100-SXM4-80GB")
+    assert found is not None
+
+    def rate(peak: peaks.Peak | None) -> float | None:
+        return None if peak is None else peak.rate / 1e12
+
+    assert rate(found.matrix("fp64")) == 19.5
+    assert rate(found.matrix("fp32")) == rate(found.vector("bf16")) == 19.5
+    assert rate(found.matrix("tf32")) == 156
+    assert rate(found.vector("fp64")) == 9.7
+    assert found.matrix("fp8") is None
+    link = found.of_link()
+    assert link is not None
+    assert link.rate == 300e9
+
+
+def test_every_device_of_the_table_says_where_its_figures_are_from() -> None:
+    devices = peaks.all_devices()
+    assert len(devices) > 50
+    for device in devices:
+        assert device.source[:2] in ("DS", "PC", "A "), device
+        assert device.rates or device.cores, device
+
+
+def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(
+        "[tool.uprof.devices.'My GPU']\nbf16 = 100\nmemory = 1000\nsource = 'measured'\n"
+        "[tool.uprof.devices.'Ascend910B4']\nmemory = 1200\n"
+    )
+    assert config.defaults(file, _Nothing()) == {}
+    mine, corrected = peaks.find("Vendor My GPU 32GB"), peaks.find("Ascend910B4")
+    assert mine is not None
+    assert (mine.rates, mine.memory, mine.source) == ({"bf16": 100.0}, 1000.0, "measured")
+    assert corrected is not None
+    memory = corrected.of_memory()
+    assert memory is not None
+    assert (memory.rate, memory.uncertain) == (1.2e12, False)
+    assert corrected.cores == 20
+    assert corrected.source == "PC Ascend910B4, the user"
+
+
+class _Nothing:
+    params = ()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("devices = 3", "[tool.uprof.devices] is not a table of devices"),
+        ("devices.X = 3", '[tool.uprof.devices."X"]: a device\'s figures are a table'),
+        ("devices.X.bf17 = 3", "[tool.uprof.devices.\"X\"] has no figure 'bf17'"),
+        ("devices.X.bf16 = '3'", "[tool.uprof.devices.\"X\"] bf16: '3' is no number above 0"),
+        ("devices.X.bf16 = 0", '[tool.uprof.devices."X"] bf16: 0 is no number above 0'),
+        ("devices.X.bf16 = true", '[tool.uprof.devices."X"] bf16: True is no number above 0'),
+        ("devices.X.memory = nan", '[tool.uprof.devices."X"] memory: nan is no number above 0'),
+        ("devices.X.source = 1", '[tool.uprof.devices."X"] source: 1 is no text'),
+        ("devices.X.uncertain = ['x']", "uncertain: ['x'] is no list of figures"),
+    ],
+)
+def test_a_wrong_entry_is_told_plainly(tmp_path: Path, text: str, complaint: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f"[tool.uprof]\n{text}\n")
+    with pytest.raises(UsageError) as failure:
+        config.defaults(file, _Nothing())
+    assert str(failure.value).startswith(str(file))
+    assert complaint in str(failure.value)

@@ -1,0 +1,77 @@
+"""What was recorded of the inputs of framework operations, as numbers of texts."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read.framework import Framework
+from unified_prof.analysis.read.source import Source
+from unified_prof.arrays.lookup import find
+from unified_prof.store.integers import MISSING
+
+Ints = NDArray[np.int64]
+
+_PLACE = ("start", "thread", "name")
+
+
+def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
+    """Return the string ids of `shapes`, `types`, `strides` and `values` of host ranges.
+
+    MISSING is what was not recorded. torch_npu records no strides and no values.
+    """
+    wanted = (
+        framework.start_ns[ranges],
+        framework.thread[ranges],
+        framework.name_id[ranges],
+    )
+    result = _matched(
+        source,
+        "PYTORCH_API",
+        {"start": "CAST(startNs AS INTEGER)", "thread": "globalTid", "name": "name"},
+        {"shapes": "inputShapes", "types": "inputDtypes"},
+        wanted,
+    )
+    result |= _matched(
+        source,
+        "UPROF_OPERATION_INPUTS",
+        {"start": "startNs", "thread": "globalTid", "name": "name"},
+        {"strides": "inputStrides", "values": "concreteInputs"},
+        wanted,
+    )
+    return result
+
+
+def _matched(
+    source: Source,
+    table: str,
+    place: dict[str, str],
+    columns: dict[str, str],
+    wanted: tuple[Ints, Ints, Ints],
+) -> dict[str, Ints]:
+    """Return columns of a table for places: start, thread and name of a call."""
+    nothing = np.full(len(wanted[0]), MISSING, np.int64)
+    if table not in source.tables or not len(nothing):
+        return dict.fromkeys(columns, nothing)
+    found = source.integers(table, {**place, **columns})
+    # Few begin at the same moment: the number of a moment, then thread and name within it.
+    keys = [np.concatenate((found[name], one)) for name, one in zip(_PLACE, wanted, strict=True)]
+    number = numbered(*keys)
+    rows = len(found["start"])
+    order = np.argsort(number[:rows], kind="stable")
+    row = find(number[:rows][order], number[rows:])
+    at = np.where(row >= 0, order[row], 0) if rows else row
+    return {
+        name: np.where(row >= 0, found[name][at], MISSING) if rows else nothing for name in columns
+    }
+
+
+def numbered(*columns: NDArray[np.integer]) -> Ints:
+    """Return one number for each combination of values of columns, equal for equal ones."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, own = np.unique(column, return_inverse=True)
+        # Both are below the number of rows, whose square stays below 2**63.
+        combined = number * (int(own.max(initial=0)) + 1) + own
+        _, number = np.unique(combined, return_inverse=True)
+    return number.astype(np.int64)
