@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.cluster import partial as partials
@@ -28,6 +29,12 @@ START = 1_763_600_000_000_000_000
 KERNELS = (("MatMul", 200_000), ("Attention", 300_000), ("Norm", 25_000), ("Gelu", 40_000))
 SIZE = 8 << 20
 GRADIENTS = 64 << 20
+VERBS = {
+    "all_reduce": "hcom_allReduce_",
+    "all_to_all": "hcom_alltoallv_",
+    "send": "hcom_send_",
+    "receive": "hcom_receive_",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,14 @@ class Plan:
     """begin of the step, kernels: between two of them, collective: before the one of all."""
     loader: bool = True
     """Whether waiting for input is recorded."""
+    ep: int = 0
+    """So many data parallel ranks have one set of experts; 0: there are none."""
+    hot: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> how many times as many tokens its experts get as those of others in its group."""
+    uneven: float = 0.0
+    """How far the tokens of experts lie apart by nature, each time."""
+    padded: bool = False
+    """Whether all experts are sent as many tokens, filled up with nothing."""
     buckets: int = 1
     """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
     only: Collection[int] | None = None
@@ -109,6 +124,10 @@ class _Simulation:
                 groups[tuple(rank(t, d, p) for d in range(plan.dp))] = "dp"
             for d in range(plan.dp):
                 groups[tuple(rank(t, d, p) for p in range(plan.pp))] = "pp"
+            for first in range(0, plan.dp if plan.ep else 0, plan.ep or 1):
+                for p in range(plan.pp):
+                    members = range(first, first + plan.ep)
+                    groups.setdefault(tuple(rank(t, d, p) for d in members), "ep")
         groups = {ranks: kind for ranks, kind in groups.items() if len(ranks) > 1}
         self.world = tuple(range(plan.world))
         groups.setdefault(self.world, "world")
@@ -166,6 +185,9 @@ class _Simulation:
                         for group in {self.of("tp", rank) for rank in stage} - {None}:
                             assert group is not None
                             self.all_reduce(group, SIZE, blocking=True)
+                        for group, kind in made.groups.items():
+                            if kind == "ep" and group[0] in stage:
+                                self.experts(group)
             ends: dict[int, int] = {}
             if plan.buckets > 1:
                 ends = self.backward()
@@ -252,6 +274,30 @@ class _Simulation:
             self.reduced[rank, ranks] = end
         return {rank: self.made.operations[rank][-1]["end"] for rank in ranks}
 
+    def experts(self, ranks: tuple[int, ...]) -> None:
+        """Send tokens to the experts' ranks, let these work, send back what came of them."""
+        plan = self.plan
+        tokens = np.array([plan.hot.get(rank, 1.0) if self.wrong else 1.0 for rank in ranks])
+        tokens *= np.maximum(self.rng.normal(1, plan.uneven, len(ranks)), 0.1)
+        tokens /= tokens.mean()
+        self.all_to_all(ranks, np.ones(len(ranks)) if plan.padded else tokens)
+        for rank, share in zip(ranks, tokens.tolist(), strict=True):
+            self.work(rank, [("GroupedMatMul", int(400_000 * share))])
+        self.all_to_all(ranks, np.ones(len(ranks)) if plan.padded else tokens)
+
+    def all_to_all(self, ranks: tuple[int, ...], shares: NDArray[np.float64]) -> None:
+        begin = [self.now[rank] for rank in ranks]
+        real = max(begin)
+        move = int(20_000 + SIZE * float(shares.max()) / self.speed(ranks))
+        seq = self.number(ranks, "all_to_all")
+        for rank, start, share in zip(ranks, begin, shares.tolist(), strict=True):
+            end = real + move + int(self.rng.integers(0, 1_000))
+            self.made.wait[rank] += real - start
+            row = {"kind": "all_to_all", "group": ranks, "seq": seq, "start": start, "end": end}
+            row |= {"bytes": int(SIZE * share), "peer": NONE, "move": end - real}
+            self.made.operations[rank].append(row)
+            self.now[rank] = end + 3_000
+
     def transfer(self, source: int, target: int) -> None:
         begin, ready = self.now[source], self.now[target]
         real = max(begin, ready)
@@ -275,7 +321,7 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     shift = START + made.clock[plan.host(rank)]
     rows = sorted(made.operations[rank], key=lambda row: int(row["start"]))
     groups = [group for group in made.groups if rank in group]
-    kinds = ("all_reduce", "receive", "send")
+    kinds = ("all_reduce", "all_to_all", "receive", "send")
     table = np.array(
         [
             (
@@ -355,9 +401,7 @@ def database(made: Made, rank: int, path: Path) -> Path:
         parts: list[tuple[Any, ...]] = []
         for number, row in enumerate(sorted(made.operations[rank], key=lambda r: int(r["start"]))):
             group = row["group"]
-            verb = {"all_reduce": "hcom_allReduce_", "send": "hcom_send_"}.get(
-                row["kind"], "hcom_receive_"
-            )
+            verb = VERBS[row["kind"]]
             own = text(f"{verb}_{number}")
             communicator = text(hidden[group])
             begins, ends_at = row["start"] + shift, row["end"] + shift

@@ -23,7 +23,7 @@ SOME = (3, 4, 5)
 
 
 def true_cost_ms(plan: Plan, made: Made) -> float:
-    healthy = make(replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}))
+    healthy = make(replace(plan, slow={}, slow_links={}, slow_host=None, late={}, stops={}, hot={}))
     return (made.step_ns - healthy.step_ns) / 1e6
 
 
@@ -292,3 +292,36 @@ def test_a_late_rank_of_two() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_recorded_loader_a_healthy_run_is_healthy(seed: int) -> None:
     assert told(Plan(seed=seed, noise=0.05, steps=6, loader=False))[0] == []
+
+
+MOE = Plan(tp=1, dp=8, pp=1, ep=4, steps=4, uneven=0.08)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "plan", [MOE, replace(MOE, pp=2), replace(MOE, ep=8, steps=1), replace(MOE, padded=True)]
+)
+def test_experts_that_differ_by_nature_are_no_fault(plan: Plan, seed: int) -> None:
+    assert told(replace(plan, seed=seed))[0] == []
+
+
+@pytest.mark.parametrize("hot", [{5: 2.0}, {0: 1.6}, {1: 2.0, 5: 2.0}])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_experts_that_get_more_tokens(hot: dict[int, float], padded: bool, pp: int) -> None:
+    plan = replace(MOE, hot=hot, padded=padded, pp=pp)
+    found, made = told(plan)
+    assert [(one.kind, sorted(one.ranks)) for one in found] == [("expert_imbalance", sorted(hot))]
+    share = max(hot.values()) / ((max(hot.values()) + 3) / 4)
+    assert found[0].figures["load"] == pytest.approx(share, rel=0.07)
+    assert found[0].figures["work"] == pytest.approx(share, rel=0.1)
+    assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
+
+
+def test_a_slow_rank_among_experts_is_a_slow_rank() -> None:
+    found, _ = told(replace(MOE, slow={5: 1.3}, batches=4))
+    assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (5,))]
+
+
+def test_experts_that_get_more_now_and_then_are_no_fault() -> None:
+    assert told(replace(MOE, hot={5: 1.8}, steps=8, only=(2, 5)))[0] == []

@@ -27,6 +27,7 @@ from unified_prof.cluster.case import (
     listed,
 )
 from unified_prof.cluster.evidence import slowness_in
+from unified_prof.cluster.experts import EXPERT_IMBALANCE, GENERAL, expert_imbalance
 from unified_prof.cluster.lateness import late_ranks
 from unified_prof.cluster.links import Slow
 from unified_prof.cluster.spread import deviation, farthest
@@ -62,7 +63,17 @@ _IDLE_OF_ALL = 0.05
 def findings(case: Case) -> list[Finding]:
     """Return all findings, the costliest first; none of a healthy run."""
     found = [one for rule in RULES for one in rule(case)]
+    found = [one for one in found if not _is_of_experts(case, one, found)]
     return sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind, one.ranks))
+
+
+def _is_of_experts(case: Case, one: Finding, found: Sequence[Finding]) -> bool:
+    """Say whether a rank's kernels are slower only because its experts have more to do."""
+    if one.kind != SLOW_RANK:
+        return False
+    more = {rank for other in found if other.kind == EXPERT_IMBALANCE for rank in other.ranks}
+    general = case.evidence.general[case.matched.ranks.index(one.ranks[0])]
+    return one.ranks[0] in more and not general > GENERAL
 
 
 def slow_kernels(case: Case) -> Iterator[Finding]:
@@ -334,6 +345,7 @@ RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     idle_between_kernels,
     late_input,
     late_ranks,
+    expert_imbalance,
     slow_links,
 )
 
