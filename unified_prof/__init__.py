@@ -21,10 +21,21 @@ _EXPORTS: dict[str, str] = {
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
     "upgrade": "unified_prof.migrate.upgrade",
+    "what_if": "unified_prof.analysis.asked",
 }
 """Public name -> module that defines it."""
 
-__all__ = ["__version__", "advise", "detect", "diff", "open_report", "profile", "step", "upgrade"]
+__all__ = [
+    "__version__",
+    "advise",
+    "detect",
+    "diff",
+    "open_report",
+    "profile",
+    "step",
+    "upgrade",
+    "what_if",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -44,6 +55,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from unified_prof.analysis.advised import advise
+    from unified_prof.analysis.asked import what_if
     from unified_prof.analysis.compare.compared import diff
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile

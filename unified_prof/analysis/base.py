@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
 from unified_prof.analysis.finding import Advice
@@ -27,6 +27,10 @@ from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
+from unified_prof.errors import UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.explain.supposed import Change, Supposed
 
 
 class OverTime(Protocol):
@@ -105,6 +109,21 @@ class Analysis(ABC):
     def model_use(self) -> tuple[ModelUse, ...]:
         """Return what each device calculated of what it could have, where shapes were recorded."""
         return ()
+
+    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
+        """Return what changes would gain; without any, what is worth one.
+
+        Args:
+            changes: what is to be faster, all at once.
+            top: how many things to try where there is no change.
+
+        Raises:
+            UsageError: nothing of a name was recorded, or the report is no timeline.
+        """
+        raise UsageError(
+            f"{self.path} is no timeline: who waited for whom is not in it",
+            hint="uprof run --report timeline, or uprof import a recording",
+        )
 
     def groups(self) -> dict[str, Group]:
         """Return what is known of the groups that collectives ran in, by what they are called."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,6 +44,9 @@ from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import step_of
 from unified_prof.analysis.ways import way_of
 from unified_prof.errors import UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.explain.supposed import Change, Supposed
 
 
 class MsprofAnalysis(Analysis):
@@ -126,6 +130,12 @@ class MsprofAnalysis(Analysis):
     def advice(self, *, quick: bool = False) -> Advice:
         """Return what could be better, the costliest first."""
         return registry.advise(self.recording, quick=quick)
+
+    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
+        """Return what changes would gain; without any, what is worth one."""
+        from unified_prof.analysis.explain import supposed
+
+        return supposed.suppose(self.recording, changes, top=top)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""

@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "advise",
         "Say what could be better in a run, the costliest first, and what to try.",
     ),
+    "what-if": ("what_if", "Say what a step would gain if something took less time."),
     "trace": (
         "trace",
         "Write the timeline of a report: streams, host calls, who launched whom, counters.",

@@ -32,6 +32,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof advise RUN", "what to do first"),
         ("uprof advise --convert trace.json.gz --json", "of another profiler's recording"),
     ),
+    "what-if": (
+        ("uprof what-if RUN", "what would be worth making faster"),
+        ("uprof what-if RUN --faster aten::mm=2", "one thing twice as fast"),
+        ("uprof what-if RUN --without communication", "nothing to wait for"),
+    ),
     "trace": (
         ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),
         ("uprof trace run.db -o run.json", "for chrome://tracing"),

@@ -218,7 +218,7 @@ def select(recording: Recording, name: str) -> Selection:
     near = get_close_matches(wanted, sorted(_names(recording)), n=3, cutoff=0.4)
     raise UsageError(
         f"nothing in the recording is called {name}",
-        hint=f"near it: {', '.join(near)}" if near else f"or one of {', '.join(CLASSES)}",
+        hint=f"near it: {', '.join(near)}" if near else f"classes are {', '.join(CLASSES)}",
     )
 
 

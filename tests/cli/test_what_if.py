@@ -1,0 +1,127 @@
+"""`uprof what-if`, its formats, and `unified_prof.what_if`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import unified_prof
+from tests.analysis import builders
+from tests.analysis.explain import made
+from tests.analysis.explain.made import Action, Launch, Step, Synchronise
+from unified_prof.cli.app import main
+from unified_prof.errors import UsageError
+
+US = 1_000
+
+
+@pytest.fixture
+def two_steps(tmp_path: Path) -> Path:
+    """Write a recording of two steps of a device that is always behind."""
+    program: list[Action] = []
+    for long in (1, 3):
+        program += [*[Launch("mm_1", long * 100 * US)] * 10, Synchronise(), Step()]
+    return made.write(made.run(program), tmp_path / "msprof_1.db")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["what-if", *words])
+    assert ended.value.code == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def test_text_says_what_a_step_gains(two_steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, str(two_steps), "--faster", "mm_1=2")
+    assert "if            mm_1 is 2 times as fast" in text
+    assert "then          a step gains 1.00 ms of 2.02 ms (49.5 %) and takes 1.02 ms" in text
+    assert "hidden" not in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("0 ", "1 "))]
+    assert rows[0] == ["0", "1.02", "ms", "520", "µs", "500", "µs", "49.0", "%"]
+
+
+def test_what_is_not_all_gained_is_said_to_be_hidden(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program: list[Action] = [*[Launch("mm_1", 10 * US, before_ns=50 * US)] * 10, Step()]
+    path = made.write(made.run(program), tmp_path / "a.db")
+    text = run(capsys, str(path), "--without", "mm_1")
+    assert "mm_1 is gone" in text
+    assert "hidden        what is changed takes 100 µs less" in text
+
+
+def test_without_a_change_it_tries_what_costs_most(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(run(capsys, str(two_steps), "--json"))
+    assert (document["format"], document["version"]) == ("uprof-what-if", 1)
+    (report,) = document["reports"]
+    assert report["after_ns"] is None
+    found = {row["name"]: row for row in report["worth"]}
+    assert found["mm_1"]["gain_ns"] == found["kernel"]["gain_ns"] == 2_000 * US
+    assert found["mm_1"]["on_path_ns"] == 4_000 * US
+    gains = [row["gain_ns"] for row in report["worth"]]
+    assert gains == sorted(gains, reverse=True)
+    assert "twice as fast" in run(capsys, str(two_steps))
+
+
+def test_json_has_every_step_and_what_the_recording_cannot_tell(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(run(capsys, str(two_steps), "--json", "--without", "mm_1"))
+    assert document["changes"] == [{"name": "mm_1", "factor": None}]
+    (report,) = document["reports"]
+    assert [one["step"] for one in report["by_step"]] == ["0", "1"]
+    assert report["gain_ns"] == sum(one["before_ns"] - one["after_ns"] for one in report["by_step"])
+    assert report["gain_per_step_ns"] == report["gain_ns"] / 2
+    assert report["limits"] == []
+
+
+def test_a_file_gets_the_shape_of_its_ending(
+    two_steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(capsys, str(two_steps), "--faster", "kernel=1.5x", "-o", str(tmp_path / "a.json"))
+    document = json.loads((tmp_path / "a.json").read_text("utf-8"))
+    assert document["changes"] == [{"name": "kernel", "factor": 1.5}]
+
+
+def test_a_name_that_nothing_has_is_refused_with_those_near_it(
+    two_steps: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
+    assert "nothing in the recording is called mm_2" in said
+    assert "near it: mm_1" in said
+
+
+@pytest.mark.parametrize("wrong", ["mm_1", "mm_1=", "mm_1=fast", "mm_1=0", "mm_1=-1", "=2"])
+def test_a_change_that_is_none_is_refused(
+    two_steps: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    said = run(capsys, str(two_steps), "--faster", wrong, code=2)
+    assert "expected a name and how many times as fast, such as aten::mm=2" in said
+
+
+def test_a_report_without_a_timeline_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = builders.run_time_report(tmp_path / "run_time.sqlite")
+    assert "is no timeline" in run(capsys, str(path), code=2)
+
+
+def test_an_empty_recording_is_refused(tmp_path: Path) -> None:
+    with builders.Device(tmp_path / "a.db") as device:
+        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B"})
+    with pytest.raises(UsageError, match="neither device work nor host ranges"):
+        unified_prof.what_if(tmp_path / "a.db")
+
+
+def test_programs_ask_by_function(two_steps: Path) -> None:
+    (found,) = unified_prof.what_if(two_steps, faster={"mm_1": 2})
+    assert found.gain is not None
+    assert found.gain.per_step_ns == 1_000 * US
+    (found,) = unified_prof.what_if(two_steps, without=["mm_1"])
+    assert found.gain is not None
+    assert found.gain.per_step_ns > 1_900 * US
