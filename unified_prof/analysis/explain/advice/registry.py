@@ -26,6 +26,10 @@ MODULES = (
     "optimizer",
     "stalls",
     "steps",
+    "occupancy",
+    "memory",
+    "npu",
+    "links",
 )
 
 

@@ -28,8 +28,10 @@ ENOUGH_ALIKE = 3
 moving takes."""
 SMALL_BYTES = 1 << 20
 """Below this a message's time is latency: links of 25 GB/s move a MiB in 40 µs."""
-MANY_SMALL = 0.2
-"""Share of messages, as MindStudio's advisor has it."""
+SMALL_SDMA_BYTES = 16 << 20
+"""The same where an NPU's SDMA moves them, as the advisor has it."""
+MANY_SMALL, FEW_SMALL = 0.2, 10
+"""Share of messages, as MindStudio's advisor has it; and of fewer a step none is many."""
 
 
 class _Talk:
@@ -48,18 +50,18 @@ class _Talk:
     def length(self) -> Ints:
         return self.end - self.start
 
-    def moving_ns(self) -> tuple[int, int]:
-        """Return how long moving takes at most, and of how long communication that is known.
+    def moving_ns(self) -> Ints:
+        """Return how long moving each message takes at most, -1 where that cannot be told.
 
         Of one kind and group a message takes no longer to move than the quickest of those that are
         as large or larger; whatever it takes more it waits.
         """
         size = self.all.size_bytes[self.rows]
+        moving = np.full(len(size), -1, np.int64)
         known = np.flatnonzero(size >= 0)
         place = np.stack([self.all.kind[self.rows], self.all.group[self.rows]])[:, known]
         _, number = np.unique(place, axis=1, return_inverse=True)
         number = number.reshape(-1)
-        moving = total = 0
         for one in range(int(number.max(initial=-1)) + 1):
             own = known[number == one]
             own = own[np.argsort(-size[own], kind="stable")]
@@ -67,9 +69,8 @@ class _Talk:
             # Messages of one size are alike, whatever their order.
             as_large = np.searchsorted(-size[own], -size[own], side="right")
             enough = as_large >= ENOUGH_ALIKE
-            moving += int(least[as_large - 1][enough].sum())
-            total += int(self.length[own][enough].sum())
-        return moving, total
+            moving[own[enough]] = least[as_large - 1][enough]
+        return moving
 
 
 def exposed_communication(case: Case) -> Iterator[Finding]:
@@ -78,7 +79,9 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
     exposed = talk.exposed.total_ns
     if case.share(exposed) < EXPOSED_SHARE:
         return
-    moving, known = talk.moving_ns()
+    each = talk.moving_ns()
+    told = each >= 0
+    moving, known = int(each[told].sum()), int(talk.length[told].sum())
     waits = known > 0 and moving < (1 - WAITING_SHARE) * known
     figures = {
         "exposed_ns": exposed,
@@ -129,23 +132,27 @@ def small_buckets(case: Case) -> Iterator[Finding]:
     """Many messages so small that each costs its latency, not its bytes."""
     talk = _Talk(case)
     size = talk.all.size_bytes[talk.rows]
-    small = (size >= 0) & (size < SMALL_BYTES)
-    large = size >= SMALL_BYTES
-    if not large.any() or small.sum() <= MANY_SMALL * len(size):
+    least = SMALL_SDMA_BYTES if _by_sdma(case) else SMALL_BYTES
+    small = (size >= 0) & (size < least)
+    large = size >= least
+    few = small.sum() <= MANY_SMALL * len(size) or small.sum() < FEW_SMALL * case.step_count
+    if few or not large.any():
         return
     alone = intervals.intersect(
         intervals.merge(talk.start[small], talk.end[small]), talk.exposed
     ).total_ns
     rate = float(np.median(size[large] / np.maximum(talk.length[large], 1)))
-    cost = alone - float(size[small].sum()) / rate
-    if case.share(alone) < WARN_SHARE or cost <= 0:
+    # What a message takes more than moving it does is waiting: larger ones would wait as well.
+    each = talk.moving_ns()[small]
+    moving = int(np.where(each >= 0, each, talk.length[small]).sum())
+    cost = min(alone, moving) - float(size[small].sum()) / rate
+    if case.share(cost) < WARN_SHARE:
         return
     yield case.finding(
         SMALL_BUCKETS,
         cost,
-        f"{int(small.sum()):,} of {len(size):,} messages are smaller than 1 MiB and stand alone "
-        f"{percent(case.share(alone))} of the time; in large ones the bytes would move at "
-        f"{rate:.1f} GB/s",
+        f"{int(small.sum()):,} of {len(size):,} messages are smaller than {least >> 20} MiB and "
+        f"stand alone {percent(case.share(alone))} of the time; large ones move at {rate:.1f} GB/s",
         advice="send more at once: larger buckets, one flat buffer, fewer and later reductions",
         sure="likely",
         figures={
@@ -157,6 +164,15 @@ def small_buckets(case: Case) -> Iterator[Finding]:
         },
         evidence=_kinds(talk, small),
     )
+
+
+def _by_sdma(case: Case) -> bool:
+    """Tell whether SDMA moves data between devices; else RDMA or a GPU's links do."""
+    found = case.recording.source.integers(
+        "COMMUNICATION_TASK_INFO", {"transport": "transportType", "link": "linkType"}
+    )
+    away = (found["link"] != 0) & np.isin(found["transport"], (0, 1))
+    return bool(away.any()) and bool((found["transport"][away] == 0).all())
 
 
 def _kinds(talk: _Talk, chosen: NDArray[np.bool_] | None = None) -> list[Evidence]:

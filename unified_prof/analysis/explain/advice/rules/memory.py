@@ -1,0 +1,209 @@
+"""Memory of the device: near its limit, in pieces, or asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unified_prof.analysis.explain.advice import rule
+from unified_prof.analysis.explain.advice.case import ROWS, Case, Ints, percent, times
+from unified_prof.analysis.explain.advice.rule import Rule
+from unified_prof.analysis.finding import Evidence, Finding
+from unified_prof.analysis.read.counters import MAX_BYTES, TORCH
+from unified_prof.analysis.read.tasks import codes
+from unified_prof.arrays import intervals
+
+MEMORY_PRESSURE = "memory_pressure"
+MEMORY_FRAGMENTATION = "memory_fragmentation"
+ALLOCATION_RETRIES = "allocation_retries"
+
+PRESSURE = 0.92
+"""Of the device's memory; TraceML warns from here."""
+VARIES_SHARE = 0.05
+"""A server fills the memory on purpose, and then nothing of it varies."""
+TIMES_ALLOCATED, RESERVED_SHARE = 2.0, 0.30
+"""TraceML: twice what is in use is held, and that is 30 % of the device's memory."""
+FEW_LINES, MOST_OF_PEAK = 3, 0.5
+"""So few lines with so much of the peak are where to begin."""
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Memory:
+    """States of torch's allocator on one device, in order of time."""
+
+    at_ns: Ints
+    allocated: Ints
+    reserved: Ints
+
+
+def _memory(case: Case) -> _Memory:
+    found = case.recording.source.integers(
+        "MEMORY_RECORD",
+        {
+            "component": "component",
+            "at": "timestamp",
+            "allocated": "coalesce(totalAllocated, 0)",
+            "reserved": "coalesce(totalReserved, 0)",
+            "device": "coalesce(deviceId, -1)",
+        },
+    )
+    ids, number = codes(found["component"])
+    torch = np.array([text == TORCH for text in case.recording.strings.texts(ids)] or [False])
+    good = torch[number] if len(ids) else np.zeros(0, bool)
+    if case.number is not None:
+        good &= found["device"] == case.number
+    for name in ("allocated", "reserved"):
+        good &= (found[name] >= 0) & (found[name] < MAX_BYTES)
+    rows = np.flatnonzero(good)
+    rows = rows[np.argsort(found["at"][rows], kind="stable")]
+    return _Memory(found["at"][rows], found["allocated"][rows], found["reserved"][rows])
+
+
+def _whole(case: Case) -> int | None:
+    """Return the memory of the device in bytes, None if nobody recorded it."""
+    if "UPROF_GPU_DEVICES" not in case.recording.source.tables:
+        return None
+    told = "CASE name WHEN 'totalGlobalMem' THEN CAST(value AS INTEGER) ELSE 0 END"
+    found = case.recording.source.integers(
+        "UPROF_GPU_DEVICES", {"device": "deviceId", "bytes": told}
+    )
+    sizes = found["bytes"][(found["bytes"] > 0) & (found["bytes"] < MAX_BYTES)]
+    if case.number is not None:
+        mine = (found["bytes"] > 0) & (found["device"] == case.number)
+        sizes = found["bytes"][mine]
+    return int(sizes[0]) if len(sizes) else None
+
+
+def memory_pressure(case: Case) -> Iterator[Finding]:
+    """A device whose memory is nearly full, and the lines that hold most of it then."""
+    memory, whole = _memory(case), _whole(case)
+    assert whole is not None
+    if not len(memory.at_ns):
+        return
+    held = np.maximum(memory.reserved, memory.allocated)
+    peak = int(held.max())
+    varies = int(memory.allocated.max() - memory.allocated.min())
+    if peak < PRESSURE * whole or varies < VARIES_SHARE * whole:
+        return
+    rows = _lines(case, int(memory.at_ns[int(memory.allocated.argmax())]))
+    most = sum(row["total_bytes"] for row in rows[:FEW_LINES]) / max(int(memory.allocated.max()), 1)
+    lines = "1 line holds" if len(rows) == 1 else f"{len(rows[:FEW_LINES])} lines hold"
+    where = f"; {lines} {percent(most)} of it" if most >= MOST_OF_PEAK else ""
+    yield case.finding(
+        MEMORY_PRESSURE,
+        0,
+        f"torch holds {peak / _GIB:.1f} of {whole / _GIB:.1f} GiB of the device at its peak{where}",
+        advice="a smaller batch, activation checkpointing around these lines, or a lower "
+        "precision: a little more, and allocations are retried or fail",
+        sure="certain",
+        figures={"peak_bytes": peak, "memory_bytes": whole, "share": round(peak / whole, 4)},
+        evidence=rows,
+    )
+
+
+def _lines(case: Case, at_ns: int) -> list[Evidence]:
+    """Return which lines had asked for the memory that was in use at a moment."""
+    framework = case.recording.framework
+    found = case.recording.source.integers(
+        "OP_MEMORY",
+        {"name": "name", "size": "size", "at": "allocationTime", "until": "releaseTime"},
+    )
+    alive = (found["at"] > 0) & (found["at"] <= at_ns) & (found["size"] > 0)
+    alive &= (found["until"] <= 0) | (found["until"] > at_ns)
+    if framework is None or not alive.any():
+        return []
+    names = [case.recording.strings.get(one) or "" for one in found["name"][alive].tolist()]
+    calls = framework.calls_at(names, found["at"][alive])
+    stacks, number = framework.stacks(calls)
+    sums: dict[str, list[int]] = {}
+    for stack, size in zip(number.tolist(), found["size"][alive].tolist(), strict=True):
+        frames = stacks[stack]
+        if frames is not None:
+            own = sums.setdefault(frames.rpartition("\n")[2], [0, 0])
+            own[0] += 1
+            own[1] += size
+    heaviest = sorted(sums.items(), key=lambda item: -item[1][1])[:ROWS]
+    return [
+        {"name": line, "line": line, "count": count, "total_bytes": size}
+        for line, (count, size) in heaviest
+    ]
+
+
+def memory_fragmentation(case: Case) -> Iterator[Finding]:
+    """Memory that the allocator holds and nobody uses."""
+    memory, whole = _memory(case), _whole(case)
+    assert whole is not None
+    if not len(memory.at_ns) or not memory.allocated.any():
+        return
+    held, used = int(memory.reserved.max()), int(memory.allocated.max())
+    if held < TIMES_ALLOCATED * used or held < RESERVED_SHARE * whole:
+        return
+    yield case.finding(
+        MEMORY_FRAGMENTATION,
+        0,
+        f"torch holds {held / _GIB:.1f} GiB and never uses more than {used / _GIB:.1f} of them",
+        advice="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF), shapes "
+        "that do not change; the rest cannot be used by anybody else",
+        sure="certain",
+        figures={"reserved_bytes": held, "allocated_bytes": used, "memory_bytes": whole},
+    )
+
+
+def allocation_retries(case: Case) -> Iterator[Finding]:
+    """Memory that was refused: what the cache holds is freed, and asked for again."""
+    calls = case.recording.host_calls
+    ids, number = codes(calls.name)
+    texts = [text or "" for text in case.recording.strings.texts(ids)]
+    kind = np.array([_retrying(text) for text in texts] or [0])[number]
+    launching = calls.launching(case.recording.work.connection[case.pieces.row])
+    kind[launching[launching >= 0]] = _LAUNCH
+    order = np.lexsort((calls.start_ns, calls.thread))
+    order = order[(kind[order] > 0) & case.inside(calls.start_ns[order])]
+    begins, ends = [], []
+    state, begin = 0, 0
+    for row in order.tolist():
+        if kind[row] == _MALLOC and state == _FREE:
+            begins.append(begin)
+            ends.append(int(calls.end_ns[row]))
+        if kind[row] == _MALLOC:
+            begin = int(calls.start_ns[row])
+        state = _FREE if kind[row] == _FREE and state in (_MALLOC, _FREE) else int(kind[row])
+    if not begins or not case.steps:
+        return
+    retries = case.within(np.array(begins, np.int64), np.array(ends, np.int64))
+    cost = intervals.intersect(retries, case.idle_time).total_ns
+    yield case.finding(
+        ALLOCATION_RETRIES,
+        cost,
+        f"memory is refused {times(len(begins))} in the steps: the allocator gives its cache back "
+        "and asks again",
+        advice="leave some memory: a smaller batch, activation checkpointing, "
+        "expandable_segments:True",
+        sure="likely",
+        figures={"retries": len(begins), "idle_ns": cost},
+    )
+
+
+_MALLOC, _FREE, _LAUNCH = 1, 2, 3
+
+
+def _retrying(name: str) -> int:
+    if name in ("cudaMalloc", "hipMalloc") or name.startswith("aclrtMallocAlign"):
+        return _MALLOC
+    return _FREE if name in ("cudaFree", "hipFree", "aclrtFree") else 0
+
+
+def _size(case: Case) -> str | None:
+    if "MEMORY_RECORD" not in case.recording.source.tables:
+        return "no memory use was recorded (torch.profiler needs profile_memory)"
+    return None if _whole(case) else "how much memory the device has was not recorded"
+
+
+RULES = (
+    Rule(MEMORY_PRESSURE, memory_pressure, rule.both(rule.device, _size)),
+    Rule(MEMORY_FRAGMENTATION, memory_fragmentation, rule.both(rule.device, _size)),
+    Rule(ALLOCATION_RETRIES, allocation_retries, rule.host, cheap=False),
+)
