@@ -260,7 +260,10 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
     edges = np.searchsorted(table.column("part").to_numpy(), np.arange(len(PARTS) + 1)).tolist()
     return {
         part: {
-            name: table.column(name).slice(begin, end - begin).to_numpy().astype(np.int64)
+            name: table.column(name)
+            .slice(begin, end - begin)
+            .to_numpy()
+            .astype(np.int64, copy=False)
             for name in columns
         }
         for (part, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.collective_kinds import POINT_TO_POINT
+from unified_prof.arrays.ordering import stable_order
 from unified_prof.arrays.runs import Runs
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.partial import NONE, Columns
@@ -113,7 +114,7 @@ def _keyed(
     peer = np.searchsorted(ranks, table["peer"])
     peer = np.where(np.append(ranks, NONE)[peer] == table["peer"], peer, NONE)
     sequence = np.where(transfer, -2 - peer, group) * len(matched.kinds) + kind
-    order = np.argsort(sequence, kind="stable")
+    order = stable_order(sequence)
     runs = Runs(sequence[order])
     for start, size in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
         rows = order[start : start + size]
