@@ -129,6 +129,57 @@ def test_a_folder_is_looked_through_for_left_overs_once(
     assert looked.count(Path(target) / "partials") == 1
 
 
+opened: list[tuple[str, str]] | None = None
+
+
+def _listen(event: str, arguments: tuple[Any, ...]) -> None:
+    if opened is not None and event in ("open", "sqlite3.connect"):
+        opened.append((event, str(arguments[0])))
+
+
+def test_a_call_with_nothing_new_opens_neither_recordings_nor_partials(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build([str(run)], target)
+    sys.addaudithook(_listen)  # stays until the process ends
+    monkeypatch.setattr(sys.modules[__name__], "opened", [])
+    monkeypatch.setattr(Folder, "read", lambda *_: pytest.fail("a partial is read"))
+    assert build([str(run)], target).already
+    assert opened is not None
+    files = [name for _, name in opened]
+    assert not [name for name in files if name.startswith(str(run))]
+    databases = [name for event, name in opened if event == "sqlite3.connect"]
+    assert {name.partition("?")[0] for name in databases if ":memory:" not in name} == {
+        (Path(target) / "cluster.sqlite").as_uri()
+    }
+    # Of each partial the last four bytes.
+    names = [Path(name).name for name in files if "/partials/" in name]
+    assert sorted(names) == sorted(partials(target))
+
+
+@pytest.mark.slow
+def test_a_call_with_nothing_new_imports_nothing_that_reads(run: Path, target: str) -> None:
+    script = (
+        "import sys; from unified_prof.pipeline.cluster import build;"
+        "outcome = build(sys.argv[1:2], sys.argv[2], jobs=1);"
+        "print(outcome.already, *sorted(sys.modules))"
+    )
+    words = [sys.executable, "-c", script, str(run), target]
+    said = [
+        subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+        for _ in range(2)
+    ]
+    assert [words[0] for words in said] == ["False", "True"]
+    heavy = {
+        "pyarrow",
+        "unified_prof.cluster.rank_map",
+        "unified_prof.cluster.summary",
+        "unified_prof.cluster.walk",
+    }
+    assert heavy <= set(said[0])
+    assert heavy & set(said[1]) == set()
+
+
 def fields(outcome: Any) -> dict[str, Any]:
     return {name: getattr(outcome, name) for name in outcome.__slots__}
 

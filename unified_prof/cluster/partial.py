@@ -47,6 +47,9 @@ KERNELS = ("step", "name", "module", "n", "total", "min", "max")
 LINKS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
 """Parts of collectives from rank to rank; the rates are bytes/s."""
 
+OPERATIONS_IN_MEMORY = 4_000_000
+"""Of all ranks; of a run with more the first steps are held."""
+
 _ROWS_OF_THEIR_OWN = 4096
 
 PARTS: Mapping[str, tuple[str, ...]] = {

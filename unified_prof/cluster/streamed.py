@@ -26,8 +26,6 @@ Row = tuple[Any, ...]
 Key = tuple[int, int]
 """Of events: (group, kind), of transfers (-1 - source, target); all by number in `Matched`."""
 
-OPERATIONS_IN_MEMORY = 4_000_000
-"""Of all ranks; of a run with more the first steps are held."""
 COLUMNS = ("group", "kind", "seq", "start", "end", "bytes", "peer", "move", "step", "covered")
 
 _ENDLESS = np.iinfo(np.int64).max

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.inputs import Unread, Where
-from unified_prof.cluster.partial import Columns, Partial
+from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Columns, Partial
 from unified_prof.cluster.stored import FILE_NAME, PARTIALS
-from unified_prof.cluster.streamed import OPERATIONS_IN_MEMORY
-from unified_prof.cluster.summary import Summary, summarise
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.models.catalogue import CLUSTER
 from unified_prof.pipeline import executors
@@ -31,6 +30,9 @@ from unified_prof.store.detect import detect
 from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.reader import open_report
 from unified_prof.version import VERSION
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.summary import Summary
 
 _MADE_OF = "made_of"
 """Fact of UPROF_RUN: tells whether a summary is of these very partials."""
@@ -329,6 +331,8 @@ def _summary(
         for one in found
         if one.rank is not None and one.why is None
     }
+    from unified_prof.cluster.summary import summarise  # not needed where there is nothing new
+
     until = [one.until for one in read if one.until is not None]
     if not until:
         return summarise(read, where, unread)

@@ -175,14 +175,18 @@ def _found(
     if not path.is_dir():
         yield from _of_file(path, asked=asked)
         return
-    source = sources.surely(path)
-    if source is not None or path.name.endswith("_ascend_pt"):
-        if (made := _made_in(path)) is not None:
-            yield Local(made)
-            return
-        if source is not None:
-            yield Local(path, source)
-            return
+    # What such a folder is, of which there may be thousands, is not asked where it is nothing new.
+    named = path.name.endswith("_ascend_pt")
+    source = None
+    if not named or (made := _made_in(path)) is None:
+        source = sources.surely(path)
+        made = _made_in(path) if source is not None and not named else None
+    if made is not None:
+        yield Local(made)
+        return
+    if source is not None:
+        yield Local(path, source)
+        return
     if not depth:
         return
     if asked:

@@ -15,9 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import Partial
-from unified_prof.cluster.rank_map import partials_of
-from unified_prof.cluster.streamed import OPERATIONS_IN_MEMORY
+from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Crew, Failure, each
@@ -242,6 +240,13 @@ def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) 
         if local.source is None and _is_of_others(database, named=one.likely_rank is not None):
             raise _NoRank from None
         raise
+
+
+def partials_of(database: Path, rank: int | None = None) -> list[Partial]:
+    """Return the partials of a database; what reads it is imported by whoever has one to read."""
+    from unified_prof.cluster import rank_map
+
+    return rank_map.partials_of(database, rank)
 
 
 def _told_or_named(database: Path, one: Input) -> list[Partial]:
