@@ -7,6 +7,8 @@ columns); each one says whose value it is. Released migrations spell their own.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 NOT_AVAILABLE = "N/A"
 """A text that is not known: names, tensors, attributes. The exporter's, kept as a text like any."""
 
@@ -77,6 +79,7 @@ API_NAMES = {API_OPERATION: "op", API_QUEUE: "queue", API_PYTHON: "trace", API_M
 """What torch_npu calls them in ENUM_API_TYPE."""
 
 
+@lru_cache(maxsize=4096)  # ranks of one run name the same groups
 def group_hash(group: str) -> int:
     """Return the number that msprof writes for a communication group: two 32-bit hashes in a row.
 

@@ -12,6 +12,7 @@ from unified_prof import open_report
 from unified_prof.migrate.create import create
 from unified_prof.models.catalogue import MSPROF, REVISIONS
 from unified_prof.store import shape as shapes
+from unified_prof.store.fingerprint import read_facts
 from unified_prof.store.shape import shape
 from unified_prof.store.sql import Declared, declared
 
@@ -96,3 +97,21 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute(f"CREATE TABLE long (id INTEGER /* {'x' * (1 << 18)} */)")
         assert shape(db) is not shape(db)
+
+
+def test_contents_that_tell_revisions_apart_are_read_of_every_file(tmp_path: Path) -> None:
+    """The same statements, other rows in an enum table: another revision."""
+    newest = made(tmp_path / "newest.db")
+    with open_report(newest) as report:
+        assert report.revision == NEWEST
+        wanted = report.detection
+    odd = made(tmp_path / "odd.db", "DELETE FROM META_DATA", "DELETE FROM ENUM_API_TYPE")
+    for path in (odd, newest, odd):
+        with open_report(path) as report:
+            assert (report.detection.recognised_by == wanted.recognised_by) == (path == newest)
+            assert report.revision in REVISIONS[MSPROF]
+    many = made(tmp_path / "many.db", *(f"CREATE TABLE ENUM_{n} (id, name)" for n in range(120)))
+    with closing(sqlite3.connect(many)) as db:
+        db.execute("INSERT INTO ENUM_119 VALUES (7, 'it'), ('no number', 'x'), (NULL, 'y')")
+        facts = read_facts(db)
+    assert (facts.enums["ENUM_119"], facts.enums["ENUM_0"]) == ({7: "it"}, {})

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from unified_prof.models import catalogue
-from unified_prof.store.shape import shape
+from unified_prof.store.shape import Shape, shape
 from unified_prof.store.sql import quoted
 
 PREHISTORY_TABLES = frozenset(
     {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
 )
 """Tables that only exporters before the first revision wrote."""
+
+
+_ENUMS_AT_ONCE = 50
+_KEPT = 8
+_MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,9 @@ class Facts:
 
     user_version: int
 
+    matches: dict[tuple[object, ...], Match] = field(default_factory=dict, compare=False)
+    """What `match` said of files with the same tables and enums."""
+
     def has(self, table: str, *columns: str) -> bool:
         """Say whether the table is there with all these columns."""
         return table in self.tables and all(c in self.tables[table] for c in columns)
@@ -61,14 +69,16 @@ def read_facts(db: sqlite3.Connection) -> Facts:
     """Collect the facts; the cost does not grow with the number of recorded rows."""
     schema = shape(db)
     tables = schema.types
+    known = _known(db, schema)
     return Facts(
         tables=tables,
         not_tables=schema.not_tables,
         keys=schema.keys,
-        enums={t: _enum(db, t) for t, c in tables.items() if _is_enum(t, c)},
+        enums=known.enums,
         meta=_meta(db) if {"name", "value"} <= set(tables.get("META_DATA", ())) else (),
         run=_run(db) if {"name", "value"} <= set(tables.get("UPROF_RUN", ())) else {},
         user_version=int(db.execute("PRAGMA user_version").fetchone()[0]),
+        matches=known.matches,
     )
 
 
@@ -76,10 +86,35 @@ def _is_enum(table: str, columns: Mapping[str, str]) -> bool:
     return table.startswith("ENUM_") and {"id", "name"} <= set(columns)
 
 
-def _enum(db: sqlite3.Connection, table: str) -> dict[int, str]:
-    # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
-    rows = db.execute(f"SELECT id, name FROM {quoted(table)} LIMIT 1000")
-    return {number: str(name) for number, name in rows if isinstance(number, int)}
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is the same in all files of a schema with the same enums."""
+
+    enums: dict[str, dict[int, str]]
+    matches: dict[tuple[object, ...], Match] = field(default_factory=dict)
+
+
+def _known(db: sqlite3.Connection, schema: Shape) -> _Known:
+    names = [table for table, columns in schema.types.items() if _is_enum(table, columns)]
+    rows: list[tuple[object, ...]] = []
+    for begin in range(0, len(names), _ENUMS_AT_ONCE):
+        # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
+        parts = (
+            f"SELECT {begin + at}, id, name FROM (SELECT id, name FROM {quoted(table)} LIMIT 1000)"
+            for at, table in enumerate(names[begin : begin + _ENUMS_AT_ONCE])
+        )
+        rows += db.execute(" UNION ALL ".join(parts)).fetchall()
+    key = tuple(rows)
+    found = schema.contents.get(key)
+    if not isinstance(found, _Known):
+        enums: dict[str, dict[int, str]] = {name: {} for name in names}
+        for at, number, name in rows:
+            if isinstance(number, int) and isinstance(at, int):
+                enums[names[at]][number] = str(name)
+        found = _Known(enums)
+        if len(schema.contents) < _KEPT and len(rows) < _MOST_ROWS:
+            schema.contents[key] = found
+    return found
 
 
 def _meta(db: sqlite3.Connection) -> tuple[tuple[str, str], ...]:
@@ -203,6 +238,16 @@ def match(facts: Facts, *, trust_version: bool = True) -> Match:
         facts: what the file holds.
         trust_version: whether META_DATA's version counts as a sign.
     """
+    key = (trust_version, facts.meta)
+    found = facts.matches.get(key)
+    if found is None:
+        found = _matched(facts, trust_version=trust_version)
+        if len(facts.matches) < _KEPT:
+            facts.matches[key] = found
+    return found
+
+
+def _matched(facts: Facts, *, trust_version: bool) -> Match:
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
     newer: list[tuple[str, ...]] = []
     newest = ""

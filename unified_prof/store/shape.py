@@ -42,6 +42,9 @@ class Shape:
     not_tables: tuple[str, ...]
     """Views and virtual tables."""
 
+    contents: dict[tuple[object, ...], object] = field(default_factory=dict)
+    """Contents of small tables -> what was derived of them and the schema (`fingerprint`)."""
+
     views: dict[tuple[str, frozenset[str] | None], list[str]] = field(default_factory=dict)
     """Family and the tables that were asked for -> SQL of what gives them their newest shape."""
 
