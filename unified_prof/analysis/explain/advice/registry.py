@@ -30,6 +30,7 @@ MODULES = (
     "memory",
     "npu",
     "links",
+    "hardware",
 )
 
 

@@ -19,8 +19,9 @@ from unified_prof.analysis.explain.advice.case import (
     milliseconds,
     percent,
 )
-from unified_prof.analysis.explain.advice.chips import chip_of
 from unified_prof.analysis.explain.advice.rule import Rule
+from unified_prof.analysis.explain.roofline import of_recording, peaks
+from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
@@ -42,6 +43,9 @@ BUSY_PIPE = 0.8
 """A pipe that is busy for less of a task does not bound it; the advisor's."""
 _PARTS = 1_000_000
 
+_OF_TWO = "Ascend910B"
+"""A name of two generations, which only a clock tells apart."""
+_NAMED = re.compile(r"\((.*)\)$")
 _AI_CPU = re.compile(r"ai_?cpu", re.IGNORECASE)
 _VECTOR = re.compile(r"vector|aiv", re.IGNORECASE)
 _RATIO = re.compile(
@@ -84,8 +88,9 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
         return
     order = np.argsort(at, kind="stable")
     at, mhz = at[order], mhz[order]
-    chip = chip_of(case)
-    highest = max(int(mhz.max()), 0 if chip is None else chip.mhz)
+    chip = _chip_of(case)
+    own = None if chip is None else chip.mhz
+    highest = max(int(mhz.max()), int(own or 0))
     rows = np.flatnonzero(_computing(case))
     if not len(rows):
         return
@@ -98,13 +103,13 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
     if mean < DROP_SHARE or not cost:
         return
     usual = float((during * length).sum() / length.sum())
-    known = "the highest of this chip" if chip is not None else "the highest of this recording"
+    known = "the highest of this chip" if own else "the highest of this recording"
     yield case.finding(
         FREQUENCY_DROP,
         cost,
         f"the AI cores compute at {usual:,.0f} MHz on average, {highest:,} MHz is {known}",
         advice="look at temperature, power limit and neighbours of this device (npu-smi info)",
-        sure="certain" if chip is not None else "likely",
+        sure="certain" if own else "likely",
         figures={"mean_mhz": round(usual), "highest_mhz": highest, "lost_share": round(mean, 4)},
         evidence=case.rows(rows, (lost * length).astype(np.int64)),
     )
@@ -135,8 +140,7 @@ def _info(case: Case) -> tuple[Ints, Ints]:
 
 def idle_cores(case: Case) -> Iterator[Finding]:
     """Kernels whose blocks do not fill the cores: some of them have nothing to do."""
-    chip = chip_of(case)
-    assert chip is not None
+    cubes, vectors = _cores(case)
     rows, info = _info(case)
     columns = case.recording.source.integers(
         "COMPUTE_TASK_INFO", {"blocks": "blockNum", "type": "taskType"}
@@ -146,7 +150,7 @@ def idle_cores(case: Case) -> Iterator[Finding]:
     texts = [text or "" for text in case.recording.strings.texts(ids.tolist())]
     vector = np.array([bool(_VECTOR.search(text)) for text in [*texts, ""]])[number]
     of_cores = np.array(["AI_CPU" not in text for text in [*texts, ""]])[number]
-    cores = np.where(vector, chip.vectors, chip.cubes)
+    cores = np.where(vector, vectors, cubes)
     rounds = np.maximum(-(-blocks // cores), 1)
     idle = np.where((blocks > 0) & of_cores, 1 - blocks / (cores * rounds), 0.0)
     rows, idle = rows[idle >= TAIL_SHARE], idle[idle >= TAIL_SHARE]
@@ -157,11 +161,11 @@ def idle_cores(case: Case) -> Iterator[Finding]:
     yield case.finding(
         IDLE_CORES,
         cost,
-        f"{len(rows):,} kernels leave cores idle: their blocks do not fill {chip.cubes} cube and "
-        f"{chip.vectors} vector cores",
+        f"{len(rows):,} kernels leave cores idle: their blocks do not fill {cubes} cube and "
+        f"{vectors} vector cores",
         advice="choose sizes (batch, heads, hidden) that divide among the cores, or tune tilings",
         sure="possible",
-        figures={"kernels": len(rows), "cubes": chip.cubes, "vectors": chip.vectors},
+        figures={"kernels": len(rows), "cubes": cubes, "vectors": vectors},
         evidence=case.rows(rows, lost.astype(np.int64)),
     )
 
@@ -206,6 +210,24 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
     )
 
 
+def _chip_of(case: Case) -> Device | None:
+    """Return what the table of devices says of this one, not what was recorded of it."""
+    named = _NAMED.search(case.device or "")
+    if named is None or of_recording.known_devices(case.recording)[case.device or ""] is None:
+        return None  # its clock is of another chip than its name
+    if named[1] == _OF_TWO and "AICORE_FREQ" not in case.recording.source.tables:
+        return None
+    return peaks.find(named[1])
+
+
+def _cores(case: Case) -> tuple[int, int]:
+    """Return how many cube and vector cores a chip has, 0 where that is not known."""
+    chip = _chip_of(case)
+    if chip is None or chip.cores is None:
+        return 0, 0
+    return int(chip.cores), int(chip.vector_cores or chip.cores)
+
+
 def _is_npu(case: Case) -> str | None:
     if "UPROF_GPU_TASKS" in case.recording.source.tables:
         return "it is of a GPU: AI CPUs, cores and pipes are an NPU's"
@@ -214,7 +236,7 @@ def _is_npu(case: Case) -> str | None:
 
 def _chip(case: Case) -> str | None:
     named = "how many cores it has is not known (its name in NPU_INFO)"
-    return None if chip_of(case) is not None else f"{case.device}: {named}"
+    return None if _cores(case)[0] else f"{case.device}: {named}"
 
 
 RULES = (
