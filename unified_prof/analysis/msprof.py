@@ -123,7 +123,7 @@ class MsprofAnalysis(Analysis):
         """Return what each device calculated of what it could have."""
         from unified_prof.analysis.explain.roofline import of_recording
 
-        if not of_recording.offered(self.recording):
+        if not of_recording.quick(self.recording) or not of_recording.offered(self.recording):
             return ()
         return of_recording.of(self.recording).use
 
@@ -223,7 +223,9 @@ class MsprofAnalysis(Analysis):
 
     @cached_property
     def _available(self) -> tuple[By, ...]:
-        return tuple(self._offered(kind for kind in KINDS.values() if not kind.when_asked))
+        usual = [kind for kind in KINDS.values() if not kind.when_asked]
+        found = self._offered(usual)
+        return tuple(by for by in found if way_of(KINDS[by]).quick(self.recording))
 
     def _offered(self, kinds: Iterable[Kind]) -> list[By]:
         return [kind.by for kind in kinds if way_of(kind).offered(self.recording)]

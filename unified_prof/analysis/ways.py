@@ -19,6 +19,8 @@ class Way:
     offered: Callable[[Recording], bool]
     """Whether the recording has what it needs; asked of every report, so it is cheap."""
     made: Callable[[Recording], Breakdown]
+    quick: Callable[[Recording], bool] = lambda _: True
+    """Whether it costs so little that reports have it that do not ask for it by name."""
 
 
 def way_of(kind: Kind) -> Way:

@@ -70,8 +70,26 @@ def numbered(*columns: NDArray[np.integer]) -> Ints:
     """Return one number for each combination of values of columns, equal for equal ones."""
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        _, own = np.unique(column, return_inverse=True)
+        if len(column) and (column == column[0]).all():
+            continue
+        own, many = _dense(column)
         # Both are below the number of rows, whose square stays below 2**63.
-        combined = number * (int(own.max(initial=0)) + 1) + own
-        _, number = np.unique(combined, return_inverse=True)
-    return number.astype(np.int64)
+        number, _ = _dense(number * many + own)
+    return number
+
+
+def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
+    """Return the values by their rank among the distinct ones, and how many these are."""
+    if not len(values):
+        return np.zeros(0, np.int64), 0
+    known = values[values != MISSING]
+    least, most = int(known.min(initial=0)), int(known.max(initial=0))
+    if most - least < max(1 << 16, 4 * len(values)):
+        # Small numbers, as ids of strings are, need no sorting; 0 is what is not known.
+        least, shifted = least - 1, np.where(values != MISSING, values - (least - 1), 0)
+        used = np.zeros(most - least + 1, bool)
+        used[shifted] = True
+        ranks = np.cumsum(used, dtype=np.int64) - 1
+        return ranks[shifted], int(ranks[-1]) + 1
+    distinct, number = np.unique(values, return_inverse=True)
+    return number.astype(np.int64), len(distinct)

@@ -325,3 +325,16 @@ def test_a_recording_without_shapes_has_no_roofline(tmp_path: Path) -> None:
         device.task(0, 100, kernel=("gemm", "gemm"))
     result = CliRunner().invoke(app, ["report", str(tmp_path / "a.db"), "--by", "roofline"])
     assert "record_shapes" in str(result.exception)
+
+
+def test_of_millions_of_tasks_a_report_has_it_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = gpu(tmp_path / "a.db")
+    monkeypatch.setattr(of_recording, "QUICK_TASKS", 2)
+    document = json.loads(CliRunner().invoke(app, ["report", str(path), "--format", "json"]).output)
+    (report,) = document["reports"]
+    assert "roofline" not in report["breakdowns"]
+    assert report["model_use"] == []
+    asked = CliRunner().invoke(app, ["report", str(path), "--by", "roofline"])
+    assert "aten::mm [1024,4096]" in asked.output

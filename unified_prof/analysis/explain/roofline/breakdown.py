@@ -64,4 +64,4 @@ def _mark(uncertain: bool) -> str:
     return " (uncertain)" if uncertain else ""
 
 
-WAYS = {"roofline": Way(of_recording.offered, rows)}
+WAYS = {"roofline": Way(of_recording.offered, rows, of_recording.quick)}

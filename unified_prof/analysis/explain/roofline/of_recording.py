@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.analysis.explain.roofline import ascend, aten, peaks
-from unified_prof.analysis.explain.roofline.arguments import parsed, told
+from unified_prof.analysis.explain.roofline.arguments import (
+    Arguments,
+    dtype_of_kernel,
+    parsed,
+    told,
+)
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.peaks import Device, Peak
 from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
@@ -26,6 +32,7 @@ from unified_prof.analysis.model import ModelUse
 from unified_prof.analysis.read import operation_inputs, operators
 from unified_prof.analysis.read.framework import NONE, Framework
 from unified_prof.analysis.read.operation_inputs import numbered
+from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.store.integers import MISSING
 
@@ -121,6 +128,15 @@ def offered(recording: Recording) -> bool:
 
 
 _found: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
+
+
+QUICK_TASKS = 500_000
+"""Tasks up to which it takes a moment only: of more, a report has it where it is asked for."""
+
+
+def quick(recording: Recording) -> bool:
+    """Tell whether it takes so little that every report may have it."""
+    return len(recording.tasks) <= QUICK_TASKS
 
 
 def of(recording: Recording) -> Roofline:
@@ -254,12 +270,14 @@ class _Charged:
         # Where operators tell their own shapes, others are not charged with what launched both.
         alone = own | (owner == NONE) | own.any()
         key = np.where(alone, ranges + np.arange(len(piece)), owner)
-        distinct, number = np.unique(key, return_inverse=True)
-        self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
-        # The longest kernel stands for its operation: its name, its device, its step.
-        order = np.lexsort((duration, number))
-        last = np.append(number[order][1:] != number[order][:-1], True) if len(order) else order
-        chief = order[last.astype(bool)]
+        self.total_ns, chief = duration, np.arange(len(piece))
+        if not alone.all():
+            distinct, number = np.unique(key, return_inverse=True)
+            self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
+            # The longest kernel stands for its operation: its name, its device, its step.
+            order = np.lexsort((duration, number))
+            last = np.append(number[order][1:] != number[order][:-1], True)
+            chief = order[last]
         self._owner, self._alone = owner[chief], alone[chief]
         self._own = own[chief]
         self._task = task[chief]
@@ -287,10 +305,8 @@ class _Charged:
             return known
         strings = self._recording.strings
         for column in columns:
-            at = np.where(row >= 0, column[row], MISSING)
-            ids, number = np.unique(at, return_inverse=True)
-            shaped = np.array([_has_sizes(strings.get(int(one))) for one in ids])
-            known |= shaped[number]
+            ids, number = codes(np.where(row >= 0, column[row], -1))
+            known |= np.array([_has_sizes(strings.get(one)) for one in ids])[number]
         return known
 
     def classes(self) -> list[_Class]:
@@ -320,8 +336,8 @@ class _Charged:
             name_id,
             *inputs.values(),
             *tensors.values(),
-            self._kernel,
-            self._operator,
+            self._telling_kernels(),
+            np.where(self._own, self._operator, NONE),
             self.device,
             self._own,
             self._alone,
@@ -356,6 +372,22 @@ class _Charged:
                 )
             )
         return result
+
+    def _telling_kernels(self) -> Ints:
+        """Return what kernels' names say that a cost depends on, where that has a say at all."""
+        labels, number = np.unique(self._kernel, return_inverse=True)
+        texts = [self._recording.work.labels.texts[int(label)] for label in labels]
+        ways: dict[tuple[str, bool, bool], int] = {}
+        codes = [
+            ways.setdefault(
+                (dtype_of_kernel(text), bool(_TF32.search(text)), bool(_NOT_TF32.search(text))),
+                len(ways),
+            )
+            for text in texts
+        ]
+        result: Ints = np.where(self._own, NONE, np.array(codes, np.int64)[number])
+        # A kernel by itself is called by its name.
+        return np.where(self._alone & ~self._own, len(ways) + self._kernel, result)
 
     def _doubled(self) -> NDArray[np.bool_]:
         """Tell which matrix operations hold others that are charged: these count, not they."""
@@ -432,11 +464,11 @@ def _of_operator(
     """Describe an operator of an Ascend."""
     shapes = in_words(laid["inputs"], laid["input_types"])
     try:
-        around = None
-        if given["types"] is not None:
-            plain = named.rpartition("::")[2]
+        arguments = Arguments(())
+        with suppress(UntoldError):
+            # What the framework says is of help only where it is known.
             arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"])
-            around = ascend.Framework(plain, arguments)
+        around = ascend.Framework(named.rpartition("::")[2], arguments)
         operator = ascend.Operator(
             op_type,
             ascend.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
