@@ -1,9 +1,9 @@
-"""How often the gate is wrong: on synthetic samples of several kinds of noise, and on real runs.
+"""How often the gate is wrong: on synthetic runs of machines of several noises, and on real runs.
 
-    python scripts/bench_gate.py --synthetic 200 --real 20
+    python scripts/bench_gate.py --synthetic 200 --real 40 --runs 3
 
 Each pair is judged by the default limits. Of unchanged pairs none may be a regression, of those a
-fifth slower all should be; `inconclusive` asks to measure again.
+fifth slower none may pass; `inconclusive` asks for more runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,67 +20,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unified_prof
+from unified_prof.analysis.compare.between import Noise
 from unified_prof.analysis.compare.comparable import TOTAL, Operations, Run
+from unified_prof.analysis.compare.diff import diff
 from unified_prof.analysis.compare.gate import Limits, gate
 
 Floats = NDArray[np.float64]
 SLOWER = 1.2
 MEDIAN_NS = 3e6
+ITERATIONS = 10
+NOISES = {"a device of one's own": 0.01, "a quiet host": 0.03, "a busy host": 0.12}
+"""Standard deviation of the logarithm of a run's speed."""
 
 
-def quiet(generator: np.random.Generator, count: int) -> Floats:
-    """A device of one's own: two percent around the median."""
-    return np.exp(generator.normal(0, 0.02, count))
+def run_of(runs: Sequence[Floats]) -> Run:
+    """Return what several processes measured as one side."""
+    return Run(
+        "",
+        frozenset({"skyline-run-time"}),
+        "operation",
+        {},
+        Operations.none(),
+        (),
+        {TOTAL: np.concatenate(runs)},
+        lengths={TOTAL: tuple(map(len, runs))},
+    )
 
 
-def scattered(generator: np.random.Generator, count: int) -> Floats:
-    """Ten percent around the median."""
-    return np.exp(generator.normal(0, 0.1, count))
-
-
-def shared(generator: np.random.Generator, count: int) -> Floats:
-    """A machine whose other programs interrupt one iteration in three."""
-    waits = generator.exponential(1.3, count) * (generator.random(count) < 0.33)
-    return 1 + generator.gamma(1, 0.02, count) + waits
-
-
-def drifting(generator: np.random.Generator, count: int) -> Floats:
-    """A machine whose speed wanders by four percent within some ten iterations."""
-    steps = generator.normal(0, 0.02, count)
-    for index in range(1, count):
-        steps[index] += 0.9 * steps[index - 1]
-    return np.exp(steps + generator.normal(0, 0.02, count))
-
-
-KINDS: tuple[Callable[[np.random.Generator, int], Floats], ...] = (
-    quiet,
-    scattered,
-    shared,
-    drifting,
-)
-
-
-def outcome(base: Floats, new: Floats) -> str:
-    """Judge two samples of whole iterations in nanoseconds."""
-    sides = [
-        Run("", frozenset(), "operation", {}, Operations.none(), (), {TOTAL: samples})
-        for samples in (base, new)
-    ]
-    return gate(*sides, [TOTAL], Limits()).outcome
+def outcome(base: Sequence[Floats], new: Sequence[Floats], noise: Noise | None = None) -> str:
+    """Judge two sides' iterations in nanoseconds; `diff` may not say otherwise than the gate."""
+    sides = run_of(base), run_of(new)
+    found = gate(*sides, [TOTAL], Limits(), noise).outcome
+    verdict = diff(*sides, noise=noise).totals[TOTAL].verdict()
+    assert found != "regression" or verdict == "slower", (found, verdict)
+    return found
 
 
 def synthetic(pairs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
     """Yield (name, outcomes of unchanged pairs, outcomes of slower pairs)."""
-    for kind in KINDS:
-        for count in (10, 20, 40):
-            generator = np.random.default_rng(count)
-            samples = MEDIAN_NS * np.array([kind(generator, count) for _ in range(3 * pairs)])
-            base, same, slower = np.split(samples, 3)
-            yield (
-                f"{kind.__name__}, {count} iterations",
-                Counter(map(outcome, base, same)),
-                Counter(map(outcome, base, slower * SLOWER)),
-            )
+    for name, relative in NOISES.items():
+        for runs in (1, 2, 3, 5, 8):
+            generator = np.random.default_rng(runs)
+
+            def side(
+                factor: float,
+                runs: int = runs,
+                relative: float = relative,
+                generator: np.random.Generator = generator,
+            ) -> list[Floats]:
+                levels = MEDIAN_NS * factor * np.exp(generator.normal(0, relative, runs))
+                return [level * (1 + generator.gamma(1, 0.02, ITERATIONS)) for level in levels]
+
+            unchanged = Counter(outcome(side(1), side(1)) for _ in range(pairs))
+            slower = Counter(outcome(side(1), side(SLOWER)) for _ in range(pairs))
+            yield f"{name} ({relative:.0%}), {runs} a side", unchanged, slower
+            if runs == 1:
+                learned = Noise(relative, 9)
+                unchanged = Counter(outcome(side(1), side(1), learned) for _ in range(pairs))
+                slower = Counter(outcome(side(1), side(SLOWER), learned) for _ in range(pairs))
+                yield f"{name} ({relative:.0%}), 1 a side, noise learned", unchanged, slower
 
 
 def train(layers: int, width: int, iterations: int) -> Floats:
@@ -122,30 +120,36 @@ def train(layers: int, width: int, iterations: int) -> Floats:
     return np.array([one.total_ms * 1e6 for one in profile.tracked.iterations])
 
 
-def real(pairs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
+def real(pairs: int, runs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
     """The same for tracked runs of a model and of one with a fifth more layers, in turn."""
     for width in (96, 192) if pairs else ():
-        for count in (10, 40):
-            runs = [[train(layers, width, count) for layers in (20, 20, 24)] for _ in range(pairs)]
-            ratio = np.median([np.median(new) / np.median(old) for old, _, new in runs])
-            fastest = np.median([old.min() for old, _, _ in runs]) / 1e6
-            yield (
-                f"tracked, {fastest:.1f} ms a step, {count} iterations (x{ratio:.2f})",
-                Counter(outcome(old, same) for old, same, _ in runs),
-                Counter(outcome(old, new) for old, _, new in runs),
-            )
+        same, slower, ratios = Counter[str](), Counter[str](), []
+        for _ in range(pairs):
+            sides: list[list[Floats]] = [[], [], []]
+            for _ in range(runs):
+                for side, layers in zip(sides, (20, 20, 24), strict=True):
+                    side.append(train(layers, width, ITERATIONS))
+            same[outcome(sides[0], sides[1])] += 1
+            slower[outcome(sides[0], sides[2])] += 1
+            ratios.append(np.median(np.concatenate(sides[2])) / np.median(np.concatenate(sides[0])))
+        yield (
+            f"tracked, width {width}, {runs} runs a side (x{np.median(ratios):.2f})",
+            same,
+            slower,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--synthetic", type=int, default=200, help="pairs of each kind")
     parser.add_argument("--real", type=int, default=20, help="pairs of each kind")
+    parser.add_argument("--runs", type=int, default=3, help="runs a side of a real pair")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
     print("| samples | unchanged: pass / inconclusive / regression | a fifth slower: the same |")
     print("|---|---|---|")
-    for source, pairs in ((synthetic, arguments.synthetic), (real, arguments.real)):
-        for name, same, slower in source(pairs):
+    for rows in (synthetic(arguments.synthetic), real(arguments.real, arguments.runs)):
+        for name, same, slower in rows:
             shown = (
                 " / ".join(str(found[one]) for one in ("pass", "inconclusive", "regression"))
                 for found in (same, slower)

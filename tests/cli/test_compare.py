@@ -106,6 +106,10 @@ def same(tmp_path: Path) -> Path:
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    # What runs of these makers differ by: one a side is then enough.
+    monkeypatch.setenv("UPROF_GATE_NOISE", "1%")
+    monkeypatch.setenv("UPROF_DIFF_NOISE", "1%")
 
 
 def uprof(*arguments: str | Path) -> Result:

@@ -16,7 +16,9 @@ import numpy as np
 from unified_prof.analysis.compare.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
 
-_VERSION = 2
+_VERSION = 3
+_SINCE = 2
+"""Since then a document holds a `Run` by its fields; version 2 did not tell its runs apart."""
 _MAX_BYTES = 1 << 28
 """A million operations with ten samples each have 0.2 GB."""
 
@@ -59,9 +61,11 @@ def load(data: bytes, *, where: str) -> Run:
         version = msgspec.msgpack.decode(raw, type=_Version).version
         if version == 1:
             return _of_version_1(msgspec.msgpack.decode(raw, type=_Document1))
-        if version != _VERSION:
+        if not _SINCE <= version <= _VERSION:
             raise StoreError(f"{where} has version {version}, this build reads {_VERSION}")
-        return msgspec.msgpack.decode(raw, type=_Document, dec_hook=_array).run
+        run = msgspec.msgpack.decode(raw, type=_Document, dec_hook=_array).run
+        run.check()
+        return run
     except (zlib.error, msgspec.MsgspecError, ValueError) as err:
         raise StoreError(f"{where} is damaged: {err}") from None
 

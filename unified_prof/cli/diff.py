@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from unified_prof.cli import converting, hints, printing
+from unified_prof.cli import converting, hints, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert, Side
-from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Noise, Quiet
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def diff(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
     ] = None,
+    noise: Noise = None,
     convert: Convert = False,
     force: Force = False,
     json_: AsJsonFormat = False,
@@ -118,7 +119,7 @@ def diff(
     with hints.for_reports(*before.given, *after.given):
         of_devices = compared.of_devices(before.reports, after.reports, (before.label, after.label))
     width, color = (None, False) if file else printing.terminal()
-    how = _Shown(shape, by, top, everything, width, color, full_names)
+    how = _Shown(shape, by, top, everything, width, color, full_names, noise)
     if of_devices is not None:
         text, warnings = _devices(of_devices, how)
     else:
@@ -143,6 +144,7 @@ class _Shown:
     width: int | None
     color: bool
     full_names: bool
+    noise: str | None
 
 
 def _devices(found: DeviceDifference, how: _Shown) -> tuple[str, Sequence[str]]:
@@ -187,7 +189,7 @@ def _samples(before: Side, after: Side, how: _Shown) -> tuple[str, Sequence[str]
     for run in runs:
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: it has nothing to compare")
-    found = analysis.diff(*runs, by=by)
+    found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
     if how.shape is FormatOption.JSON:
         return printing.json_text(difference.document(found)), found.warnings
     if how.shape is FormatOption.MARKDOWN:

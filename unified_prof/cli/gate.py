@@ -15,7 +15,7 @@ from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.option_groups import with_groups
-from unified_prof.cli.options import AsJsonFormat, Force, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, Noise, Quiet
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Allowed:
         ),
     ] = None
 
+    noise: Noise = None
+
     @property
     def metrics(self) -> list[str]:
         """The metrics that are judged."""
@@ -193,7 +195,8 @@ def gate(
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline")
     base, new = sides.load(quiet=quiet, output=file)
-    verdict = analysis.gate(base, new, allowed.metrics, limits)
+    noise = thresholds.noise(allowed.noise, new)
+    verdict = analysis.gate(base, new, allowed.metrics, limits, noise)
     if not quiet:
         for doubt in doubts(base, new):
             printing.say(f"uprof: warning: {doubt}")

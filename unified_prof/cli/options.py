@@ -15,5 +15,13 @@ AsJsonFormat = Annotated[bool, typer.Option("--json", help="The same as --format
 FullNames = Annotated[
     bool, typer.Option("--full-names", help="Show names whole in tables, however long.")
 ]
+Noise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="How much runs of the unchanged workload differ here, such as 2%.",
+        show_default="what `uprof gate --self-test` learned",
+    ),
+]
 SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
 Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from unified_prof.errors import UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.compare.between import Noise
+    from unified_prof.analysis.compare.comparable import Run
+
+_KNOWN = 1e9
+"""Degrees of freedom of what somebody knows: no estimate of a few runs."""
 
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _TIMES_NS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -20,7 +28,7 @@ _SIZES_BYTES = {
 }
 
 
-def fraction(text: str) -> float:
+def fraction(text: str, option: str = "--max-regress") -> float:
     """Return `5%` or `0.05` as 0.05.
 
     Raises:
@@ -29,13 +37,13 @@ def fraction(text: str) -> float:
     match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
     if match is None:
         raise UsageError(
-            f"--max-regress takes a percentage or a fraction, not {text!r}",
+            f"{option} takes a percentage or a fraction, not {text!r}",
             hint="for example 5% or 0.05",
         )
     number = float(match[1])
     if not match[2] and number > 1:
         raise UsageError(
-            f"--max-regress {text.strip()} without a percent sign would allow {number:.0%}",
+            f"{option} {text.strip()} without a percent sign would be {number:.0%}",
             hint=f"write {match[1]}%, or {number:.0%} if that is meant",
         )
     return number / (100 if match[2] else 1)
@@ -61,3 +69,18 @@ def absolute(texts: list[str]) -> tuple[float | None, float | None]:
                 hint="for example --min-abs 0.05ms --min-abs 1MiB",
             )
     return time_ns, size_bytes
+
+
+def noise(text: str | None, run: Run) -> Noise | None:
+    """Return how much runs differ: as `text` says, else as was learned where `run` ran.
+
+    Raises:
+        UsageError: the text is no share.
+        StoreError: what was learned cannot be read.
+    """
+    from unified_prof.analysis.compare.between import Noise
+    from unified_prof.baselines import noise as learned
+
+    if text is None:
+        return learned.of(run)
+    return Noise(fraction(text, "--noise"), _KNOWN, "--noise")

@@ -14,6 +14,7 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.compare.between import Between, Sample
 from unified_prof.analysis.compare.gate import Check, Limits, Verdict, judge
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow
 from unified_prof.cluster.stored import PARTS, Finding, Rank
@@ -22,6 +23,9 @@ from unified_prof.errors import UsageError
 Metric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 By = Literal["stage", "role", "rank"]
+
+_BY_STEPS = Between(unknown=1.0)
+"""A run of many machines is judged by its steps: their common disturbances are in its samples."""
 Row = TypeVar("Row")
 Key = TypeVar("Key")
 
@@ -192,7 +196,8 @@ def _imbalance(overview: Overview) -> NDArray[np.float64]:
 def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
     unit: Literal["ns", "x"] = "x" if metric == "imbalance" else "ns"
     sides = (str(base.run.path), str(new.run.path))
-    return judge(metric, samples(base, metric), samples(new, metric), unit, limits, sides)
+    before, after = (Sample.of(samples(one, metric)) for one in (base, new))
+    return judge(metric, before, after, unit, limits, sides, _BY_STEPS)
 
 
 def role_of(rank: Rank, by: By) -> str:

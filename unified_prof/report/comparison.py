@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
+from unified_prof.analysis.compare.comparable import PEAK
 from unified_prof.analysis.compare.diff import Difference, Status
 from unified_prof.analysis.compare.gate import Check, Unit, Verdict
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
@@ -18,7 +19,7 @@ from unified_prof.report.terminal import Page
 
 _WHY_NOT_SHOWN: dict[Status, str] = {
     "same": f"the same within {SAME_WITHIN * 100:g} %",
-    "unclear": "unclear, as the samples scatter too much",
+    "unclear": "unclear, as runs may differ by so much",
     "inconclusive": "with too few samples",
 }
 _SHOW: dict[Unit, Callable[[float], str]] = {
@@ -116,7 +117,15 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
             f"to compare an operation takes {MIN_SAMPLES} samples on each side: measure more "
             "iterations, or give several reports with --base and --new"
         )
+    if any(total.of_one_run for metric, total in found.totals.items() if metric != PEAK):
+        lines.append(MORE_RUNS)
     return lines
+
+
+MORE_RUNS = (
+    "one run a side does not tell how runs differ on this machine: give several of each with "
+    "--base and --new, or let `uprof gate --self-test` learn it"
+)
 
 
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
@@ -126,6 +135,8 @@ def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
     page.title(f"{verdict.outcome} ({_limits(verdict)})")
     if (line := shared.waiting_words(verdict.waiting)) is not None:
         page.note(line)
+    if any(check.of_one_run for check in verdict.checks):
+        page.note(MORE_RUNS)
     return page.text()
 
 
@@ -141,6 +152,8 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
     ]
     if (line := shared.waiting_words(verdict.waiting)) is not None:
         lines += ["", markdown.escape(line)]
+    if any(check.of_one_run for check in verdict.checks):
+        lines += ["", markdown.escape(MORE_RUNS)]
     return "\n".join(lines) + "\n"
 
 

@@ -108,20 +108,30 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     """Say what became of one quantity, and how sure that is."""
     show = words.size if is_size else words.duration
     text = f"{show(found.base_median)} -> {show(found.new_median)}"
-    if found.ratio is not None:
-        text += f" ({(found.ratio - 1) * 100:+.1f} %"
-        if found.ratio_low is not None and found.ratio_high is not None:
+    ratio = found.median_ratio if is_size else found.ratio
+    if ratio is not None:
+        fastest = not is_size and found.statistic == "fastest"
+        text += f" ({'fastest ' if fastest else ''}{(ratio - 1) * 100:+.1f} %"
+        if not is_size and found.ratio_low is not None and found.ratio_high is not None:
             low, high = (found.ratio_low - 1) * 100, (found.ratio_high - 1) * 100
             text += f", between {low:+.1f} and {high:+.1f} %"
         text += ")"
-    if is_size and not found.conclusive:
+    if is_size:
         return text
     if not found.conclusive:
         return f"{text}: {too_few(found)}"
     verdict = found.verdict()
-    if verdict == "unclear":
-        return f"{text}: unclear, the samples scatter too much"
-    return f"{text}: {verdict}"
+    if verdict != "unclear":
+        return f"{text}: {verdict}"
+    if found.of_one_run:
+        return f"{text}: unclear, {ONE_RUN}"
+    if found.contrary:
+        return f"{text}: unclear, median and fastest iterations went opposite ways"
+    return f"{text}: unclear, {RUNS_DIFFER}"
+
+
+ONE_RUN = "one run a side does not tell how runs differ"
+RUNS_DIFFER = "runs differ too much"
 
 
 def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare.comparable import Operations, Place, Run, Sized, pool
+from unified_prof.analysis.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pool
 from unified_prof.analysis.compare.diff import Difference, diff
 from unified_prof.errors import UsageError
 
@@ -23,14 +23,32 @@ STEP: tuple[Spec, ...] = (
 )
 
 
+RUNS = 4
+
+
+def in_runs(run: Run, runs: int = RUNS) -> Run:
+    """Return the same measurements as those of several runs of equal length, where that goes up."""
+
+    def cut(count: int) -> tuple[int, ...]:
+        return (count // runs,) * runs if count % runs == 0 else (count,)
+
+    lengths = {metric: cut(len(values)) for metric, values in run.totals.items()}
+    return replace(run, lengths={**lengths, OPERATIONS: cut(run.operations.forward_ns.shape[1])})
+
+
 def run_of(
-    specs: Sequence[Spec], *, samples: int = 12, seed: int = 0, label: str = "run.sqlite"
+    specs: Sequence[Spec],
+    *,
+    samples: int = 12,
+    seed: int = 0,
+    label: str = "run.sqlite",
+    runs: int = RUNS,
 ) -> Run:
-    """Make a run with one percent of noise."""
+    """Make what several runs measured, with one percent of noise."""
     generator = np.random.default_rng(seed)
     forward = np.array([ms * 1e6 for *_, ms in specs]).reshape(-1, 1)
     noisy = forward * (1 + generator.uniform(0, 0.01, (len(specs), samples)))
-    return Run(
+    made = Run(
         label=label,
         families=frozenset({"skyline-run-time"}),
         clock="operation",
@@ -43,6 +61,7 @@ def run_of(
         sizes=(),
         totals={"total": noisy.sum(axis=0)},
     )
+    return in_runs(made, runs)
 
 
 def statuses(found: Difference) -> list[tuple[str, str | None]]:

@@ -4,9 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.analysis.compare.test_diff import STEP, run_of
+from tests.analysis.compare.test_diff import STEP, in_runs, run_of
+from unified_prof.analysis.compare.between import Noise
 from unified_prof.analysis.compare.comparable import Run
+from unified_prof.analysis.compare.diff import diff
 from unified_prof.analysis.compare.doubts import doubts
 from unified_prof.analysis.compare.gate import Limits, gate
 from unified_prof.errors import UsageError
@@ -88,9 +92,9 @@ def test_unknown_metrics_are_wrong_use(metrics: list[str]) -> None:
 def busy(factor: float, seed: int) -> Run:
     """A run on a machine that other programs interrupt, at random, in most iterations."""
     generator = np.random.default_rng(seed)
-    waits = generator.exponential(5e6, 40) * (generator.random(40) < 0.6)
-    samples = factor * 1.5e6 * generator.uniform(1, 1.03, 40) + waits
-    return replace(run_of(STEP), totals={"total": samples})
+    waits = generator.exponential(5e6, 160) * (generator.random(160) < 0.6)
+    samples = factor * 1.5e6 * generator.uniform(1, 1.03, 160) + waits
+    return in_runs(replace(run_of(STEP), totals={"total": samples}))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -132,3 +136,87 @@ def test_devices_in_another_state_are_warned_of() -> None:
         "the runs differ in tf32_matmul: False and True",
         "the runs differ in throttled after 0: no and power cap",
     ]
+
+
+def one_run(factor: float, *, seed: int = 1, clock: str = "operation") -> Run:
+    specs = [(name, module, line, ms * factor) for name, module, line, ms in STEP]
+    return replace(run_of(specs, samples=40, seed=seed, runs=1), clock=clock)
+
+
+def test_one_run_a_side_settles_nothing_that_runs_may_differ_by() -> None:
+    for factor in (1.0, 1.2, 1.6):
+        check = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits()).checks[0]
+        assert check.outcome == "inconclusive"
+        assert check.of_one_run
+        assert "one run a side does not tell how runs differ" in check.reason
+
+
+@pytest.mark.parametrize(("clock", "factor"), [("operation", 2.5), ("device", 1.5)])
+def test_what_dwarfs_the_noise_of_any_machine_is_a_regression_after_one_run(
+    clock: str, factor: float
+) -> None:
+    fast, slow = one_run(1, clock=clock), one_run(factor, seed=2, clock=clock)
+    assert gate(fast, slow, ["total"], Limits()).outcome == "regression"
+    assert gate(slow, fast, ["total"], Limits()).outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("factor", "relative", "outcome"),
+    [
+        (1.0, 0.01, "pass"),
+        (1.0, 0.10, "inconclusive"),
+        (1.2, 0.01, "regression"),
+        (1.2, 0.10, "inconclusive"),
+        (2.0, 0.10, "regression"),
+    ],
+)
+def test_what_was_learned_of_the_machine_decides_after_one_run(
+    factor: float, relative: float, outcome: str
+) -> None:
+    noise = Noise(relative, degrees=9)
+    found = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits(), noise)
+    assert found.outcome == outcome
+    assert not found.checks[0].of_one_run
+
+
+@settings(max_examples=60)
+@given(st.floats(0.7, 1.6), st.floats(0.002, 0.2), st.integers(1, 6), st.integers(0, 10_000))
+def test_the_diff_and_the_gate_never_contradict_each_other(
+    factor: float, noise: float, runs: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+
+    def side(scale: float) -> Run:
+        runs_ns = 5e6 * scale * np.exp(generator.normal(0, noise, runs))
+        values = np.repeat(runs_ns, 10) * generator.uniform(1, 1.02, runs * 10)
+        return in_runs(replace(run_of(STEP), totals={"total": values}), runs)
+
+    base, new = side(1.0), side(factor)
+    outcome = gate(base, new, ["total"], Limits()).outcome
+    verdict = diff(base, new).totals["total"].verdict()
+    assert (outcome, verdict) not in {
+        ("regression", "faster"),
+        ("regression", "same"),
+        ("regression", "unclear"),
+        ("inconclusive", "faster"),
+        ("inconclusive", "same"),
+    }
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 8])
+@pytest.mark.parametrize("noise", [0.01, 0.05, 0.12])
+def test_of_runs_that_differ_by_chance_hardly_any_verdict_is_wrong(runs: int, noise: float) -> None:
+    """Sides of several runs of a machine whose runs differ, iterations hardly."""
+    generator = np.random.default_rng(runs)
+    wrong = 0
+    for _ in range(200):
+        sides = []
+        for factor in (1.0, 1.0, 1.2):
+            level = 5e6 * factor * np.exp(generator.normal(0, noise, runs))
+            values = np.repeat(level, 10) * generator.uniform(1, 1.01, runs * 10)
+            lengths = {"total": (10,) * runs}
+            sides.append(replace(run_of(STEP), totals={"total": values}, lengths=lengths))
+        base, same, slower = sides
+        wrong += gate(base, same, ["total"], Limits()).outcome == "regression"
+        wrong += gate(base, slower, ["total"], Limits()).outcome == "pass"
+    assert wrong <= 3, "of 400"

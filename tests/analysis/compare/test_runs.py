@@ -9,6 +9,7 @@ import pytest
 
 from tests.analysis.builders import Device
 from unified_prof.analysis.compare import runs
+from unified_prof.analysis.compare.between import Noise
 from unified_prof.analysis.compare.diff import Difference, diff
 from unified_prof.analysis.compare.gate import Limits, gate
 from unified_prof.baselines import document
@@ -67,7 +68,7 @@ def test_recordings_with_other_numbers_of_steps_are_compared_per_step(tmp_path: 
     status, delta_ns = changes["aten::linear"]
     assert status == "slower"
     assert delta_ns == pytest.approx(203)
-    assert {*changes.values()} == {("slower", delta_ns), ("same", 0.0)}
+    assert {*changes.values()} == {("slower", delta_ns), ("unclear", 0.0)}
     assert not found.warnings
     assert [line.partition(" has ")[2] for line in found.left_out] == [
         f"{found.base.outside_steps_ns / 1e6:.6g} ms of work outside its steps, "
@@ -82,7 +83,7 @@ def test_kernels_of_a_gpu_and_an_npu_stand_under_the_same_operation(tmp_path: Pa
     found = compared(
         recording(tmp_path / "gpu.db", 5, vendor="cuda"), recording(tmp_path / "npu.db", 7)
     )
-    assert {status for status, _ in by_name(found).values()} == {"same"}
+    assert {status for status, _ in by_name(found).values()} == {"unclear"}, "one run a side"
     kernels = {(one.operation, one.name): (one.base_ns, one.new_ns) for one in found.kernel_changes}
     linear = {one: times for one, times in kernels.items() if one[0] == "aten::linear"}
     assert linear == {
@@ -106,4 +107,5 @@ def test_steps_survive_in_a_baseline(tmp_path: Path) -> None:
     run = runs.load([recording(tmp_path / "a.db", 6)])
     kept = document.load(document.dump(run), where="here")
     assert kept.steps == 6
-    assert gate(kept, run, ["operation:aten::linear"], Limits()).outcome == "pass"
+    noise = Noise(0.01, degrees=5)
+    assert gate(kept, run, ["operation:aten::linear"], Limits(), noise).outcome == "pass"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.analysis.compare.test_diff import STEP, run_of
+from tests.analysis.compare.test_diff import STEP, in_runs, run_of
 from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, TIMES, TOTAL, Run, pool
 from unified_prof.analysis.compare.diff import diff
 from unified_prof.analysis.compare.gate import Limits, gate
@@ -21,11 +21,12 @@ def iterations(*, waited_ms: float = 0.0, seed: int = 0, known: tuple[str, ...] 
     scatter = generator.uniform(1, 1.01, 12)
     own = {TOTAL: 30e6 * scatter, FORWARD: 10e6 * scatter, BACKWARD: 20e6 * scatter}
     waited = {TOTAL: wait, FORWARD: wait, BACKWARD: np.zeros(12)}
-    return replace(
+    made = replace(
         run_of(STEP),
         totals={metric: own[metric] + waited[metric] for metric in TIMES},
         waited={metric: waited[metric] for metric in known},
     )
+    return in_runs(made)
 
 
 def test_forward_and_backward_are_without_waiting_where_the_total_is() -> None:

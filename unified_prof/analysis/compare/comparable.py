@@ -15,6 +15,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from unified_prof.analysis.compare.alignment import NO_KEY, Ints, Pairs, align, number
+from unified_prof.analysis.compare.between import Sample
 
 Floats = NDArray[np.float64]
 
@@ -29,6 +30,8 @@ Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 TIMES = (TOTAL, FORWARD, BACKWARD)
+OPERATIONS = "operations"
+"""Where a run's columns of operations stand among the lengths of its metrics."""
 
 
 _NOT_OPERATIONS = ("weight", "activation", "between")
@@ -178,6 +181,45 @@ class Run:
     iterations of a tracked workload or whole recordings."""
     outside_steps_ns: float = 0.0
     """Work of a recording with steps that belongs to none of them: it is not compared."""
+    lengths: Annotated[Mapping[str, tuple[int, ...]], Meta(max_length=100)] = field(
+        default_factory=dict
+    )
+    """Metric, or OPERATIONS -> how many of its samples are of each run, in order; all are of one
+    run where it is not here."""
+
+    def sample(self, metric: str) -> Sample:
+        """Return the finite values of a metric, run by run; none where it was not measured."""
+        values = self.totals.get(metric, np.empty(0))
+        return self._of_runs(values, metric)
+
+    def sample_of(self, values: Floats) -> Sample:
+        """Return the finite ones of values that stand in the columns of `operations`."""
+        return self._of_runs(values, OPERATIONS)
+
+    def columns_of_runs(self) -> list[slice]:
+        """Return which columns of `operations` are of each run."""
+        count = self.operations.forward_ns.shape[1]
+        ends = np.cumsum(self.lengths.get(OPERATIONS, (count,))).tolist()
+        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+
+    def _of_runs(self, values: Floats, metric: str) -> Sample:
+        lengths = self.lengths.get(metric, (len(values),))
+        finite = np.isfinite(values)
+        run = np.repeat(np.arange(len(lengths)), lengths)
+        kept = np.bincount(run[finite], minlength=len(lengths)).tolist()
+        return Sample.of(values[finite], kept)
+
+    def check(self) -> None:
+        """Refuse a run whose runs are not those of its samples, such as one from a damaged store.
+
+        Raises:
+            ValueError: which samples they are.
+        """
+        counts = {metric: len(values) for metric, values in self.totals.items()}
+        counts[OPERATIONS] = self.operations.forward_ns.shape[1]
+        for metric, lengths in self.lengths.items():
+            if min(lengths, default=0) < 0 or sum(lengths) != counts.get(metric, 0):
+                raise ValueError(f"the runs of {metric} are not those of its samples")
 
     def named(self, label: str) -> Run:
         """Return the same run under another label."""
@@ -207,9 +249,21 @@ def pool(runs: Sequence[Run]) -> Run:
         operations=_pooled_operations([run.operations for run in runs]),
         totals=_joined([run.totals for run in runs]),
         waited=_joined([run.waited for run in runs]),
+        lengths=_lengths(runs),
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
         outside_steps_ns=sum(run.outside_steps_ns for run in runs),
     )
+
+
+def _lengths(runs: Sequence[Run]) -> dict[str, tuple[int, ...]]:
+    """Return how many samples each run has of each metric; none of them gets lost in the pool."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        for metric, values in run.totals.items():
+            found.setdefault(metric, []).extend(run.lengths.get(metric, (len(values),)))
+        columns = run.operations.forward_ns.shape[1]
+        found.setdefault(OPERATIONS, []).extend(run.lengths.get(OPERATIONS, (columns,)))
+    return {metric: tuple(lengths) for metric, lengths in found.items()}
 
 
 def _pooled_operations(sides: Sequence[Operations]) -> Operations:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.compare.alignment import Ints, Pairs
+from unified_prof.analysis.compare.between import Between, Noise, spreads
 from unified_prof.analysis.compare.comparable import PEAK, Operations, Place, Run, Sized, pair
 from unified_prof.analysis.compare.doubts import (
     doubts,
@@ -20,13 +21,10 @@ from unified_prof.analysis.compare.doubts import (
 )
 from unified_prof.analysis.compare.kernels import KernelChange, kernel_changes
 from unified_prof.analysis.compare.statistics import (
-    ALPHA,
     MIN_SAMPLES,
-    SAME_WITHIN,
     Comparison,
     compare,
     correct_for_many,
-    mann_whitney_rows,
     medians,
 )
 from unified_prof.analysis.compare.waiting import Waiting, alike
@@ -35,10 +33,6 @@ Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
 SizeStatus = Literal["new", "gone", "bigger", "smaller"]
 By = Literal["operation", "line", "module"]
-
-# Intervals are drawn for so many of the largest changes; the smaller ones are judged by their
-# corrected p-value alone. Two thousand resamples of each of ten thousand rows take a minute.
-_INTERVALS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Change:
     explained_ns: float
     """Its part of the change of all operations together; never more than that change."""
     comparison: Comparison | None
-    """Statistics; None for a new or gone one, and for small changes among very many."""
+    """Statistics; None for a new or gone one, and where there are too few samples."""
     moved: bool = False
     """Whether it stands in another order than in the base run."""
     count: int = 1
@@ -131,10 +125,11 @@ class Difference:
         return sum(max(0.0, -change.delta_ns) for change in self.changes)
 
 
-def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
+def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = None) -> Difference:
     """Compare two runs.
 
     The operations are aligned one by one, whatever `by` is; `line` and `module` then sum them up.
+    `noise` is how much runs of such a workload differ on this machine, where it was learned.
     What only one side has measured at all (a memory report beside a run time report) is left out.
 
     Raises:
@@ -151,7 +146,8 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
     if step_doubt(base, new) is not None:
         base, new = replace(base, totals={}), replace(new, totals={})
-    changes = _changes(base.operations, new.operations, pairs, by)
+    between = Between.of(new.clock, noise)
+    changes = _changes(base, new, pairs, by, between)
     base, new, waiting = alike(base, new)
     return Difference(
         base=base,
@@ -159,9 +155,9 @@ def diff(base: Run, new: Run, *, by: By = "operation") -> Difference:
         warnings=(*doubts(base, new), *unmatched),
         left_out=tuple(left_out(base, new)),
         totals={
-            metric: compare(samples, new.totals[metric])
-            for metric, samples in base.totals.items()
-            if len(samples) and len(new.totals.get(metric, ()))
+            metric: compare(before, after, between)
+            for metric in base.totals
+            if len(before := base.sample(metric)) and len(after := new.sample(metric))
         },
         waiting=waiting,
         changes=tuple(changes),
@@ -267,7 +263,8 @@ def _sum(
     return place, replace(place, line=before.line if by == "line" else None)
 
 
-def _changes(base: Operations, new: Operations, pairs: Pairs, by: By) -> list[Change]:
+def _changes(base_run: Run, new_run: Run, pairs: Pairs, by: By, between: Between) -> list[Change]:
+    base, new = base_run.operations, new_run.operations
     groups = _one_by_one(base, new, pairs)
     if by != "operation":
         groups = _summed_up(groups, by)
@@ -278,7 +275,12 @@ def _changes(base: Operations, new: Operations, pairs: Pairs, by: By) -> list[Ch
     )
     base_ns, new_ns = medians(before), medians(after)
     delta_ns = np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
-    status, comparisons = _judged(before, after, delta_ns, groups)
+    status, comparisons = _judged(
+        _Side(before, base_run.columns_of_runs()),
+        _Side(after, new_run.columns_of_runs()),
+        groups,
+        between,
+    )
     certain = np.array([_CERTAIN.get(one, 1) for one in status], np.int64)
     order = np.lexsort((-np.abs(delta_ns), certain))
     explained_ns = _explained(delta_ns[order].tolist())
@@ -315,32 +317,109 @@ def _changes(base: Operations, new: Operations, pairs: Pairs, by: By) -> list[Ch
 _CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """Samples of what is compared, shape (groups, samples), and which of them are of each run."""
+
+    samples: Floats
+    runs: list[slice]
+
+    @property
+    def medians(self) -> Floats:
+        """Logarithm of the median of each group in each run, NaN where it has none."""
+        found = np.stack([medians(self.samples[:, run]) for run in self.runs], axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logarithms: Floats = np.log(found)
+        logarithms[~np.isfinite(logarithms)] = np.nan
+        return logarithms
+
+    @property
+    def scatter(self) -> Floats:
+        """Variance of such a logarithm, as the samples of a run scatter around their median."""
+        found = []
+        for run in self.runs:
+            samples = self.samples[:, run]
+            middle = medians(samples)
+            count = (~np.isnan(samples)).sum(axis=1)
+            away = medians(np.abs(samples - middle[:, None]))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                found.append(np.square(_MEDIAN_ERROR * away / middle) / count)
+        variances = np.stack(found, axis=1)
+        known = np.isfinite(variances)
+        mean: Floats = np.where(known, variances, 0.0).sum(axis=1) / np.maximum(
+            known.sum(axis=1), 1
+        )
+        return mean
+
+
+_MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2) * math.sqrt(2)
+"""From the median distance from the median to the standard error of the median of one sample; the
+last factor, because neighbouring iterations are alike."""
+
+
 def _judged(
-    before: Floats, after: Floats, delta_ns: Floats, groups: _Groups
+    base: _Side, new: _Side, groups: _Groups, between: Between
 ) -> tuple[list[Status], dict[int, Comparison]]:
-    """Return what became of each group, and the statistics of the largest changes."""
+    """Return what became of each group, and the statistics of those that both sides have."""
     count = len(groups.places)
     only_new, gone = np.ones(count, bool), np.ones(count, bool)
     only_new[groups.base[1]] = False
     gone[groups.new[1]] = False
-    p_values = correct_for_many(_p_values(before, after))
-    tested, sure = ~np.isnan(p_values), p_values < ALPHA
-    base_ns, size = medians(before), np.abs(delta_ns)
-    # Without an interval, the size of the change decides whether it is small enough.
-    small = size <= SAME_WITHIN * np.nan_to_num(base_ns)
+    before, after = base.medians, new.medians
+    centre = _mean(after) - _mean(before)
+    few = np.minimum(_counts(base.samples), _counts(new.samples)) < MIN_SAMPLES
+    centre[few | only_new | gone] = np.nan
+    within = np.maximum(base.scatter, new.scatter)
+    half, p_values = spreads(centre, before, after, within, between)
+    corrected = correct_for_many(p_values)
     status: list[Status] = np.select(
-        [only_new, gone, ~tested, sure & (delta_ns > 0), sure & (delta_ns < 0), small],
-        ["new", "gone", "inconclusive", "slower", "faster", "same"],
-        "unclear",
+        [only_new, gone, few], ["new", "gone", "inconclusive"], "unclear"
     ).tolist()
     comparisons = {}
-    for index in np.argsort(-size, kind="stable")[:_INTERVALS].tolist():
-        if tested[index] and not only_new[index] and not gone[index]:
-            row, other = before[index], after[index]
-            found = compare(row[~np.isnan(row)], other[~np.isnan(other)])
-            comparisons[index] = found
-            status[index] = found.verdict(float(p_values[index]))
+    columns = (_counts(base.samples), _counts(new.samples))
+    base_ns, new_ns = medians(base.samples), medians(new.samples)
+    for index in np.flatnonzero(~few & ~only_new & ~gone).tolist():
+        found = _comparison(
+            (float(base_ns[index]), float(new_ns[index])),
+            (int(columns[0][index]), int(columns[1][index])),
+            (len(base.runs), len(new.runs)),
+            (float(centre[index]), float(half[index]), float(p_values[index])),
+            between,
+        )
+        comparisons[index] = found
+        p_value = float(corrected[index])
+        status[index] = found.verdict(None if math.isnan(p_value) else p_value)
     return status, comparisons
+
+
+def _comparison(
+    medians_ns: tuple[float, float],
+    counts: tuple[int, int],
+    runs: tuple[int, int],
+    found: tuple[float, float, float],
+    between: Between,
+) -> Comparison:
+    """Return the statistics of one operation; those of one that took no time are its medians'."""
+    centre, half, p_value = found
+    if math.isnan(half):
+        changed = medians_ns[0] != medians_ns[1]
+        return Comparison(*medians_ns, None, None, None, 0.0 if changed else 1.0, *counts, *runs)
+    low, ratio, high = (math.exp(one) for one in (centre - half, centre, centre + half))
+    return Comparison(*medians_ns, ratio, low, high, p_value, *counts, *runs, noise=between.noise)
+
+
+def _mean(rows: Floats) -> Floats:
+    """Return each row's mean of what is known, NaN where nothing is."""
+    known = ~np.isnan(rows)
+    count = known.sum(axis=1)
+    total = np.where(known, rows, 0.0).sum(axis=1)
+    found: Floats = np.divide(total, count, out=np.full(len(rows), np.nan), where=count > 0)
+    return found
+
+
+def _counts(matrix: Floats) -> Ints:
+    found: Ints = (~np.isnan(matrix)).sum(axis=1)
+    return found
 
 
 def _summed(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
@@ -367,21 +446,6 @@ def _delta(base: Floats, new: Floats, groups: _Groups) -> Floats:
 
 def _known(values: Floats) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
-
-
-def _p_values(before: Floats, after: Floats) -> Floats:
-    """Test each row of the one against that of the other; NaN where there are too few samples."""
-    p_values = np.full(len(before), np.nan)
-    shapes = np.stack([(~np.isnan(side)).sum(axis=1) for side in (before, after)], axis=1)
-    for count_a, count_b in np.unique(shapes, axis=0).tolist():
-        if min(count_a, count_b) >= MIN_SAMPLES:
-            rows = np.flatnonzero((shapes == (count_a, count_b)).all(axis=1))
-            a, b = before[rows], after[rows]
-            p_values[rows] = mann_whitney_rows(
-                a[~np.isnan(a)].reshape(len(rows), count_a),
-                b[~np.isnan(b)].reshape(len(rows), count_b),
-            )
-    return p_values
 
 
 def _explained(delta_ns: Sequence[float]) -> list[float]:

@@ -1,7 +1,9 @@
-"""Whether a change may pass: thresholds on differences, and no guess where samples are few.
+"""Whether a change may pass: thresholds on differences, and no guess where runs are few.
 
 Of the median and the fastest iteration that one judges which scatters less (see
-`statistics.shifts`); where the other one surely says the opposite, nothing is decided.
+`statistics.shifts`); where the other one surely says the opposite, nothing is decided. What is
+decided is surely so: a regression is one for all that runs differ by (see `between`), and where a
+change passes, a regression of RULED_OUT times the limit would have been seen.
 """
 
 from __future__ import annotations
@@ -12,20 +14,21 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.analysis.compare.between import UNLEARNED, Between, Noise, Sample
 from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
 from unified_prof.analysis.compare.doubts import of_different_families, step_doubt
 from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
-Floats = NDArray[np.float64]
 Outcome = Literal["pass", "regression", "inconclusive"]
 Unit = Literal["ns", "B", "x"]
 """Nanoseconds, bytes, or a ratio."""
 
 OPERATION = "operation:"
+RULED_OUT = 3.0
+"""To pass, a change of so many times the limit must be out of the question."""
 METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
 
 EXIT_CODES: dict[Outcome, int] = {
@@ -61,6 +64,16 @@ class Check:
     shift: Shift | None = None
     """What was judged; None where there were too few samples for it."""
 
+    @property
+    def of_one_run(self) -> bool:
+        """Whether it is not settled because nothing is known of how runs differ."""
+        return (
+            self.outcome == "inconclusive"
+            and self.shift is not None
+            and self.comparison is not None
+            and self.comparison.of_one_run
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -86,8 +99,17 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
-def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict:
+def gate(
+    base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None = None
+) -> Verdict:
     """Judge `new` against `base` by each of `metrics`.
+
+    Args:
+        base: the runs before the change.
+        new: those after it.
+        metrics: what is judged.
+        limits: how much worse is too much.
+        noise: how much runs of such a workload differ on this machine, where it was learned.
 
     Raises:
         UsageError: a metric that does not exist, or none at all; the one is of an msprof database
@@ -100,7 +122,8 @@ def gate(base: Run, new: Run, metrics: Sequence[str], limits: Limits) -> Verdict
     if (doubt := step_doubt(base, new)) is not None:
         raise UsageError(doubt, hint="record both with steps, or both without")
     base, new, waiting = alike(base, new)
-    checks = tuple(_check(base, new, metric, limits) for metric in metrics)
+    between = Between.of(new.clock, noise)
+    checks = tuple(_check(base, new, metric, limits, between) for metric in metrics)
     return Verdict(checks, limits, waiting)
 
 
@@ -121,14 +144,21 @@ def check_metrics(metrics: Sequence[str]) -> None:
         raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
 
 
-def _check(base: Run, new: Run, metric: str, limits: Limits) -> Check:
+def _check(base: Run, new: Run, metric: str, limits: Limits, between: Between) -> Check:
     unit: Unit = "B" if metric == PEAK else "ns"
     sides = (base.label, new.label)
-    return judge(metric, samples(base, metric), samples(new, metric), unit, limits, sides)
+    before, after = samples(base, metric), samples(new, metric)
+    return judge(metric, before, after, unit, limits, sides, between)
 
 
 def judge(
-    metric: str, before: Floats, after: Floats, unit: Unit, limits: Limits, sides: tuple[str, str]
+    metric: str,
+    before: Sample,
+    after: Sample,
+    unit: Unit,
+    limits: Limits,
+    sides: tuple[str, str],
+    between: Between = UNLEARNED,
 ) -> Check:
     """Judge one metric by its samples, each side's in the order of measurement.
 
@@ -139,6 +169,7 @@ def judge(
         unit: of the samples; a ratio has no absolute limit.
         limits: how much worse is too much.
         sides: what the two runs are called.
+        between: what is known of how runs differ.
     """
     if not len(before) or not len(after):
         lacking = [
@@ -146,7 +177,7 @@ def judge(
         ]
         reason = f"not measured in {' and '.join(lacking)}"
         return Check(metric, "inconclusive", reason, unit, None)
-    found = compare(before, after)
+    found = compare(before, after, between)
     if unit == "B":
         # An allocator's peak does not scatter as times do: one value a side is enough.
         outcome, reason = _judge_size(found, limits)
@@ -155,9 +186,11 @@ def judge(
         percent = _percent(found.new_median, found.base_median)
         reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
         return Check(metric, "inconclusive", reason, unit, found)
-    decisive, other = shifts(before, after)
+    decisive, other = shifts(before, after, between)
     least = 0.0 if unit == "x" else limits.min_abs_ns
     outcome, reason = _judge(decisive, other, limits.max_regress, least)
+    if outcome == "inconclusive" and found.of_one_run:
+        reason += ", and one run a side does not tell how runs differ"
     return Check(metric, outcome, reason, unit, found, decisive)
 
 
@@ -173,24 +206,34 @@ def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
 def _judge(
     decisive: Shift, other: Shift, max_regress: float, min_abs: float
 ) -> tuple[Outcome, str]:
-    bound = 1 + max_regress
+    bound, ruled_out = 1 + max_regress, 1 + RULED_OUT * max_regress
     said = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
     contrary = f"{said}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
 
     def large(shift: Shift) -> bool:
         return shift.new - shift.base > min_abs
 
-    if decisive.ratio <= bound:
+    def surely_small(shift: Shift) -> bool:
+        return shift.high <= ruled_out or shift.base * (shift.high - 1) <= min_abs
+
+    if decisive.ratio <= bound or not large(decisive):
         if other.low > bound and large(other):
             return "inconclusive", contrary
-        return "pass", f"{said}, within the limit"
-    if not large(decisive):
+        if not surely_small(decisive):
+            return "inconclusive", f"{said}, but {_anything(decisive)} is possible"
+        if decisive.ratio <= bound:
+            return "pass", f"{said}, within the limit"
         return "pass", f"{said}, but less than the absolute limit"
     if decisive.low <= bound:
-        return "inconclusive", f"{said}, but the samples scatter too much to be sure"
+        return "inconclusive", f"{said}, but {_anything(decisive)} is possible"
     if other.high <= bound:
         return "inconclusive", contrary
     return "regression", f"{said}, above the limit"
+
+
+def _anything(shift: Shift) -> str:
+    low, high = _percent(shift.low, 1.0), _percent(shift.high, 1.0)
+    return f"anything from {low} to {high}"
 
 
 def _percent(new: float, base: float) -> str:
@@ -199,15 +242,14 @@ def _percent(new: float, base: float) -> str:
     return f"{(new / base - 1) * 100:+.1f} %"
 
 
-def samples(run: Run, metric: str) -> Floats:
-    """Return a run's samples of a metric; empty where it was not measured."""
+def samples(run: Run, metric: str) -> Sample:
+    """Return a run's samples of a metric; none where it was not measured."""
     if metric.startswith(OPERATION):
         return _operation_samples(run, metric.removeprefix(OPERATION))
-    found = run.totals.get(metric, np.empty(0))
-    return found[np.isfinite(found)]
+    return run.sample(metric)
 
 
-def _operation_samples(run: Run, pattern: str) -> Floats:
+def _operation_samples(run: Run, pattern: str) -> Sample:
     """Sum the operations whose name, module path or line matches, for each iteration."""
     rows = [
         index
@@ -218,7 +260,7 @@ def _operation_samples(run: Run, pattern: str) -> Floats:
         )
     ]
     if not rows:
-        return np.empty(0)
+        return Sample.of([])
     chosen = run.operations.total_ns[rows]
-    summed: Floats = np.nansum(chosen, axis=0)
-    return summed[~np.isnan(chosen).all(axis=0)]
+    summed = np.where(np.isnan(chosen).all(axis=0), np.nan, np.nansum(chosen, axis=0))
+    return run.sample_of(summed)

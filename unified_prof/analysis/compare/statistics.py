@@ -1,8 +1,8 @@
-"""Whether one sample of times is larger than another, and by how much.
+"""Whether one side's times are larger than another's, and by how much.
 
-Times of a workload are skewed, have outliers and drift with the machine: so ranks, medians and
-minima, not means; and blocks of neighbouring iterations, not single ones, are drawn by the
-bootstrap.
+Times of a workload are skewed, have outliers and drift with the machine: so medians and minima,
+not means; blocks of neighbouring iterations, not single ones, are drawn by the bootstrap; and runs
+are what is counted, not their iterations (see `between`).
 Everything here is deterministic: the same samples give the same answer.
 """
 
@@ -11,11 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from unified_prof.analysis.compare.between import (
+    ALPHA,
+    UNLEARNED,
+    Between,
+    Noise,
+    Sample,
+    spread,
+)
 
 Floats = NDArray[np.float64]
 Verdict = Literal["slower", "faster", "same", "unclear", "inconclusive"]
@@ -23,77 +31,28 @@ Statistic = Literal["median", "fastest"]
 
 _STATISTICS: dict[Statistic, Callable[..., Any]] = {"median": np.median, "fastest": np.min}
 
-# Three against three can never reach a p-value of 0.05; four can, just. Below five a side one
-# outlier decides.
+# Below five a side one outlier decides.
 MIN_SAMPLES = 5
-ALPHA = 0.05
 SAME_WITHIN = 0.05
 """A ratio is called the same only where it is surely no further than this from 1."""
-_RESAMPLES = 2_000
-_EXACT_LIMIT = 20
-"""Up to this many samples a side, and without ties, the p-value is exact."""
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Two samples of the same quantity, compared."""
-
-    base_median: float
-    new_median: float
-    ratio: float | None
-    """New median to base median; None where the base is 0."""
-    ratio_low: float | None
-    ratio_high: float | None
-    """Bootstrap interval of the ratio at 1 - ALPHA; None without enough samples."""
-    p_value: float | None
-    """Mann-Whitney, two-sided; None without enough samples."""
-    base_count: int
-    new_count: int
-
-    @property
-    def conclusive(self) -> bool:
-        """Whether there are enough samples on both sides to say anything."""
-        return self.p_value is not None
-
-    def verdict(self, p_value: float | None = None) -> Verdict:
-        """Say which way it went, judged by `p_value` if given (one corrected for many tests).
-
-        Returns:
-            `slower` and `faster` where that is sure; `same` where the ratio is surely within
-            SAME_WITHIN of 1; `unclear` where the samples allow more than one of these;
-            `inconclusive` where there are too few of them to say anything.
-        """
-        p = self.p_value if p_value is None else p_value
-        if p is None:
-            return "inconclusive"
-        if self.ratio_low is None or self.ratio_high is None:  # the base took no time at all
-            if self.new_median <= 0:
-                return "same"
-            return "slower" if p < ALPHA else "unclear"
-        if p < ALPHA and self.ratio_low > 1:
-            return "slower"
-        if p < ALPHA and self.ratio_high < 1:
-            return "faster"
-        return "same" if is_same(self.ratio_low, self.ratio_high) else "unclear"
-
-
-def is_same(ratio_low: float, ratio_high: float) -> bool:
-    """Return whether all ratios between these are within SAME_WITHIN of 1."""
-    return ratio_low >= 1 - SAME_WITHIN and ratio_high <= 1 + SAME_WITHIN
+_RESAMPLES = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """By what factor one statistic of a sample changed."""
+    """By what factor one statistic of a run changed."""
 
     statistic: Statistic
     base: float
+    """Of several runs the geometric mean."""
     new: float
     ratio: float
     """New to base; infinite where only the base is 0."""
     low: float
-    """Bootstrap interval of the ratio at 1 - ALPHA."""
+    """Interval of the ratio at 1 - ALPHA."""
     high: float
+    p_value: float
+    """Of a ratio so far from 1, were nothing changed; two-sided."""
 
     @property
     def width(self) -> float:
@@ -103,7 +62,80 @@ class Shift:
         return math.log(self.high / self.low)
 
 
-def shifts(base: Floats, new: Floats) -> tuple[Shift, Shift]:
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two samples of the same quantity, compared."""
+
+    base_median: float
+    new_median: float
+    ratio: float | None
+    """New to base, by the statistic that scatters less; None where the base is 0."""
+    ratio_low: float | None
+    """Interval of the ratio at 1 - ALPHA; None without enough samples."""
+    ratio_high: float | None
+    p_value: float | None
+    """Two-sided; None without enough samples."""
+    base_count: int
+    new_count: int
+    base_runs: int = 1
+    new_runs: int = 1
+    statistic: Statistic = "median"
+    """What the ratio is of."""
+    contrary: bool = False
+    """Whether the other statistic surely went the other way."""
+    noise: Noise | None = None
+    """What was learned on this machine of runs' differences, where it was used."""
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether there are enough samples on both sides to say anything."""
+        return self.p_value is not None
+
+    @property
+    def median_ratio(self) -> float | None:
+        """New to base median; None where the base is 0."""
+        return self.new_median / self.base_median if self.base_median > 0 else None
+
+    @property
+    def of_one_run(self) -> bool:
+        """Whether nothing is known of how runs differ: one a side, and nothing learned."""
+        return self.base_runs == self.new_runs == 1 and self.noise is None
+
+    def verdict(self, p_value: float | None = None) -> Verdict:
+        """Say which way it went, judged by `p_value` if given (one corrected for many tests).
+
+        Returns:
+            `slower` and `faster` where that is sure; `same` where the ratio is surely within
+            SAME_WITHIN of 1; `unclear` where the runs allow more than one of these;
+            `inconclusive` where there are too few samples to say anything.
+        """
+        p = self.p_value if p_value is None else p_value
+        if p is None:
+            return "inconclusive"
+        if self.ratio_low is None or self.ratio_high is None:  # the base took no time at all
+            if self.new_median <= 0:
+                return "same"
+            return "slower" if p < ALPHA else "unclear"
+        return judged(self.ratio_low, self.ratio_high, p, contrary=self.contrary)
+
+
+def judged(low: float, high: float, p_value: float, *, contrary: bool = False) -> Verdict:
+    """Return what an interval of ratios says; the one rule of `diff` and `gate`."""
+    if contrary:
+        return "unclear"
+    if p_value < ALPHA and low > 1:
+        return "slower"
+    if p_value < ALPHA and high < 1:
+        return "faster"
+    return "same" if is_same(low, high) else "unclear"
+
+
+def is_same(ratio_low: float, ratio_high: float) -> bool:
+    """Return whether all ratios between these are within SAME_WITHIN of 1."""
+    return ratio_low >= 1 - SAME_WITHIN and ratio_high <= 1 + SAME_WITHIN
+
+
+def shifts(base: Sample, new: Sample, between: Between = UNLEARNED) -> tuple[Shift, Shift]:
     """Return the change of the median and of the minimum, the one that scatters less first.
 
     On a device of one's own every iteration scatters around the same time, and the median is the
@@ -111,42 +143,74 @@ def shifts(base: Floats, new: Floats) -> tuple[Shift, Shift]:
     ever adds: the median says how busy the machine was, the fastest iterations still say how fast
     the workload is. Which of the two holds is seen from the samples.
     """
-    found = [_shift(base, new, "median"), _shift(base, new, "fastest")]
-    median, fastest = found
+    median, fastest = (_shift(base, new, one, between) for one in _STATISTICS)
     return (fastest, median) if fastest.width < median.width else (median, fastest)
 
 
-def _shift(base: Floats, new: Floats, statistic: Statistic) -> Shift:
-    before, after = (float(_STATISTICS[statistic](sample, axis=0)) for sample in (base, new))
-    low, high = ratio_interval(base, new, statistic=statistic)
+def _shift(base: Sample, new: Sample, statistic: Statistic, between: Between) -> Shift:
+    sides = [[float(_STATISTICS[statistic](run)) for run in side.runs] for side in (base, new)]
+    if min(map(min, sides)) <= 0:
+        return _of_nothing(sides, base, new, statistic)
+    logarithms = [[math.log(value) for value in side] for side in sides]
+    before, after = (sum(side) / len(side) for side in logarithms)
+    within = [_within(run, statistic) for side in (base, new) for run in side.runs]
+    found = spread(after - before, logarithms[0], logarithms[1], sum(within) / len(within), between)
+    return Shift(
+        statistic,
+        math.exp(before),
+        math.exp(after),
+        math.exp(after - before),
+        math.exp(after - before - found.half_width),
+        math.exp(after - before + found.half_width),
+        found.p_value,
+    )
+
+
+def _of_nothing(
+    sides: Sequence[Sequence[float]], base: Sample, new: Sample, statistic: Statistic
+) -> Shift:
+    """Return the change where a run took no time: no ratio of single runs says anything."""
+    before, after = (float(np.mean(side)) for side in sides)
+    low, high = _ratio_interval(base.values, new.values, statistic)
     ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
-    return Shift(statistic, before, after, ratio, low, high)
+    sure = low > 1 or high < 1
+    return Shift(statistic, before, after, ratio, low, high, 0.0 if sure else 1.0)
 
 
-def compare(base: Sequence[float] | Floats, new: Sequence[float] | Floats) -> Comparison:
+def compare(
+    base: Sequence[float] | Floats | Sample,
+    new: Sequence[float] | Floats | Sample,
+    between: Between = UNLEARNED,
+) -> Comparison:
     """Compare two samples; each is in the order of measurement.
 
     Raises:
         ValueError: a sample is empty or holds something that is not a finite number.
     """
-    a, b = np.asarray(base, np.float64), np.asarray(new, np.float64)
+    a = base if isinstance(base, Sample) else Sample.of(base)
+    b = new if isinstance(new, Sample) else Sample.of(new)
     if not len(a) or not len(b):
         raise ValueError("a sample is empty")
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    if not (np.isfinite(a.values).all() and np.isfinite(b.values).all()):
         raise ValueError("a sample holds a value that is not finite")
-    base_median, new_median = float(np.median(a)), float(np.median(b))
-    ratio = new_median / base_median if base_median > 0 else None
-    enough = min(len(a), len(b)) >= MIN_SAMPLES
-    low, high = ratio_interval(a, b) if enough and ratio is not None else (None, None)
+    base_median, new_median = float(np.median(a.values)), float(np.median(b.values))
+    counts = (len(a), len(b), len(a.lengths), len(b.lengths))
+    if min(len(a), len(b)) < MIN_SAMPLES:
+        ratio = new_median / base_median if base_median > 0 else None
+        return Comparison(base_median, new_median, ratio, None, None, None, *counts)
+    decisive, other = shifts(a, b, between)
+    known = base_median > 0 and decisive.base > 0
     return Comparison(
-        base_median=base_median,
-        new_median=new_median,
-        ratio=ratio,
-        ratio_low=low,
-        ratio_high=high,
-        p_value=mann_whitney(a, b) if enough else None,
-        base_count=len(a),
-        new_count=len(b),
+        base_median,
+        new_median,
+        decisive.ratio if known else None,
+        decisive.low if known else None,
+        decisive.high if known else None,
+        decisive.p_value,
+        *counts,
+        statistic=decisive.statistic,
+        contrary=(decisive.low > 1 and other.high < 1) or (decisive.high < 1 and other.low > 1),
+        noise=between.noise,
     )
 
 
@@ -163,96 +227,31 @@ def medians(matrix: Floats) -> Floats:
     return found
 
 
-def mann_whitney(a: Floats, b: Floats) -> float:
-    """Return the two-sided p-value of the Mann-Whitney U test of two samples."""
-    return float(mann_whitney_rows(a[None, :], b[None, :])[0])
+def _within(run: Floats, statistic: Statistic) -> float:
+    """Return the variance of the logarithm of a run's statistic, by a bootstrap of its blocks."""
+    if len(run) == 1:
+        return 0.0
+    generator = np.random.default_rng(len(run))
+    return float(np.var(np.log(_resampled(run, statistic, generator))))
 
 
-def mann_whitney_rows(a: Floats, b: Floats) -> Floats:
-    """Return the two-sided p-value of the Mann-Whitney U test for each row of two matrices.
-
-    Exact for small samples without ties, else the normal approximation with corrections for ties
-    and for continuity.
-
-    Args:
-        a: shape (rows, samples of the one side).
-        b: shape (rows, samples of the other).
-    """
-    count_a, count_b = a.shape[1], b.shape[1]
-    total = count_a + count_b
-    both = np.concatenate((a, b), axis=1)
-    order = np.argsort(both, axis=1, kind="stable")
-    ordered = np.take_along_axis(both, order, axis=1)
-    first = np.ones(both.shape, bool)
-    first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    # Tied values share the mean of the ranks they occupy; a row's first value is a first too,
-    # so the flat matrix can be cut into ties at once.
-    starts = np.flatnonzero(first)
-    sizes = np.diff(np.append(starts, both.size))
-    shared = starts % total + (sizes + 1) / 2
-    ranks = np.empty(both.shape)
-    np.put_along_axis(ranks, order, np.repeat(shared, sizes).reshape(both.shape), axis=1)
-    u = ranks[:, :count_a].sum(axis=1) - count_a * (count_a + 1) / 2
-    ties = np.add.reduceat(
-        sizes.astype(np.float64) ** 3 - sizes, np.searchsorted(starts, np.arange(len(a)) * total)
-    )
-    p_values = _approximate(u, ties, count_a, count_b)
-    if max(count_a, count_b) <= _EXACT_LIMIT:
-        exact = ties == 0
-        smaller = np.minimum(u, count_a * count_b - u)[exact].round().astype(np.intp)
-        p_values[exact] = _exact_p_values(count_a, count_b)[smaller]
-    return p_values
-
-
-def _approximate(u: Floats, ties: Floats, count_a: int, count_b: int) -> Floats:
-    total = count_a + count_b
-    variance = count_a * count_b / 12 * (total + 1 - ties / (total * (total - 1)))
-    distance = np.maximum(0.0, np.abs(u - count_a * count_b / 2) - 0.5)
-    # All values equal: no variance, and nothing to tell the sides apart.
-    z = np.divide(distance, np.sqrt(variance), out=np.zeros_like(u), where=variance > 1e-9)
-    return np.array([math.erfc(one / math.sqrt(2)) for one in z.tolist()])
-
-
-@cache
-def _exact_p_values(count_a: int, count_b: int) -> Floats:
-    """Return the two-sided p-value of each value of the smaller U, from 0."""
-    # The number of orders with each U are the terms of a Gaussian binomial coefficient:
-    # multiply by (1 - q^(b + i)) and divide by (1 - q^i) for i = 1..a.
-    size = count_a * count_b + 1
-    ways = [1] + [0] * (size - 1)
-    for i in range(1, count_a + 1):
-        for k in range(size - 1, count_b + i - 1, -1):
-            ways[k] -= ways[k - count_b - i]
-        for k in range(i, size):
-            ways[k] += ways[k - i]
-    orders = math.comb(count_a + count_b, count_a)
-    below = 0
-    p_values = []
-    for count in ways[: size // 2 + 1]:
-        below += count
-        p_values.append(min(1.0, 2 * below / orders))
-    return np.array(p_values)
-
-
-def ratio_interval(
-    a: Floats, b: Floats, *, statistic: Statistic = "median", alpha: float = ALPHA
-) -> tuple[float, float]:
-    """Return a percentile bootstrap interval of the ratio of b's statistic to a's.
-
-    Blocks of neighbouring iterations are drawn, because a disturbance of the machine hits several
-    in a row. A resampled 0 in `a` counts as an infinite ratio.
-    """
+def _ratio_interval(a: Floats, b: Floats, statistic: Statistic) -> tuple[float, float]:
+    """Return a bootstrap interval of the ratio of b's statistic to a's; 0 in `a` is infinite."""
     generator = np.random.default_rng(len(a) * 1_000_003 + len(b))
     resampled_a = _resampled(a, statistic, generator)
     resampled_b = _resampled(b, statistic, generator)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratios = resampled_b / resampled_a
     ratios[np.isnan(ratios)] = 1.0
-    low, high = np.quantile(ratios, (alpha / 2, 1 - alpha / 2), method="inverted_cdf")
+    low, high = np.quantile(ratios, (ALPHA / 2, 1 - ALPHA / 2), method="inverted_cdf")
     return float(low), float(high)
 
 
 def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Generator) -> Floats:
+    """Return the statistic of samples made of blocks of neighbouring iterations.
+
+    A disturbance of the machine hits several in a row.
+    """
     count = len(sample)
     block = max(1, round(count**0.5))
     blocks = -(-count // block)

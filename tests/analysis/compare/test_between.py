@@ -1,0 +1,100 @@
+"""Runs are what is counted: how sure a ratio of two sides is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unified_prof.analysis.compare import student
+from unified_prof.analysis.compare.between import ALPHA, Between, Noise, Sample, spread, spreads
+
+logarithms = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "degrees", "expected"),
+    [
+        (0.05, 1, 12.7062),
+        (0.05, 2, 4.3027),
+        (0.05, 4, 2.7764),
+        (0.01, 10, 3.1693),
+        (0.05, 1e9, 1.96),
+    ],
+)
+def test_quantiles_are_those_of_printed_tables(
+    alpha: float, degrees: float, expected: float
+) -> None:
+    assert student.quantile(alpha, degrees) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.floats(0, 50), st.floats(0.5, 100))
+def test_the_quantile_is_the_inverse_of_the_probability(t: float, degrees: float) -> None:
+    p = student.two_sided(t, degrees)
+    assert 0 <= p <= 1
+    if 1e-6 < p < 1:
+        assert student.quantile(p, degrees) == pytest.approx(t, rel=1e-6, abs=1e-9)
+
+
+def test_a_sample_knows_its_runs() -> None:
+    sample = Sample.of([1, 2, 3, 4, 5], (2, 0, 3))
+    assert [run.tolist() for run in sample.runs] == [[1, 2], [3, 4, 5]]
+    assert [run.tolist() for run in Sample.of([1, 2]).runs] == [[1, 2]]
+    with pytest.raises(ValueError, match="not 3 values"):
+        Sample.of([1, 2, 3], (2, 2))
+
+
+def test_two_runs_a_side_that_differ_say_little() -> None:
+    found = spread(math.log(1.2), [0.0, 0.05], [0.18, 0.23], 0.0, Between())
+    assert found.half_width > math.log(1.2) > 0
+    assert found.p_value > 0.01
+
+
+def test_more_runs_say_more() -> None:
+    widths = [
+        spread(0.0, [0.0, 0.05] * n, [0.0, 0.05] * n, 0.0, Between()).half_width
+        for n in (1, 2, 4, 8)
+    ]
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_what_was_learned_stands_in_for_runs_and_supports_few() -> None:
+    noise = Between(Noise(0.02, degrees=10))
+    one = spread(0.1, [0.0], [0.1], 0.0, noise)
+    assert one.half_width == pytest.approx(student.quantile(ALPHA, 10) * 0.02 * math.sqrt(2))
+    lucky = [0.0, 1e-6], [0.1, 0.1 + 1e-6]
+    alone, supported = (spread(0.1, *lucky, 0.0, between) for between in (Between(), noise))
+    assert alone.half_width < 1e-4 < supported.half_width, "two that agree by luck prove nothing"
+
+
+@given(logarithms, logarithms, st.floats(0, 0.1), st.booleans())
+def test_rows_are_judged_as_single_ones_where_nothing_supports_them(
+    base: list[float], new: list[float], within: float, learned: bool
+) -> None:
+    between = Between(Noise(0.03, 5) if learned else None, 1.5)
+    centre = sum(new) / len(new) - sum(base) / len(base)
+    one = spread(centre, base, new, within, between)
+    half, p_value = spreads(
+        np.array([centre]), np.array([base]), np.array([new]), np.array([within]), between
+    )
+    assert half[0] == pytest.approx(one.half_width)
+    assert p_value[0] == pytest.approx(one.p_value, abs=1e-12)
+
+
+def test_the_scatter_of_all_operations_supports_that_of_each() -> None:
+    generator = np.random.default_rng(1)
+    base, new = generator.normal(0, 0.05, (2, 400, 2))
+    centre = new.mean(axis=1) - base.mean(axis=1)
+    _, p_values = spreads(centre, base, new, np.zeros(400), Between())
+    assert (p_values < 0.05).mean() < 0.1
+    assert (p_values < 0.001).sum() <= 3
+
+
+def test_what_is_not_known_stays_unknown() -> None:
+    half, p_values = spreads(
+        np.array([np.nan, 0.0]), np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2), Between()
+    )
+    assert np.isnan(half).tolist() == np.isnan(p_values).tolist() == [True, False]

@@ -1,0 +1,148 @@
+"""How much runs of an unchanged workload differ on this machine: learned once, used by every gate.
+
+What was learned lies in `$XDG_STATE_HOME/uprof/noise.json` (`~/.local/state`), an entry for each
+host, device and workload. The file may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from unified_prof.analysis.compare.between import Noise
+from unified_prof.analysis.compare.comparable import TIMES, Run
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.store.atomic import output_error, replacing
+
+MIN_RUNS = 3
+_VERSION = 1
+_MOST = 1 << 20
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What was learned of one workload on one device."""
+
+    host: str
+    device: str
+    workload: str
+    relative: float
+    degrees: float
+    learned: str
+    """When, in ISO 8601."""
+
+
+class _File(msgspec.Struct):
+    version: int
+    entries: list[Entry]
+
+
+def path() -> Path:
+    """Return the file; a relative XDG_STATE_HOME counts as none, as agreed.
+
+    Raises:
+        OutputError: there is no home folder to have it in.
+    """
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not base.is_absolute():
+        try:
+            base = Path.home() / ".local" / "state"
+        except RuntimeError as err:
+            raise OutputError(
+                "there is no home folder to keep what was learned in", hint="set XDG_STATE_HOME"
+            ) from err
+    return base / "uprof" / "noise.json"
+
+
+def learn(run: Run) -> Noise:
+    """Return how much runs differ, of several of one workload; the noisiest of their times counts.
+
+    Args:
+        run: the runs, pooled.
+
+    Raises:
+        UsageError: there are fewer than MIN_RUNS, or they have no times.
+    """
+    found = []
+    for metric in TIMES:
+        runs = run.sample(metric).runs if metric in run.totals else []
+        for statistic in (np.median, np.min):
+            values = np.array([float(statistic(one)) for one in runs if len(one)])
+            if len(values) >= MIN_RUNS and values.min() > 0:
+                found.append((float(np.std(np.log(values), ddof=1)), len(values) - 1.0))
+    if not found:
+        raise UsageError(f"to learn how runs differ takes {MIN_RUNS} of them, with times")
+    relative, degrees = max(found)
+    return Noise(relative, degrees, "these runs")
+
+
+def save(run: Run, noise: Noise) -> Path:
+    """Keep what was learned of a run's workload, in place of what was known; return the file.
+
+    Raises:
+        OutputError: the file cannot be written.
+        StoreError: it is there and holds something else.
+    """
+    file, key = path(), _key(run)
+    kept = [one for one in _entries() if (one.host, one.device, one.workload) != key]
+    learned = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    kept.append(Entry(*key, noise.relative, noise.degrees, learned))
+    data = msgspec.json.format(msgspec.json.encode(_File(_VERSION, kept)), indent=2)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file, overwrite=True) as partial:
+            partial.write_bytes(data + b"\n")
+    except OSError as err:
+        raise output_error(file, err) from err
+    return file
+
+
+def of(run: Run) -> Noise | None:
+    """Return what was learned of runs such as this one, on the host that it ran on.
+
+    Of another workload on the same device the noisiest stands in: it is the careful guess.
+
+    Raises:
+        StoreError: the file is there and holds something else.
+    """
+    host, device, workload = _key(run)
+    known = [one for one in _entries() if (one.host, one.device) == (host, device)]
+    own = [one for one in known if one.workload == workload]
+    if not known:
+        return None
+    entry = own[0] if own else max(known, key=lambda one: one.relative)
+    source = f"{entry.workload} on {entry.host}, {entry.learned}"
+    return Noise(entry.relative, entry.degrees, source)
+
+
+def _key(run: Run) -> tuple[str, str, str]:
+    facts = run.facts
+    return facts.get("host", "?"), facts.get("device", "?"), facts.get("workload", "?")
+
+
+def _entries() -> list[Entry]:
+    try:
+        file = path()
+    except OutputError:
+        return []
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_MOST + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read: {err.strerror}") from err
+    try:
+        found = msgspec.json.decode(data, type=_File)
+    except msgspec.MsgspecError as err:
+        raise StoreError(
+            f"{file} is no file of what was learned of this machine: {err}", hint="delete it"
+        ) from None
+    if found.version != _VERSION:
+        raise StoreError(
+            f"{file} has version {found.version}, this build reads {_VERSION}", hint="delete it"
+        )
+    return [one for one in found.entries if one.relative >= 0 and one.degrees > 0]
