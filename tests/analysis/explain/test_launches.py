@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,18 @@ def test_copies_at_the_same_time_add_up(path: Path) -> None:
 
 def names(analysis: Analysis) -> list[str]:
     return [one.name for one in analysis.counter_series()]
+
+
+def test_a_recorded_rate_is_better_than_one_of_rounded_times(path: Path) -> None:
+    with Device(path) as device:
+        task = device.task(0, 1000, "MEMCPY_ASYNC", copy=1000)
+        row: dict[str, Any] = {
+            "globalTaskId": [task],
+            "name": device.text("Memcpy"),
+            "operation": 0,
+        }
+        row |= {"bandwidthGBps": 0.75, "sizeBytes": 1000, "gridDim": 0, "blockDim": 0}
+        device.writer.write("UPROF_GPU_TASKS", row)
+    with open_analyses(path) as (analysis,):
+        (line,) = analysis.counter_series()
+    assert line.value.tolist() == [0.75e9, 0]

@@ -53,23 +53,42 @@ def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
 def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     """Return the rate of copies and memory sets of each device over time, a series for each kind.
 
-    Copies that run at the same time add up. Those whose size or time is not known are left out.
+    Copies that run at the same time add up. A rate is the one that was recorded, where there is one
+    (the profiler knew times that it then rounded), else size over time; those of which neither is
+    known are left out.
     """
     copies = np.flatnonzero((tasks.kind == COPY) & (tasks.duration_ns > 0))
     if not len(copies):
         return ()
-    size = _sizes(source, tasks.identity[copies])
-    copies, size = copies[size > 0], size[size > 0]
+    rates = _rates(source, tasks.identity[copies], tasks.duration_ns[copies])
+    copies, rates = copies[rates > 0], rates[rates > 0]
     labels = Labels()
     what = tasks.operator_labels(labels, copies).astype(np.int64)
     result = []
     for place, own in by_key(tasks.device[copies].astype(np.int64) << 32 | what):
         chosen = copies[own]
         start, lasted = tasks.start_ns[chosen], tasks.duration_ns[chosen].astype(np.int64)
-        time_ns, value = thinned(*stacked(start, start + lasted, size[own] * NS_PER_S / lasted))
+        time_ns, value = thinned(*stacked(start, start + lasted, rates[own]))
         name = labels.texts[place & 0xFFFFFFFF]
         result.append(Series(name, "B/s", device_name(place >> 32), time_ns, value))
     return tuple(result)
+
+
+def _rates(
+    source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Return the bytes a second of each task, -1 where that is not known."""
+    size = _sizes(source, identity)
+    result = np.where(size > 0, size * (NS_PER_S / lasted_ns.astype(np.float64)), -1.0)
+    if "UPROF_GPU_TASKS" in source.tables:
+        # In whole bytes a second, as integers are read; what is impossible is not recorded.
+        rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
+        found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
+        row = Lookup(found["id"]).rows(identity)
+        recorded = np.append(found["rate"], -1)[row]
+        good = (row >= 0) & (recorded > 0) & (recorded < MAX_BYTES)
+        result[good] = recorded[good]
+    return result
 
 
 def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
