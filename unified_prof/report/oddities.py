@@ -32,6 +32,7 @@ _WORDS = {
     "measuring_failed": "a part of the measurement failed in uprof itself",
     "odd_schema": "unusual schema",
     "path_clocks": "critical path: the clocks of host and device differ",
+    "path_of_first_steps": "critical path of the first steps",
     "path_without_device": "critical path of the host alone",
     "path_without_events": "critical path without events",
     "path_without_host": "critical path of the devices alone",

@@ -288,3 +288,23 @@ def test_a_rank_that_waits_in_a_collective_has_it_on_its_path(shared: Path) -> N
     assert (longest.name, longest.kind, longest.count) == ("hcom_allReduce_", "communication", 4)
     # The step ends 140 ms after it: the wait for the event behind it is what the device does.
     assert 0.6 < (longest.total_ns or 0) / (found.total_ns or 1) < 0.7
+
+
+def test_of_a_long_recording_the_first_steps_are_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program: list[Action] = []
+    for _ in range(4):
+        program += [*[Launch("mm_1", 100 * US)] * 5, Synchronise(), Step()]
+    whole = named(of_program(program, tmp_path), "mm_1")
+    monkeypatch.setattr(built, "MOST_PIECES", 12)
+    with open_analyses(tmp_path / "a.db") as (analysis,):
+        found = analysis.breakdown("path")
+        said = {one.name: one.detail for one in analysis.summary.anomalies}
+    assert found.total_ns == sum(made.run(program).step_ns[:2])
+    assert named(found, "mm_1").total_ns == (whole.total_ns or 0) / 2
+    assert said["path_of_first_steps"] == (
+        "the recording is long: its first 2 steps are looked at, 2 are not"
+    )
+    monkeypatch.setattr(built, "MOST_PIECES", 3)
+    assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]

@@ -25,6 +25,7 @@ from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import is_input
 from unified_prof.analysis.ways import Way
 from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.distinct import rising
 from unified_prof.arrays.runs import positions
 
 Ints = NDArray[np.int64]
@@ -174,7 +175,8 @@ class CriticalPath:
         return rows + [self._beside(name, work, slack) for name in beside[:_OFF_PATH]]
 
     def _beside(self, name: int, work: dict[int, int], slack: dict[int, int]) -> Row:
-        pieces = np.flatnonzero(self._mine & (self._names == name))
+        rows = self._scheduled.pieces.row[self._mine]
+        pieces = rows[self._names[rows] == name]
         kind = KINDS[int(self._recording.work.kind[pieces[0]])]
         return Row(
             name=self._labels.texts[name],
@@ -206,25 +208,23 @@ class CriticalPath:
         return names
 
     @cached_property
-    def _mine(self) -> NDArray[np.bool_]:
+    def _mine(self) -> Ints:
         """The pieces of work that ran within the steps."""
-        work, scheduled = self._recording.work, self._scheduled
-        start = work.start_ns
+        pieces, scheduled = self._scheduled.pieces, self._scheduled
+        start = pieces.start_ns[: pieces.work]
         step = np.searchsorted(scheduled.step_begin_ns, start, side="right") - 1
-        inside: NDArray[np.bool_] = (step >= 0) & (start < scheduled.step_end_ns[step])
-        return inside
+        return np.flatnonzero((step >= 0) & (start < scheduled.step_end_ns[step]))
 
     def _of_names(self) -> tuple[dict[int, int], dict[int, int]]:
         """Return for each kernel its time in the steps, and the least slack of it off the path."""
-        work, scheduled = self._recording.work, self._scheduled
-        mine = np.flatnonzero(self._mine)
+        scheduled, mine = self._scheduled, self._mine
         if not len(mine):
             return {}, {}
-        name = self._names[mine].astype(np.int64)
-        names, number = np.unique(name, return_inverse=True)
-        total = _sums(number, work.duration_ns[mine], len(names))
+        rows = scheduled.pieces.row[mine]
+        names, number = np.unique(self._names[rows].astype(np.int64), return_inverse=True)
+        total = _sums(number, self._recording.work.duration_ns[rows], len(names))
         slack = scheduled.schedule.slack_ns(scheduled.step_ends)[scheduled.of_piece[mine]]
-        on_path = np.isin(mine, self.stretches.piece)
+        on_path = np.isin(rows, self.stretches.piece)
         least = np.full(len(names), np.iinfo(np.int64).max)
         np.minimum.at(least, number[~on_path], slack[~on_path])
         known = least < np.iinfo(np.int64).max
@@ -257,14 +257,16 @@ class CriticalPath:
         length = segments.end_ns[chosen] - segments.start_ns[chosen]
         piece = np.where(kind == graph.WORK, self._scheduled.piece_of[moment], -1)
         work = self._recording.work
-        is_work = np.flatnonzero((piece >= 0) & (piece < len(work)))
+        pieces = self._scheduled.pieces
+        is_work = np.flatnonzero((piece >= 0) & (piece < pieces.work))
+        row = np.append(pieces.row, -1)[np.where(piece < pieces.work, piece, -1)]
         what = np.full(len(chosen), GAP, np.int8)
         name = np.full(len(chosen), self._labels.number("gap of unknown reason"), np.int32)
         of_kind = np.array([KERNEL] * len(KINDS), np.int8)
         of_kind[KINDS.index("communication")] = COMMUNICATION
         of_kind[KINDS.index("copy")] = COPY
-        what[is_work] = of_kind[work.kind[piece[is_work]]]
-        name[is_work] = self._names[piece[is_work]]
+        what[is_work] = of_kind[work.kind[row[is_work]]]
+        name[is_work] = self._names[row[is_work]]
         short = (kind == kinds.STREAM) & (length <= _SHORT_NS)
         for which, own, text in (
             (kind == kinds.LAUNCH, LAUNCH, "launch delay"),
@@ -283,7 +285,7 @@ class CriticalPath:
             what,
             name,
             nothing,
-            np.where(what <= COPY, piece, -1),
+            np.where(what <= COPY, row, -1),
             self._labels,
         )
 
@@ -336,7 +338,7 @@ class CriticalPath:
             if framework is not None:
                 own = framework.thread == one
                 edges += [framework.start_ns[own], framework.end_ns[own]]
-            cuts = np.unique(np.concatenate(edges))
+            cuts = rising(np.concatenate(edges))
             low = np.searchsorted(cuts, start[mine], side="right")
             high = np.searchsorted(cuts, end[mine], side="left")
             many = np.maximum(high - low, 0) + 1
@@ -442,6 +444,14 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
     if not recording.steps:
         found.append(
             ("path_without_steps", "no step was recorded: the path is that of the whole recording")
+        )
+    if scheduled.steps_left_out:
+        found.append(
+            (
+                "path_of_first_steps",
+                f"the recording is long: its first {len(scheduled.step_names):,} steps are looked "
+                f"at, {scheduled.steps_left_out:,} are not",
+            )
         )
     streams = len(np.unique(pieces.stream[: pieces.work]))
     if streams > 1 and not (edges.kind == kinds.EVENT).any():

@@ -113,7 +113,9 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
         if not factor > 0:
             raise UsageError(f"nothing gets faster by the factor {factor:g}: it is above 0")
         if selection.work is not None:
-            moments = scheduled.of_piece[: scheduled.pieces.work][selection.work]
+            moments = scheduled.of_piece[: scheduled.pieces.work][
+                selection.work[scheduled.pieces.row]
+            ]
             takes[moments] /= factor
         lag -= _on_host(recording, scheduled, selection) * (1 - 1 / factor)
         if factor == WITHOUT and len(selection.calls):

@@ -37,6 +37,9 @@ def load(source: Source, strings: Strings) -> Queued:
     nothing = np.zeros(0, np.int64)
     if "PYTORCH_API" not in source.tables:
         return Queued(nothing, nothing, nothing, nothing, nothing)
+    mine = source.integers("PYTORCH_API", {"type": "coalesce(type, -1)"})["type"] == API_QUEUE
+    if not mine.any():
+        return Queued(nothing, nothing, nothing, nothing, nothing)
     found = source.integers(
         "PYTORCH_API",
         {
@@ -45,14 +48,10 @@ def load(source: Source, strings: Strings) -> Queued:
             "thread": "coalesce(globalTid, -1)",
             "id": f"coalesce(connectionId, {MISSING + 1} - 1)",
             "name": "coalesce(name, -1)",
-            "type": "coalesce(type, -1)",
         },
     )
-    mine = found.pop("type") == API_QUEUE
     with np.errstate(over="ignore"):
         mine &= possible(found["start"], found["end"] - found["start"])
-    if not mine.any():
-        return Queued(nothing, nothing, nothing, nothing, nothing)
     found = {name: values[mine] for name, values in found.items()}
     ids, number = codes(found["name"])
     is_put = np.array([(text or "").startswith("Enqueue") for text in strings.texts(ids)])[number]

@@ -14,7 +14,11 @@ from unified_prof.analysis.explain.schedule.host import Host
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.work import step_of
+from unified_prof.arrays.distinct import distinct, rising
 from unified_prof.arrays.lookup import NOWHERE
+
+MOST_PIECES = 4_000_000
+"""So much work is walked, of a longer recording the first steps (one at the least)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,8 @@ class Scheduled:
     step_end_ns: Ints
     step_ends: Ints
     """The moment at which each step is over, on the host and on all devices."""
+    steps_left_out: int
+    """So many steps come after those: of a long recording the first ones are walked."""
     step_begins: Ints
     """The moment at which each step begins on the host, NOWHERE where nothing says when."""
 
@@ -72,15 +78,16 @@ def _inverse(moments: Ints, count: int) -> Ints:
 
 def of_recording(recording: Recording) -> Scheduled | None:
     """Return the schedule of a recording; None: it has neither work nor a host that did any."""
-    pieces = device.of_recording(recording)
+    steps_walked, until_ns = _walked(recording)
+    pieces = device.of_recording(recording, until_ns)
     launched = np.flatnonzero(pieces.call >= 0)
-    calls = np.unique(pieces.call[launched])
+    calls = rising(pieces.call[launched])
     done = np.zeros(len(calls), np.int64)
     np.maximum.at(done, np.searchsorted(calls, pieces.call[launched]), pieces.end_ns[launched])
-    threads = host.of_recording(recording, calls, done, recording.steps, pieces.skew_ns)
+    threads = host.of_recording(recording, calls, done, steps_walked, pieces.skew_ns, until_ns)
     if not len(pieces) and not len(threads):
         return None
-    names, begin, end = _steps(recording, pieces, threads)
+    names, begin, end = _steps(recording, steps_walked, pieces, threads)
     points, count, steps = len(threads), len(pieces), len(names)
     # Numbers before all are in order: points, then pieces, then ends of steps.
     time = np.concatenate((threads.time_ns, pieces.moment_ns, end))
@@ -101,7 +108,7 @@ def of_recording(recording: Recording) -> Scheduled | None:
             kind=kinds.SYNCHRONISING,
         )
     )
-    edges += _ends(recording, pieces, threads, begin, end, points)
+    edges += _ends(steps_walked, pieces, threads, end, points)
     # Of what begins together: records come before what waits for them, and that before work.
     of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))
     rank = np.concatenate((np.zeros(points, np.int64), of_pieces, np.full(steps, 4)))
@@ -109,13 +116,15 @@ def of_recording(recording: Recording) -> Scheduled | None:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     joined = Edges.joined(edges)
-    moved = Edges(
-        place[joined.source], place[joined.target], joined.lag_ns, joined.behind, joined.kind
-    )
+    edges.clear()  # the schedule makes columns of its own again
+    np.take(place, joined.source, out=joined.source)
+    np.take(place, joined.target, out=joined.target)
+    schedule = Schedule(time[order], takes[order], joined)
+    del joined
     begins = np.full(steps, NOWHERE, np.int64)
     begins[: len(threads.step_begins)] = place[threads.step_begins]
     return Scheduled(
-        schedule=Schedule(time[order], takes[order], moved),
+        schedule=schedule,
         pieces=pieces,
         host=threads,
         of_piece=place[points : points + count],
@@ -124,19 +133,32 @@ def of_recording(recording: Recording) -> Scheduled | None:
         step_begin_ns=begin,
         step_end_ns=end,
         step_ends=place[points + count :],
+        steps_left_out=len(recording.steps) - len(steps_walked),
         step_begins=begins,
     )
 
 
+def _walked(recording: Recording) -> tuple[list[tuple[str, int, int]], int | None]:
+    """Return the steps to walk, and the time to walk until: the first steps of a long recording."""
+    steps, work = recording.steps, recording.work
+    if len(work) <= MOST_PIECES:
+        return steps, None
+    start = work.start_ns
+    if not steps:
+        return steps, int(np.partition(start, MOST_PIECES)[MOST_PIECES])
+    done = np.cumsum(np.bincount(np.maximum(step_of(start, steps), 0), minlength=len(steps)))
+    many = max(int(np.searchsorted(done, MOST_PIECES, side="right")), 1)
+    return steps[:many], None if many == len(steps) else steps[many][1]
+
+
 def _steps(
-    recording: Recording, pieces: Pieces, threads: Host
+    recording: Recording, steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host
 ) -> tuple[tuple[str, ...], Ints, Ints]:
     """Return name, begin and end of each step, on the host and on all devices together.
 
     A step is over when the host is done with it and the last of its work is, on any device; the
     next one begins there.
     """
-    steps = recording.steps
     if not steps:
         times = [pieces.moment_ns, pieces.end_ns, threads.time_ns]
         known = np.concatenate(times)
@@ -144,20 +166,20 @@ def _steps(
     host_begin = np.array([step[1] for step in steps], np.int64)
     end = np.array([step[2] for step in steps], np.int64)
     for windows in recording.step_windows.values():
-        end = np.maximum(end, windows.end_ns)
+        end = np.maximum(end, windows.end_ns[: len(steps)])
     end = np.maximum.accumulate(end)
     begin = np.minimum(np.maximum(host_begin, np.append(host_begin[:1], end[:-1])), end)
     return tuple(step[0] for step in steps), begin, end
 
 
 def _ends(
-    recording: Recording, pieces: Pieces, threads: Host, begin: Ints, end: Ints, points: int
+    steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host, end: Ints, points: int
 ) -> list[Edges]:
     """Return what each end of a step waits for: the host's end of it, and its work's."""
     first = points + len(pieces)
     work = np.arange(pieces.work)
-    if recording.steps:
-        step = step_of(pieces.launched_ns[work], recording.steps)
+    if steps:
+        step = step_of(pieces.launched_ns[work], steps)
         on_host = threads.step_ends
         hosts = np.arange(len(on_host))
     else:
@@ -170,7 +192,7 @@ def _ends(
     ]
     # Of the work of a step, what ends last on each stream.
     mine = work[step >= 0]
-    key, number = np.unique(pieces.stream[mine], return_inverse=True)
+    key, number = distinct(pieces.stream[mine])
     places = step[mine] * max(len(key), 1) + number
     lasts = [rows[pieces.end_ns[mine[rows]].argmax()] for _, rows in by_key(places)]
     last_of = mine[np.array(lasts, np.int64)]

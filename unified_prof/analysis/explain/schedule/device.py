@@ -30,8 +30,10 @@ _LATE = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Everything that ran on devices: the rows of `Work`, then tasks that wait or record."""
+    """Everything that ran on devices: work, then tasks that wait or record."""
 
+    row: Ints
+    """Which row of `Recording.work` each piece of work is, rising."""
     start_ns: Ints
     end_ns: Ints
     device: Ints
@@ -44,8 +46,6 @@ class Pieces:
     skew_ns: int
     """So much earlier than the host's clock says calls began at the least: no work begins before
     the call that launches it."""
-    work: int
-    """So many of them are work."""
     records: NDArray[np.bool_]
     """Which of them record an event."""
     waits: NDArray[np.bool_]
@@ -53,6 +53,11 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.start_ns)
+
+    @property
+    def work(self) -> int:
+        """So many of them, the first ones, are work."""
+        return len(self.row)
 
     @property
     def asked_ns(self) -> Ints:
@@ -72,33 +77,38 @@ class Pieces:
         return np.where(is_work, self.end_ns - self.start_ns, 0)
 
 
-def of_recording(recording: Recording) -> Pieces:
-    """Return the pieces of a recording."""
+def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
+    """Return the pieces of a recording, those that began before a time where one is given."""
     work, tasks, calls = recording.work, recording.tasks, recording.host_calls
-    waiting = np.flatnonzero((tasks.kind == WAIT) & tasks.of_the_program)
+    begun = work.start_ns
+    rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
+    begun = begun[rows]
+    waiting = (tasks.kind == WAIT) & tasks.of_the_program
+    if until_ns is not None:
+        waiting &= tasks.start_ns < until_ns
+    waits = np.flatnonzero(waiting)
     texts = [(text or "").lower() for text in tasks.type_texts]
-    of_type = tasks.type[waiting]
-    connection = np.concatenate((work.connection, tasks.connection[waiting]))
+    of_type = tasks.type[waits]
+    connection = np.concatenate((work.connection[rows], tasks.connection[waits]))
     call = calls.launching(connection).astype(np.int64)
-    start = np.concatenate((work.start_ns, tasks.start_ns[waiting]))
+    start = np.concatenate((begun, tasks.start_ns[waits]))
     launched = np.append(calls.start_ns, 0)[call]
-    length = work.duration_ns
     early = (launched - start)[call >= 0]
     early = early[early <= _SKEW_NS]
 
     def says(word: str) -> NDArray[np.bool_]:
         found = np.array([*(word in text for text in texts), False])[of_type]
-        return np.concatenate((np.zeros(len(work), bool), found))
+        return np.concatenate((np.zeros(len(rows), bool), found))
 
     return Pieces(
+        row=rows,
         start_ns=start,
-        end_ns=np.concatenate((work.start_ns + length, tasks.end_ns[waiting])),
-        device=np.concatenate((work.device, tasks.device[waiting].astype(np.int64))),
-        stream=np.concatenate((_streams(recording), _key(tasks.device, tasks.stream)[waiting])),
+        end_ns=np.concatenate((begun + work.duration_ns[rows], tasks.end_ns[waits])),
+        device=np.concatenate((work.device[rows], tasks.device[waits].astype(np.int64))),
+        stream=np.concatenate((_streams(recording, rows), _key(tasks.device, tasks.stream)[waits])),
         call=call,
         launched_ns=np.where(call >= 0, launched, start),
         skew_ns=max(int(early.max(initial=0)), 0),
-        work=len(work),
         records=says("record"),
         waits=says("wait"),
     )
@@ -108,16 +118,18 @@ def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
     return device.astype(np.int64) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
 
 
-def _streams(recording: Recording) -> Ints:
-    """Return the stream of each piece of work: of a collective, that of what its call launched."""
+def _streams(recording: Recording, rows: Ints) -> Ints:
+    """Return the stream of pieces of work: of a collective, that of what its call launched."""
     work, tasks = recording.work, recording.tasks
-    stream = _key(work.device, work.stream)
-    whole = np.flatnonzero((work.kind == COMMUNICATION) & (work.stream == UNKNOWN))
+    of_row = work.stream[rows]
+    stream = _key(work.device[rows], of_row)
+    whole = np.flatnonzero((work.kind[rows] == COMMUNICATION) & (of_row == UNKNOWN))
     if len(whole) and len(tasks):
-        row = Lookup(tasks.connection.astype(np.int64)).rows(work.connection[whole])
-        known = (row >= 0) & (work.connection[whole] >= 0)
-        known &= tasks.device[row] == work.device[whole]
-        stream[whole[known]] = _key(tasks.device, tasks.stream)[row[known]]
+        connection = work.connection[rows[whole]]
+        task = Lookup(tasks.connection.astype(np.int64)).rows(connection)
+        known = (task >= 0) & (connection >= 0)
+        known &= tasks.device[task] == work.device[rows[whole]]
+        stream[whole[known]] = _key(tasks.device, tasks.stream)[task[known]]
     return stream
 
 

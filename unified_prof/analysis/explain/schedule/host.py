@@ -104,6 +104,7 @@ def of_recording(
     done_ns: Ints,
     steps: Sequence[tuple[str, int, int]],
     skew_ns: int,
+    until_ns: int | None = None,
 ) -> Host:
     """Return the moments of the threads that launch work or wait for it.
 
@@ -113,11 +114,14 @@ def of_recording(
         done_ns: when the last of what each of them launched was done.
         steps: name, begin and end.
         skew_ns: what the host's clock is ahead of the devices': moments are in theirs.
+        until_ns: leave out what the host waited for from then on; None: nothing.
     """
     calls, framework = recording.host_calls, recording.framework
     points = _Points(skew_ns)
     launches = points.add(calls.thread[launching], calls.start_ns[launching], _LAUNCH)
     syncs = _synchronising(calls, recording.strings, launching, framework)
+    if until_ns is not None:
+        syncs = syncs[calls.start_ns[syncs] < until_ns]
     begins = points.add(calls.thread[syncs], calls.start_ns[syncs], _SYNC_BEGIN)
     ends = points.add(calls.thread[syncs], calls.end_ns[syncs], _SYNC_END)
     copies = _blocking_copies(calls, recording.strings, launching, done_ns + skew_ns, syncs)
