@@ -55,6 +55,7 @@ def on_this_machine(
         "distributed.admin.system-monitor.interval": "10s",
         "distributed.admin.tick.interval": "1s",
         "distributed.admin.tick.limit": "30s",
+        "distributed.worker.memory.monitor-interval": "500ms",
         "distributed.scheduler.work-stealing": False,  # few tasks lie with a worker
         "distributed.scheduler.active-memory-manager.start": False,
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
