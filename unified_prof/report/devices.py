@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from unified_prof.analysis.calls import UNKNOWN
 from unified_prof.analysis.compare.comparable import PEAK
 from unified_prof.analysis.compare.device.difference import Amount, By, DeviceDifference, Line
 from unified_prof.analysis.compare.device.side import PARTS, UNKNOWN_DEVICE, Side
@@ -207,7 +208,9 @@ def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> It
     pairs = [
         (operation, kernel)
         for operation in _changed(found, found.operations, everything=everything)
-        for kernel in sorted(operation.kernels, key=lambda row: -abs(found.change_ns(row)))
+        for kernel in sorted(
+            found.kernels_of(operation), key=lambda row: -abs(found.change_ns(row))
+        )
     ]
     if pairs:
         shown = pairs[:top]
@@ -426,7 +429,11 @@ def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
         ("modules", row.modules, list),
         ("lines", row.lines, list),
         ("shapes", row.shapes, lambda rows: [_row_document(found, one) for one in rows]),
-        ("kernels", row.kernels, lambda rows: [_row_document(found, one) for one in rows]),
+        (
+            "kernels",
+            found.kernels_of(row) if row.number != UNKNOWN else (),
+            lambda rows: [_row_document(found, one) for one in rows],
+        ),
     )
     return made | {name: plain(value) for name, value, plain in more if value}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 from unified_prof.analysis.explain import classes
 from unified_prof.analysis.explain.classes import (
     ATTENTION,
@@ -23,6 +24,7 @@ from unified_prof.analysis.explain.classes import (
     REDUCTION,
     REST,
     class_of,
+    classes_of,
     of_kernel,
     of_operation,
 )
@@ -214,6 +216,27 @@ def test_the_sum_of_a_bias_gradient_is_a_reduction_of_its_own() -> None:
 def test_every_class_has_a_kernel_or_operation_here() -> None:
     told = {expected for expected, _ in (*KERNELS, *OPERATIONS)}
     assert told - {None} == set(CLASSES) - {REST}
+
+
+def test_many_pieces_have_the_classes_that_each_has() -> None:
+    texts = [name for _, name in (*KERNELS, *OPERATIONS) if name is not None]
+    labels = Labels(texts)
+    generator = np.random.default_rng(0)
+    kernel, operator, operation = generator.integers(-1, len(texts), (3, 3000))
+    kind = generator.choice([KERNEL, KERNEL, COPY, COMMUNICATION, OTHER], 3000)
+    in_optimizer = generator.integers(0, 2, 3000)
+    found = classes_of(labels, kind, kernel, operator, operation, in_optimizer)
+    for at, place in enumerate(found.tolist()):
+        told = (labels.text(int(one[at])) for one in (kernel, operator, operation))
+        expected = class_of(int(kind[at]), *told, in_optimizer=bool(in_optimizer[at]))
+        assert CLASSES[place] == expected
+
+
+def test_names_that_differ_in_their_numbers_have_one_class() -> None:
+    assert of_kernel("Add116") == of_kernel("Add29") == ELEMENT_WISE
+    assert of_kernel("trans_TransData_12") == CAST
+    assert of_kernel("im2col_kernel") == CONVOLUTION
+    assert of_kernel("gemm" + "x" * 1_000_000) == MATMUL
 
 
 @pytest.mark.slow

@@ -10,10 +10,14 @@ casts, layout changes and copies are told apart wherever they occur, for they ar
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Ints, Labels
 
 MATMUL: Final = "matmul"
 CONVOLUTION: Final = "convolution"
@@ -45,6 +49,9 @@ CLASSES: Final = (
 
 _KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
 """Operations of these classes count with all that they launch, casts aside."""
+
+_KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
+"""Kernels of these classes are of them, whatever they ran for."""
 
 _NOTHING: Final = frozenset({"", "N/A", None})
 
@@ -212,15 +219,23 @@ _OPERATIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 )
 
 _PREFIXES: Final = ("native_", "miopen_", "cudnn_", "npu_", "_npu_", "_")
+_NUMBER: Final = re.compile(r"\d\d+")
+_LONGEST: Final = 4096
+"""Characters of a kernel's name that are looked at."""
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 
 
-@lru_cache(maxsize=1 << 17)
 def of_kernel(name: str | None) -> str | None:
     """Return the class that a kernel's name, or a vendor's operator type, tells; None: none."""
     if name is None or name in _NOTHING:
         return None
+    # Instances, tiles and sizes are numbers: names that differ in them alone are one.
+    return _of_kernel(_NUMBER.sub("00", name[:_LONGEST]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_kernel(name: str) -> str | None:
     return next((found for found, said in _KERNELS if said.search(name)), None)
 
 
@@ -263,11 +278,11 @@ def class_of(
         return COLLECTIVES
     if kind == COPY:
         return COPIES
-    of_framework = operator is not None and bool("::" in operator or _NODE.search(operator))
+    of_framework = _is_of_framework(operator)
     # A vendor's type says what a kernel is; its own name may tell more (`Conv2D1_MemSet`).
     said = None if of_framework else of_kernel(operator)
     own = said or of_kernel(kernel)
-    if own in (COLLECTIVES, CAST, COPIES):
+    if own in _KEEP_THEIR_NAMES:
         return own
     if in_optimizer:
         return OPTIMIZER
@@ -276,3 +291,57 @@ def class_of(
         if found in _KEEP_THEIR_KERNELS:
             return found
     return own or around[0] or around[1] or REST
+
+
+def classes_of(
+    labels: Labels, kind: Ints, kernel: Ints, operator: Ints, operation: Ints, in_optimizer: Ints
+) -> NDArray[np.int64]:
+    """Return `class_of` of many pieces of work, as places in CLASSES.
+
+    Args:
+        labels: The texts of the names.
+        kind: What each is, as `calls.KINDS` numbers it.
+        kernel: Number of the kernel's name in `labels`; UNKNOWN is none, here and below.
+        operator: That of the operator type.
+        operation: That of the framework operation.
+        in_optimizer: Not 0 where an optimizer's step launched it.
+    """
+    of_framework = _told(labels, operator, lambda text: 0 if _is_of_framework(text) else None) == 0
+    kernels = _told(labels, kernel, lambda text: _place(of_kernel(text)))
+    types = _told(labels, operator, lambda text: _place(of_kernel(text)))
+    inner = _told(labels, operator, lambda text: _place(of_operation(text)))
+    inner[~of_framework] = UNKNOWN
+    outer = _told(labels, operation, lambda text: _place(of_operation(text)))
+    own = np.where(of_framework | (types == UNKNOWN), kernels, types)
+    result = np.full(len(kind), CLASSES.index(REST), np.int64)
+    # From the weakest word to the strongest.
+    for told in (outer, inner, own):
+        result = np.where(told != UNKNOWN, told, result)
+    keeping = [CLASSES.index(one) for one in _KEEP_THEIR_KERNELS]
+    for told in (outer, inner):
+        result = np.where(np.isin(told, keeping), told, result)
+    result[in_optimizer != 0] = CLASSES.index(OPTIMIZER)
+    named = np.isin(own, [CLASSES.index(one) for one in _KEEP_THEIR_NAMES])
+    result = np.where(named, own, result)
+    result[kind == COPY] = CLASSES.index(COPIES)
+    result[kind == COMMUNICATION] = CLASSES.index(COLLECTIVES)
+    return result
+
+
+def _told(labels: Labels, numbers: Ints, of: Callable[[str], int | None]) -> NDArray[np.int64]:
+    """Return what each name tells, asking once for each; UNKNOWN where it is none or tells none."""
+    distinct, code = np.unique(numbers, return_inverse=True)
+    found = [
+        None if (text := labels.text(number)) is None else of(text) for number in distinct.tolist()
+    ]
+    told: NDArray[np.int64] = np.array([UNKNOWN if one is None else one for one in found], np.int64)
+    return told[code]
+
+
+def _place(found: str | None) -> int | None:
+    return None if found is None else CLASSES.index(found)
+
+
+def _is_of_framework(operator: str | None) -> bool:
+    """Tell whether an operator type is a framework's operation, as recorders of GPUs say."""
+    return operator is not None and bool("::" in operator or _NODE.search(operator))

@@ -52,6 +52,7 @@ _OPERATION = re.compile(
     r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
 )
 _CPP_NODE = "CppNode<"
+_HALF = 1 << 32
 _INSTANCE = re.compile(r"_\d+$")
 
 
@@ -271,14 +272,15 @@ class Framework:
         columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
         found = self._source.integers("PYTORCH_API", columns)
         rows = np.where(ranges == NONE, -1, self._row[ranges])
-        pairs = np.stack([np.append(found[name], -1)[rows] for name in columns], axis=1)
-        distinct, number = np.unique(pairs, axis=0, return_inverse=True)
+        shape, kind = (np.append(found[name], -1)[rows] for name in columns)
+        # Ids of texts fit into half a number each.
+        pairs, number = np.unique((shape + 1) * _HALF + kind + 1, return_inverse=True)
         texts: dict[str, int] = {}
         numbers = [
             texts.setdefault(_inputs(self._strings.get(one), self._strings.get(other)), len(texts))
-            for one, other in distinct.tolist()
+            for one, other in ((pair // _HALF - 1, pair % _HALF - 1) for pair in pairs.tolist())
         ]
-        return list(texts), np.array(numbers, np.int64)[number.reshape(-1)]
+        return list(texts), np.array(numbers, np.int64)[number]
 
     def is_operation(self, ranges: Ints) -> NDArray[np.bool_]:
         """Tell which ranges are operations; -1 is none."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from unified_prof.analysis.compare.device.side import (
     UNKNOWN_DEVICE,
     Naming,
     Side,
+    distinct,
     has_framework,
     models,
     read,
@@ -74,8 +76,8 @@ class Line:
     """The source lines that spend most of it."""
     shapes: tuple[Line, ...] = ()
     """The same by input shape (of collectives: by size); empty: not known."""
-    kernels: tuple[Line, ...] = ()
-    """The same by kernel."""
+    number: int = UNKNOWN
+    """Which pair of operations it is of; UNKNOWN: of none."""
 
     @property
     def side(self) -> Literal["both", "base", "new"]:
@@ -85,12 +87,13 @@ class Line:
         return "base" if self.new is None else "both"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class DeviceDifference:
     """Two runs of devices compared, in totals; `Side.per_share` makes them figures of a step.
 
     The rows of `classes`, `operations`, `modules`, `lines` and `kernels` each add up to
-    `Side.work_ns` of both sides, to the nanosecond; PARTS add up to `Side.window_ns`.
+    `Side.work_ns` of both sides, to the nanosecond; PARTS add up to `Side.window_ns`. Each table is
+    made when it is first asked for.
     """
 
     base: Side
@@ -101,13 +104,41 @@ class DeviceDifference:
     left_out: tuple[str, ...]
     totals: dict[str, Comparison]
     """Steps and peak memory with their statistics, by metric."""
-    classes: tuple[Line, ...]
-    """By class, in the order of CLASSES."""
-    operations: tuple[Line, ...]
-    """By class and operation, the greatest loss first."""
-    modules: tuple[Line, ...]
-    lines: tuple[Line, ...]
-    kernels: tuple[Line, ...]
+    tables: Tables = field(repr=False)
+    """The work of both sides, to be summed up."""
+
+    @cached_property
+    def classes(self) -> tuple[Line, ...]:
+        """Work by class, in the order of CLASSES."""
+        return self.tables.classes()
+
+    @cached_property
+    def operations(self) -> tuple[Line, ...]:
+        """Work by class and operation, the greatest loss first, as in all that follow."""
+        return self.tables.operations()
+
+    @cached_property
+    def modules(self) -> tuple[Line, ...]:
+        """Work by module."""
+        return self.tables.by("module", "(outside any module)")
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Work by source line."""
+        return self.tables.by("line", "(no source line)")
+
+    @cached_property
+    def kernels(self) -> tuple[Line, ...]:
+        """Work by class and kernel."""
+        return self.tables.kernels()
+
+    def kernels_of(self, operation: Line) -> tuple[Line, ...]:
+        """Return the kernels under one of `operations`."""
+        return self._kernels_of.get(operation.number, ())
+
+    @cached_property
+    def _kernels_of(self) -> dict[int, tuple[Line, ...]]:
+        return self.tables.kernels_of_operations()
 
     def change_ns(self, line: Line) -> float:
         """Return how much longer a step of the new side takes for a row."""
@@ -150,52 +181,48 @@ def diff(
     before, after = (
         read(label, side, texts, naming) for label, side in zip(labels, (base, new), strict=True)
     )
-    return _Comparing(before, after, texts, by_framework=naming.by_framework).difference()
+    tables = Tables(before, after, texts)
+    same = set(before.devices) == set(after.devices) and UNKNOWN_DEVICE not in before.devices
+    return DeviceDifference(
+        base=before,
+        new=after,
+        same_devices=same,
+        warnings=tuple(_warnings(tables, same=same, by_framework=naming.by_framework)),
+        left_out=tuple(_left_out(before, after)),
+        totals=_totals(before, after),
+        tables=tables,
+    )
 
 
-class _Comparing:
-    def __init__(self, base: Side, new: Side, texts: Labels, *, by_framework: bool) -> None:
-        self.base, self.new, self.texts, self.by_framework = base, new, texts, by_framework
+class Tables:
+    """The work of two sides, summed up by whatever identifies it."""
+
+    def __init__(self, base: Side, new: Side, texts: Labels) -> None:
+        self.base, self.new, self._texts = base, new, texts
         self.pairing: Pairing = pair(base, new)
+        self._numbers = self.pairing.base, self.pairing.new
         self._sums = [
             np.stack((side.leaves.calls, side.leaves.runs, side.leaves.total_ns))
             for side in (base, new)
         ]
 
-    def difference(self) -> DeviceDifference:
-        base, new = self.base, self.new
-        same = set(base.devices) == set(new.devices) and UNKNOWN_DEVICE not in base.devices
-        found = DeviceDifference(
-            base=base,
-            new=new,
-            same_devices=same,
-            warnings=tuple(self._warnings(same=same)),
-            left_out=tuple(_left_out(base, new)),
-            totals=_totals(base, new),
-            classes=self._classes(),
-            operations=(),
-            modules=self._by("module", "(outside any module)"),
-            lines=self._by("line", "(no source line)"),
-            kernels=self._kernels(),
-        )
-        return _with_operations(found, self._operations())
-
     def _rows(self, *columns: tuple[Ints, Ints]) -> tuple[Ints, list[Both]]:
         """Sum both sides up by some columns; return their values, and the sums, row by row."""
-        joined = np.stack([np.concatenate(column) for column in columns])
-        distinct, number = np.unique(joined, axis=1, return_inverse=True)
-        number = number.reshape(-1)
+        joined = [np.concatenate(column) for column in columns]
+        number, first = distinct(*joined)
+        values = np.stack([column[first] for column in joined])
         split = len(self.base.leaves)
         before, after = (
-            _amounts(own, sums, distinct.shape[1])
+            _amounts(own, sums, len(first))
             for own, sums in zip((number[:split], number[split:]), self._sums, strict=True)
         )
-        return distinct, list(zip(before, after, strict=True))
+        return values, list(zip(before, after, strict=True))
 
     def _column(self, name: str) -> tuple[Ints, Ints]:
         return self.base.leaves.columns[name], self.new.leaves.columns[name]
 
-    def _classes(self) -> tuple[Line, ...]:
+    def classes(self) -> tuple[Line, ...]:
+        """Return one row for each class, in the order of CLASSES."""
         keys, amounts = self._rows(self._column("class"))
         lines = [
             Line(self._text(key), *amount, class_name=self._text(key))
@@ -203,7 +230,8 @@ class _Comparing:
         ]
         return tuple(sorted(lines, key=lambda line: CLASSES.index(line.name)))
 
-    def _by(self, column: str, untold: str) -> tuple[Line, ...]:
+    def by(self, column: str, untold: str) -> tuple[Line, ...]:
+        """Return one row for each value of a column; `untold` is what UNKNOWN is called."""
         keys, amounts = self._rows(self._column(column))
         lines = [
             Line(untold if key == UNKNOWN else self._text(key), *amount)
@@ -211,7 +239,8 @@ class _Comparing:
         ]
         return self._sorted(lines)
 
-    def _kernels(self) -> tuple[Line, ...]:
+    def kernels(self) -> tuple[Line, ...]:
+        """Return one row for each kernel of each class."""
         keys, amounts = self._rows(self._column("class"), self._column("kernel"))
         lines = [
             Line(self._text(kernel), *amount, class_name=self._text(class_number))
@@ -219,11 +248,14 @@ class _Comparing:
         ]
         return self._sorted(lines)
 
-    def _operations(self) -> list[Line]:
+    def kernels_of_operations(self) -> dict[int, tuple[Line, ...]]:
+        """Return the kernels of each pair of operations, by its number."""
+        return self._under(self._numbers, "kernel", "(unnamed)")
+
+    def operations(self) -> tuple[Line, ...]:
         """Return one row for each pair of operations, or operation alone."""
-        number = self.pairing.base, self.pairing.new
+        number = self._numbers
         shapes = self._under(number, "shape", "(shape not recorded)")
-        kernels = self._under(number, "kernel", "(unnamed)")
         modules = self._places(number, "module", _kind_of_module)
         lines = self._places(number, "line", str)
         called = self._called(number)
@@ -247,10 +279,10 @@ class _Comparing:
                     modules=modules.get(key, ())[:_PLACES],
                     lines=lines.get(key, ())[:_PLACES],
                     shapes=below if any(_is_told(one) for one in below) else (),
-                    kernels=kernels.get(key, ()),
+                    number=key,
                 )
             )
-        return found
+        return self._sorted(found)
 
     def _under(
         self, number: tuple[Ints, Ints], column: str, untold: str
@@ -284,8 +316,9 @@ class _Comparing:
         found: list[dict[int, str]] = []
         for own, side in zip(number, (self.base, self.new), strict=True):
             called: dict[int, dict[str, None]] = {}
-            pairs = np.unique(np.stack((own, side.leaves.columns["called"])), axis=1)
-            for key, text in pairs.T.tolist():
+            texts = side.leaves.columns["called"]
+            _, first = distinct(own, texts)
+            for key, text in zip(own[first].tolist(), texts[first].tolist(), strict=True):
                 if text != UNKNOWN:
                     called.setdefault(key, {})[self._text(text)] = None
             found.append({key: ", ".join(texts) for key, texts in called.items()})
@@ -302,55 +335,7 @@ class _Comparing:
         return tuple(sorted(lines, key=lambda line: (-change(line), line.class_name, line.name)))
 
     def _text(self, number: int) -> str:
-        return self.texts.texts[number]
-
-    def _warnings(self, *, same: bool) -> list[str]:
-        base, new = self.base, self.new
-        found = [
-            said
-            for said in differences(base.facts, new.facts)
-            if same or not _FACTS_OF_DEVICES.match(said)
-        ]
-        if (base.steps is None) != (new.steps is None):
-            stepped, whole = (base, new) if new.steps is None else (new, base)
-            found.append(
-                f"the times of {stepped.label} are of one step, those of {whole.label} of the "
-                f"whole recording, which has no steps{self._guess(stepped, whole)}"
-            )
-        elif base.steps is None:
-            found.append(
-                "the recordings have no steps (`profiler.step()`): they are compared as a whole, "
-                f"whatever number of iterations each is of{self._guess(base, new)}"
-            )
-        if not self.by_framework:
-            bare = [
-                name
-                for name, side in (("base", base), ("new", new))
-                if not (side.leaves.columns["called"] != UNKNOWN).any()
-            ]
-            who = f"{bare[0]} has no" if len(bare) == 1 else "neither side has"
-            found.append(
-                f"{who} framework operations: work is compared by class, kind of kernel and shape"
-            )
-        return [*found, *base.remarks, *new.remarks]
-
-    def _guess(self, one: Side, other: Side) -> str:
-        """Say how many times as often as in the one the operations of both occur in the other."""
-        first, second = (
-            (self.pairing.base, self.pairing.new)
-            if one is self.base
-            else (self.pairing.new, self.pairing.base)
-        )
-        size = len(self.pairing.keys)
-        mine = np.bincount(first, weights=one.leaves.calls, minlength=size) / one.shares
-        theirs = np.bincount(second, weights=other.leaves.calls, minlength=size) / other.shares
-        both = (mine > 0) & (theirs > 0)
-        if not both.any():
-            return ""
-        times = float(np.median(theirs[both] / mine[both]))
-        if times == 1:
-            return "; their operations occur equally often"
-        return f"; its operations occur {times:.3g} times as often as those of {one.label}"
+        return self._texts.texts[number]
 
 
 def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
@@ -361,9 +346,54 @@ def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
     return [Amount(calls, runs, time) if runs else None for calls, runs, time in total.T.tolist()]
 
 
-def _with_operations(found: DeviceDifference, lines: Sequence[Line]) -> DeviceDifference:
-    order = sorted(lines, key=lambda line: (-found.change_ns(line), line.class_name, line.name))
-    return replace(found, operations=tuple(order))
+def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
+    base, new = tables.base, tables.new
+    found = [
+        said
+        for said in differences(base.facts, new.facts)
+        if same or not _FACTS_OF_DEVICES.match(said)
+    ]
+    if (base.steps is None) != (new.steps is None):
+        stepped, whole = (base, new) if new.steps is None else (new, base)
+        found.append(
+            f"the times of {stepped.label} are of one step, those of {whole.label} of the "
+            f"whole recording, which has no steps{_guess(tables, stepped, whole)}"
+        )
+    elif base.steps is None:
+        found.append(
+            "the recordings have no steps (`profiler.step()`): they are compared as a whole, "
+            f"whatever number of iterations each is of{_guess(tables, base, new)}"
+        )
+    if not by_framework:
+        bare = [
+            name
+            for name, side in (("base", base), ("new", new))
+            if not (side.leaves.columns["called"] != UNKNOWN).any()
+        ]
+        who = f"{bare[0]} has no" if len(bare) == 1 else "neither side has"
+        found.append(
+            f"{who} framework operations: work is compared by class, kind of kernel and shape"
+        )
+    return [*found, *base.remarks, *new.remarks]
+
+
+def _guess(tables: Tables, one: Side, other: Side) -> str:
+    """Say how many times as often as in the one the operations of both occur in the other."""
+    first, second = (
+        (tables.pairing.base, tables.pairing.new)
+        if one is tables.base
+        else (tables.pairing.new, tables.pairing.base)
+    )
+    size = len(tables.pairing.keys)
+    mine = np.bincount(first, weights=one.leaves.calls, minlength=size) / one.shares
+    theirs = np.bincount(second, weights=other.leaves.calls, minlength=size) / other.shares
+    both = (mine > 0) & (theirs > 0)
+    if not both.any():
+        return ""
+    times = float(np.median(theirs[both] / mine[both]))
+    if times == 1:
+        return "; their operations occur equally often"
+    return f"; its operations occur {times:.3g} times as often as those of {one.label}"
 
 
 def _kind_of_module(path: str) -> str:

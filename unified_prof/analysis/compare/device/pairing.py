@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN
-from unified_prof.analysis.compare.device.side import Leaves, Side
+from unified_prof.analysis.compare.device.side import Leaves, Side, distinct
 
 Ints = NDArray[np.int64]
 
@@ -71,13 +71,16 @@ class _Operations:
         columns = side.leaves.columns
         self._leaves: Leaves = side.leaves
         self._shares = side.shares
-        both = np.stack((columns["class"], columns["operation"]))
-        distinct, first, number = np.unique(both, axis=1, return_index=True, return_inverse=True)
+        classes, operations = columns["class"], columns["operation"]
+        number, first = distinct(classes, operations)
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
-        self.keys: list[Key] = [(int(a), int(b)) for a, b in distinct[:, order].T.tolist()]
-        self.of_row: Ints = rank[number.reshape(-1)]
+        self.of_row: Ints = rank[number]
+        first = first[order]
+        self.keys: list[Key] = list(
+            zip(classes[first].tolist(), operations[first].tolist(), strict=True)
+        )
 
     def places(self, wanted: Sequence[Key], column: str) -> dict[Key, dict[int, float]]:
         """Return how often a step calls each of the operations, by module (or shape)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
 from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
 from unified_prof.analysis.compare.device import names
-from unified_prof.analysis.explain.classes import CLASSES, class_of
+from unified_prof.analysis.explain.classes import CLASSES, classes_of
 from unified_prof.analysis.model import DeviceTime
 from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.read import counters, provenance
@@ -32,6 +32,7 @@ PARTS: Final = ("compute", "exposed communication", "copies", *(f"idle {one}" fo
 UNKNOWN_DEVICE: Final = "unknown device"
 _UNKNOWN_KIND: Final = "collective of unknown kind"
 NO_OPERATION: Final = "(kernels of no operation)"
+_ROOM: Final = 1 << 62
 _UNNAMED: Final = "(unnamed)"
 _GPU_VERSIONS: Final = {
     "cuda_runtime_version": "CUDA",
@@ -306,7 +307,7 @@ def _leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leave
         kernel[at] = collective[2][mine[at]]
     of_call = _of_calls(framework, labels, call)
     # All pieces that differ in nothing are one row; its class is told once.
-    number, key = _distinct(of_call["number"], kernel, operator, kind, in_optimizer, shape)
+    number, key = distinct(of_call["number"], kernel, operator, kind, in_optimizer, shape)
     identity = {name: values[of_call["number"]] for name, values in of_call["texts"].items()}
     of_row = {
         "operation": identity["operation"],
@@ -376,81 +377,72 @@ def _of_calls(framework: Framework | None, labels: Labels, call: Ints) -> dict[s
     empty = dict.fromkeys(("operation", "called", "module", "line", "shape"), nothing)
     if framework is None:
         return {"number": np.zeros(len(call), np.int64), "texts": empty}
-    distinct, number = np.unique(call, return_inverse=True)
-    texts, which = framework.names(distinct)
-    known = distinct != NONE
+    calls, number = np.unique(call, return_inverse=True)
+    texts, which = framework.names(calls)
+    known = calls != NONE
     called = np.where(known, labels.numbers(texts)[which], UNKNOWN)
     canonical = labels.numbers([names.canonical(text) for text in texts])
     operation = np.where(known, canonical[which], UNKNOWN)
-    modules, which = framework.modules(distinct)
+    modules, which = framework.modules(calls)
     paths = [None if path == NOT_ATTRIBUTED else path for path in modules]
     module = np.where(known, labels.numbers(paths)[which], UNKNOWN)
-    stacks, which = framework.stacks(distinct)
+    stacks, which = framework.stacks(calls)
     innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
     line = labels.numbers(innermost)[which]
-    inputs, which = framework.inputs(distinct)
+    inputs, which = framework.inputs(calls)
     shapes = [names.shape_of_inputs(one) for one in inputs]
     shape = np.where(known, labels.numbers(shapes)[which], UNKNOWN)
     columns = [one.astype(np.int64) for one in (operation, called, module, line, shape)]
-    of_call, first = _distinct(*columns)
+    of_call, first = distinct(*columns)
     found = dict(zip(empty, (one[first] for one in columns), strict=True))
     return {"number": of_call[number], "texts": found}
 
 
 def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dict[str, Ints]:
     """Return rows of work with their class, and with the operation that they count for."""
-    classes = labels.numbers(CLASSES)
-    class_numbers = dict(zip(CLASSES, classes.tolist(), strict=True))
-    text = labels.text
-    size = len(columns["kind"])
-    found, operation = np.empty(size, np.int64), columns["operation"].copy()
-    shape = columns["shape"].copy()
-    for row, (kind, kernel, operator, called, in_optimizer) in enumerate(
-        zip(
-            columns["kind"].tolist(),
-            columns["kernel"].tolist(),
-            columns["operator"].tolist(),
-            columns["called"].tolist(),
-            columns["in_optimizer"].tolist(),
-            strict=True,
-        )
-    ):
-        found[row] = class_numbers[
-            class_of(
-                kind,
-                text(kernel),
-                text(operator),
-                text(called),
-                in_optimizer=bool(in_optimizer),
-            )
-        ]
-        if kind == COMMUNICATION:
-            operation[row] = operator
-        elif kind == COPY:
-            said = (text(operator) or _UNNAMED).lower().replace("_async", "")
-            operation[row], shape[row] = labels.number(said), UNKNOWN
-        elif operation[row] == UNKNOWN or not naming.by_framework:
-            said = _without_call(text(operator), text(kernel), naming)
-            operation[row] = labels.number(said)
-        else:
-            # What the framework gave the operation; kernels inside of it have other shapes.
-            shape[row] = columns["told"][row]
+    kind, kernel, operator = columns["kind"], columns["kernel"], columns["operator"]
+    places = classes_of(labels, kind, kernel, operator, columns["called"], columns["in_optimizer"])
+    operation, shape = columns["operation"].copy(), columns["shape"].copy()
+    collective, copy = kind == COMMUNICATION, kind == COPY
+    operation[collective] = operator[collective]
+    rows = np.flatnonzero(copy)
+    operation[rows] = _mapped(
+        operator[rows], labels, lambda text: (text or _UNNAMED).lower().replace("_async", "")
+    )
+    shape[rows] = UNKNOWN
+    alone = ~collective & ~copy
+    if naming.by_framework:
+        # What the framework gave the operation; kernels inside of it have other shapes.
+        owned = np.flatnonzero(alone & (operation != UNKNOWN))
+        shape[owned] = columns["told"][owned]
+        alone &= operation == UNKNOWN
+    rows = np.flatnonzero(alone)
+    told = (operator[rows] != UNKNOWN) & (operator[rows] != kernel[rows])
+    operation[rows[told]] = _mapped(
+        operator[rows[told]], labels, lambda text: names.canonical(text or _UNNAMED)
+    )
+    rest = rows[~told]
+    if naming.by_kernel:
+        operation[rest] = _mapped(kernel[rest], labels, lambda text: text or _UNNAMED)
+    else:
+        operation[rest] = labels.number(NO_OPERATION)
     return {
-        "class": found,
+        "class": labels.numbers(CLASSES).astype(np.int64)[places],
         "operation": operation,
         "shape": shape,
         "module": columns["module"],
         "line": columns["line"],
-        "kernel": columns["kernel"],
+        "kernel": kernel,
         "called": columns["called"],
     }
 
 
-def _without_call(operator: str | None, kernel: str | None, naming: Naming) -> str:
-    """Return what work of no framework operation counts for."""
-    if operator is not None and operator != kernel:
-        return names.canonical(operator)
-    return (kernel or _UNNAMED) if naming.by_kernel else NO_OPERATION
+def _mapped(numbers: Ints, labels: Labels, said: Callable[[str | None], str]) -> Ints:
+    """Return the numbers of what is said instead of each text."""
+    values, code = np.unique(numbers, return_inverse=True)
+    return labels.numbers([said(labels.text(one)) for one in values.tolist()]).astype(np.int64)[
+        code
+    ]
 
 
 def _calls(call: Ints, number: Ints, class_of_row: Ints, rows: int) -> Ints:
@@ -472,18 +464,18 @@ def _exact_sum(number: Ints, values: NDArray[np.integer], groups: int) -> Ints:
     return total
 
 
-def _distinct(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Number the distinct rows in order of first use; return each row's number, and the firsts."""
-    key = np.zeros(len(columns[0]), np.int64)
+def distinct(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """Number the distinct rows of columns that are at least UNKNOWN; return numbers and firsts."""
+    key, room = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        values, codes = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            key = np.unique(key * len(values) + codes, return_inverse=True)[1]
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return rank[inverse], first[order]
+        width = int(column.max(initial=UNKNOWN)) + 2
+        if room > _ROOM // width:
+            key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+            room = int(key.max(initial=0)) + 1
+        key = key * width + (column + 1)
+        room *= width
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return number.astype(np.int64), first.astype(np.int64)
 
 
 def _joined(parts: Sequence[Leaves]) -> Leaves:
@@ -493,7 +485,7 @@ def _joined(parts: Sequence[Leaves]) -> Leaves:
     columns = {
         name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns
     }
-    number, first = _distinct(*columns.values())
+    number, first = distinct(*columns.values())
     size = len(first)
     return Leaves(
         {name: values[first] for name, values in columns.items()},
