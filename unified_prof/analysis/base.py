@@ -144,6 +144,19 @@ class Analysis(ABC):
         """
         return []
 
+    @property
+    def has_places(self) -> bool:
+        """Whether calls may have a module or a line, sizes, or passes."""
+        return True
+
+    def summed_calls(self, *, above: int) -> Calls | None:
+        """Return one call for each operation, in order of their first calls, instead of `calls`.
+
+        None where there are no more than `above` calls, or where there is more to tell of single
+        calls than their names and times.
+        """
+        return None
+
     def steps_of_calls(self) -> tuple[int, Ints] | None:
         """Return the number of steps and the step of each call, numbered from 0.
 

@@ -147,12 +147,116 @@ def sums_by(key: Ints, groups: int, values: Ints | None) -> list[int | None]:
     """
     if values is None:
         return [None] * groups
-    known = values != UNKNOWN
-    if not known.all():
-        key, values = key[known], values[known]
-    count = np.bincount(key, minlength=groups).tolist()
-    total = np.bincount(key, weights=values, minlength=groups).tolist()
-    return [int(one) if some else None for one, some in zip(total, count, strict=True)]
+    column = _Column(groups)
+    column.add(key, values)
+    return column.sums
+
+
+class _Column:
+    """Sums of the measured values of one column by key."""
+
+    def __init__(self, groups: int) -> None:
+        self._count = np.zeros(groups, np.int64)
+        self._total = np.zeros(groups, np.int64)
+
+    def add(self, key: Ints, values: Ints) -> None:
+        known = values != UNKNOWN
+        if not known.all():
+            key, values = key[known], values[known]
+        groups = len(self._count)
+        self._count += np.bincount(key, minlength=groups)
+        self._total += np.bincount(key, weights=values, minlength=groups).astype(np.int64)
+
+    def grow(self, more: int) -> None:
+        self._count = np.append(self._count, np.zeros(more, np.int64))
+        self._total = np.append(self._total, np.zeros(more, np.int64))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many values were measured of each key."""
+        return self._count
+
+    @property
+    def sums(self) -> list[int | None]:
+        """Their sums, None where none was."""
+        pairs = zip(self._total.tolist(), self._count.tolist(), strict=True)
+        return [one if some else None for one, some in pairs]
+
+
+class Sums:
+    """Calls summed up by a key, some calls after others."""
+
+    def __init__(self, groups: int) -> None:
+        """Begin with the keys 0..groups-1."""
+        self._entries = np.zeros(groups, np.int64)
+        self._kind = np.full(groups, UNKNOWN, np.int8)
+        self._columns: dict[str, _Column] = {}
+
+    def add(self, calls: Calls, key: Ints) -> None:
+        """Add calls, each to the group of its key; UNKNOWN leaves a call out."""
+        inside: slice | NDArray[np.intp] = slice(None)
+        if len(key) and key.min() == UNKNOWN:
+            inside = np.flatnonzero(key != UNKNOWN)
+        chosen = key[inside]
+        groups = len(self._entries)
+        self._entries += np.bincount(chosen, minlength=groups)
+        # One kind a group is the rule; where kinds mix, the first call decides.
+        kind = np.full(groups, UNKNOWN, np.int8)
+        kind[chosen[::-1]] = calls.kind[inside][::-1]
+        self._kind = np.where(self._kind == UNKNOWN, kind, self._kind)
+        for name in SUMMED:
+            values = getattr(calls, name)
+            if values is not None:
+                self._columns.setdefault(name, _Column(groups)).add(chosen, values[inside])
+
+    def grow(self, groups: int) -> None:
+        """Make room for more keys."""
+        more = groups - len(self._entries)
+        self._entries = np.append(self._entries, np.zeros(more, np.int64))
+        self._kind = np.append(self._kind, np.full(more, UNKNOWN, np.int8))
+        for column in self._columns.values():
+            column.grow(more)
+
+    def rows(
+        self,
+        names: Sequence[str],
+        details: Mapping[int, str] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> list[Row]:
+        """Return one row for each key that occurred, in falling order of time and size.
+
+        Args:
+            names: the groups' names.
+            details: key -> the group's detail, for groups that have one.
+            order: of the keys, for rows that are alike in time, size and name.
+        """
+        # A row with times counts the calls that were timed: where a memory report stands beside a
+        # run time report, the same call occurs in both.
+        timed = np.zeros_like(self._entries)
+        if (times := self._columns.get("total_ns")) is not None:
+            timed = times.counts
+        sums = {
+            name: self._columns[name].sums if name in self._columns else [None] * len(timed)
+            for name in SUMMED
+        }
+        rows = [
+            Row(
+                name=names[number],
+                kind=KINDS[self._kind[number]],
+                count=int(timed[number] or self._entries[number]),
+                total_ns=sums["total_ns"][number],
+                forward_ns=sums["forward_ns"][number],
+                backward_ns=sums["backward_ns"][number],
+                weight_bytes=sums["weight_bytes"][number],
+                gradient_bytes=sums["gradient_bytes"][number],
+                activation_bytes=sums["activation_bytes"][number],
+                allocated_bytes=sums["allocated_bytes"][number],
+                detail=details.get(number) if details else None,
+            )
+            for number in (range(len(timed)) if order is None else order)
+            if self._entries[number]
+        ]
+        return sort_rows(rows)
 
 
 def group(
@@ -166,44 +270,9 @@ def group(
         names: the groups' names.
         details: key -> the group's detail, for groups that have one.
     """
-    groups = len(names)
-    inside: slice | NDArray[np.intp] = slice(None)
-    if len(key) and key.min() == UNKNOWN:
-        inside = np.flatnonzero(key != UNKNOWN)
-    chosen = key[inside]
-    if not len(chosen):
-        return []
-    entries = np.bincount(chosen, minlength=groups)
-    # A row with times counts the calls that were timed: where a memory report stands beside a
-    # run time report, the same call occurs in both.
-    timed = np.zeros_like(entries)
-    if calls.total_ns is not None:
-        known = calls.total_ns[inside] != UNKNOWN
-        timed = entries if known.all() else np.bincount(chosen[known], minlength=groups)
-    # One kind a group is the rule; where kinds mix, the first call decides.
-    first_kind = np.zeros(groups, np.int8)
-    first_kind[chosen[::-1]] = calls.kind[inside][::-1]
-    sums: dict[str, list[int | None]] = {}
-    for column in SUMMED:
-        values = getattr(calls, column)
-        sums[column] = sums_by(chosen, groups, None if values is None else values[inside])
-    rows = [
-        Row(
-            name=names[number],
-            kind=KINDS[first_kind[number]],
-            count=int(timed[number] or entries[number]),
-            total_ns=sums["total_ns"][number],
-            forward_ns=sums["forward_ns"][number],
-            backward_ns=sums["backward_ns"][number],
-            weight_bytes=sums["weight_bytes"][number],
-            gradient_bytes=sums["gradient_bytes"][number],
-            activation_bytes=sums["activation_bytes"][number],
-            allocated_bytes=sums["allocated_bytes"][number],
-            detail=details.get(number) if details else None,
-        )
-        for number in np.flatnonzero(entries).tolist()
-    ]
-    return sort_rows(rows)
+    sums = Sums(len(names))
+    sums.add(calls, key)
+    return sums.rows(names, details)
 
 
 def sort_rows(rows: Iterable[Row]) -> list[Row]:

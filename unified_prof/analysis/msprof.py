@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import UNKNOWN, Calls, Ints
+from unified_prof.analysis.calls import SUMMED, UNKNOWN, Calls, Ints
 from unified_prof.analysis.explain import queues
 from unified_prof.analysis.explain.advice import registry
 from unified_prof.analysis.finding import Advice
@@ -160,6 +160,18 @@ class MsprofAnalysis(Analysis):
             return []
         return self.recording.work.kernels_of_operations(self.recording.steps)
 
+    @property
+    def has_places(self) -> bool:
+        """Whether there are operations of the framework."""
+        return self.recording.clock != "device" or self.recording.framework is not None
+
+    def summed_calls(self, *, above: int) -> Calls | None:
+        """Return one call for each operation, where there are more than `above` calls."""
+        recording = self.recording
+        if self.has_places or recording.steps or len(recording.work) <= above:
+            return None
+        return recording.work.summed()
+
     def steps_of_calls(self) -> tuple[int, Ints] | None:
         """Return how many steps there are and the step of each call, UNKNOWN if in none."""
         start_ns = self.recording.calls.start_ns
@@ -217,7 +229,7 @@ class MsprofAnalysis(Analysis):
 
     def _device_time(self, name: str) -> DeviceTime:
         work = self.recording.devices[name]
-        found = work.time(name, work.window)
+        found = work.time(name)
         windows = self.recording.step_windows.get(name)
         return found if windows is None else replace(found, steps=work.time(name, windows.all))
 
@@ -232,7 +244,11 @@ class MsprofAnalysis(Analysis):
 
     def _totals(self) -> Totals:
         recording = self.recording
-        sums = recording.calls.sums()
+        if recording.clock == "device" and recording.framework is None:
+            # A call is a piece of work then, and of those nothing else is known.
+            sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
+        else:
+            sums = recording.calls.sums()
         steps = [end - start for _, start, end in recording.steps]
         return Totals(
             total_ns=sums["total_ns"],
@@ -246,6 +262,8 @@ class MsprofAnalysis(Analysis):
         )
 
     def _timed_calls(self) -> int:
+        if self.recording.clock == "device" and self.recording.framework is None:
+            return len(self.recording.work)
         total = self.recording.calls.total_ns
         return 0 if total is None else int((total != UNKNOWN).sum())
 

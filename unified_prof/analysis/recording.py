@@ -125,17 +125,14 @@ class Recording:
     @cached_property
     def of_steps(self) -> OfSteps:
         """The step that launched each piece of work, by the starts of its calls."""
-        calls = self.host_calls
+        calls, steps = self.host_calls, self.steps
 
         def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
             row = calls.launching(connection)
             starts = calls.start_ns[row] if len(calls) else start_ns
-            return step_of(np.where(row >= 0, starts, start_ns), self.steps).astype(np.int32)
+            return step_of(np.where(row >= 0, starts, start_ns), steps).astype(np.int32)
 
-        return OfSteps(
-            step(self.tasks.connection, self.tasks.start_ns),
-            step(self.comms.connection, self.comms.start_ns),
-        )
+        return OfSteps(step, self.tasks, self.comms)
 
     @cached_property
     def devices(self) -> dict[str, DeviceWork]:
@@ -148,7 +145,9 @@ class Recording:
     @cached_property
     def device_numbers(self) -> dict[str, int | None]:
         """Name -> number, None where there is only one."""
-        numbers = np.unique(np.concatenate((np.unique(self.tasks.device), self.comms.device)))
+        numbers = np.unique(np.concatenate((self.tasks.devices, self.comms.device))).astype(
+            np.int64
+        )
         rows = self.source.rows("SELECT id, name FROM NPU_INFO")
         names = {number: name for number, name in rows if name not in NOTHING_KNOWN}
         result: dict[str, int | None] = {}

@@ -10,6 +10,7 @@ import numpy as np
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
+from unified_prof.analysis.model import Row
 from unified_prof.analysis.views.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
 
 Kind = Literal["module", "line", "operation"]
@@ -42,6 +43,10 @@ class Tree:
 
 def trees(analysis: Analysis) -> tuple[Tree, ...]:
     """Return the trees that a report can give: modules, source lines, operations and kernels."""
+    builder = _Builder()
+    pairs = analysis.kernels_of_operations()
+    if pairs and not analysis.has_places:
+        return (_of_pairs(builder, pairs, ("total_ns",)),)
     calls = analysis.calls
     if not len(calls):
         return ()
@@ -52,17 +57,20 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
         result.append(_of_calls("module", calls, calls.module, _module_path, measures))
     if calls.stack is not None:
         result.append(_of_calls("line", calls, calls.stack, _frames, measures))
-    builder = _Builder()
-    if pairs := analysis.kernels_of_operations():
-        for operation, row in pairs:
-            times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
-            path = [operation] if operation == row.name else [operation, row.name]
-            builder.add(path, times, row.count)
-    else:
+    if not pairs:
         for number, values, count in _grouped(calls, calls.name):
             builder.add([texts[number]], values, count)
-    result.append(builder.tree("operation", measures))
+    result.append(_of_pairs(builder, pairs, measures))
     return tuple(result)
+
+
+def _of_pairs(builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[str, ...]) -> Tree:
+    """Return the tree of operations and the kernels under them."""
+    for operation, row in pairs:
+        times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
+        path = [operation] if operation == row.name else [operation, row.name]
+        builder.add(path, times, row.count)
+    return builder.tree("operation", measures)
 
 
 class _Builder:

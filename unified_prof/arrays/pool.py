@@ -39,3 +39,36 @@ class Pool:
             self._sorted = np.insert(self._sorted, place[new], distinct[new])
             self._index_of_sorted = np.insert(self._index_of_sorted, place[new], index[new])
         return index[inverse]
+
+
+class Numbering:
+    """The same for numbers from 0 below a bound: by a table, where that is no large one."""
+
+    _LARGE = 1 << 23
+
+    def __init__(self, bound: int) -> None:
+        self._pool = Pool() if bound > self._LARGE else None
+        self._table = np.full(0 if self._pool is not None else bound, -1, np.int32)
+        self._values: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._values) if self._pool is None else len(self._pool)
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """The numbers by index."""
+        if self._pool is not None:
+            return self._pool.values.astype(np.int64)
+        return np.array(self._values, np.int64)
+
+    def index_of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the index of every number; unseen ones get the next indexes."""
+        if self._pool is not None:
+            return self._pool.index_of(values).astype(np.int64)
+        index = self._table[values]
+        if (index < 0).any():
+            new = np.unique(values[index < 0])
+            self._table[new] = np.arange(len(self._values), len(self._values) + len(new))
+            self._values += new.tolist()
+            index = self._table[values]
+        return index.astype(np.int64)

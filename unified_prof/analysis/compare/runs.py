@@ -65,7 +65,7 @@ def _load(path: Path) -> Run:
 
 
 def _run(label: str, analysis: Analysis) -> Run:
-    calls, summary = analysis.calls, analysis.summary
+    calls, summary = analysis.summed_calls(above=_MAX_CALLS) or analysis.calls, analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
     return Run(

@@ -10,7 +10,17 @@ from unified_prof.analysis.ways import Way
 
 
 def _has_calls(recording: Recording) -> bool:
-    return len(recording.calls) > 0
+    return _is_of_device(recording) or len(recording.calls) > 0
+
+
+def _has_places(recording: Recording) -> bool:
+    return recording.framework is not None and _has_calls(recording)
+
+
+def _operations(recording: Recording) -> Breakdown:
+    if _is_of_device(recording) and recording.framework is None:
+        return breakdowns.finish("operation", recording.work.operation_rows())
+    return breakdowns.by_label(recording.calls, "operation")
 
 
 def _is_of_device(recording: Recording) -> bool:
@@ -53,13 +63,13 @@ def _steps(recording: Recording) -> list[Row]:
 
 
 WAYS = {
-    "operation": Way(_has_calls, lambda one: breakdowns.by_label(one.calls, "operation")),
+    "operation": Way(_has_calls, _operations),
     "module": Way(
-        lambda one: _has_calls(one) and one.calls.module is not None,
+        lambda one: _has_places(one) and one.calls.module is not None,
         lambda one: breakdowns.by_label(one.calls, "module"),
     ),
     "line": Way(
-        lambda one: _has_calls(one) and one.calls.line is not None,
+        lambda one: _has_places(one) and one.calls.line is not None,
         lambda one: breakdowns.by_label(one.calls, "line"),
     ),
     "kernel": Way(_is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())),

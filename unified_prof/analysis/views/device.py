@@ -2,39 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, KINDS, UNKNOWN
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.tasks import WAIT, Tasks
+from unified_prof.analysis.read.tasks import WAIT, TaskRows, Tasks
 from unified_prof.analysis.views.groups import by_key
+from unified_prof.analysis.views.idle import meet
 from unified_prof.analysis.views.step_trace import StepTrace
+from unified_prof.analysis.views.sweep import Stretch, Sums, Sweep
 from unified_prof.analysis.views.work import Steps
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]
 
-_NOTHING = np.zeros(0, np.int64)
-_PIECE = 1 << 19
 
-
-@dataclass(frozen=True, slots=True, eq=False)
 class OfSteps:
     """The step that launched each piece of work, UNKNOWN where none did."""
 
-    tasks: NDArray[np.int32]
-    comms: NDArray[np.int32]
+    def __init__(
+        self, step: Callable[[Ints, Ints], NDArray[np.int32]], tasks: Tasks, comms: Collectives
+    ) -> None:
+        """Take how to tell it of (connection, start_ns)."""
+        self._step, self._tasks, self._comms = step, tasks, comms
+
+    def of(self, rows: TaskRows) -> NDArray[np.int32]:
+        """Return the step of some tasks."""
+        return self._step(rows.connection, rows.start_ns)
+
+    @cached_property
+    def tasks(self) -> NDArray[np.int32]:
+        """The step of each task: for millions of them rather ask `of`, window by window."""
+        parts = [self.of(rows) for rows in self._tasks.windows()]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    @cached_property
+    def comms(self) -> NDArray[np.int32]:
+        """The step of each collective."""
+        return self._step(self._comms.connection, self._comms.start_ns)
 
 
 class DeviceWork:
-    """The work of one device as merged sets of intervals.
+    """The work of one device, as merged sets of intervals or as sums over them.
 
     Work is what computes, communicates or copies. A collective communicates from its first task to
     its last, waiting for other ranks included, as the vendor's viewers count it and as the one
@@ -43,17 +60,45 @@ class DeviceWork:
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
         """Take the work of a device; None: there is only one."""
-        here: Any = slice(None) if device is None else np.flatnonzero(tasks.device == device)
-        comm_here: Any = slice(None) if device is None else comms.device == device
-        kind, start, duration = tasks.kind[here], tasks.start_ns[here], tasks.duration_ns[here]
-        self.tasks = len(kind)
-        self.compute = _merged(start, duration, kind, KERNEL)
-        self.copies = _merged(start, duration, kind, COPY)
-        self.communication = intervals.merge(comms.start_ns[comm_here], comms.end_ns[comm_here])
-        if comms.in_parts(device):
-            parts = _merged(start, duration, kind, COMMUNICATION)
-            self.communication = intervals.union(self.communication, parts)
-        self.busy = intervals.union(self.compute, self.communication, self.copies)
+        self._tasks, self._device = tasks, device
+        here: Any = slice(None) if device is None else comms.device == device
+        self._parts = comms.in_parts(device)
+        self._whole = intervals.merge(comms.start_ns[here], comms.end_ns[here])
+
+    @cached_property
+    def tasks(self) -> int:
+        """How many tasks it has, waiting ones too."""
+        if self._device is None:
+            return len(self._tasks)
+        devices = self._tasks.packed["device"].blocks()
+        return sum(int((device == self._device).sum()) for device in devices)
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Yield the work of one stretch of time after another, which together are all time."""
+        sweep = Sweep(self._whole, parts=self._parts)
+        for rows in self._tasks.in_time(self._device):
+            yield sweep.take(rows.kind, rows.start_ns, rows.end_ns, rows.until_ns)
+        yield sweep.rest()
+
+    @property
+    def compute(self) -> IntervalSet:
+        """When kernels ran."""
+        return self._sets[0]
+
+    @property
+    def communication(self) -> IntervalSet:
+        """When collectives ran."""
+        return self._sets[1]
+
+    @property
+    def copies(self) -> IntervalSet:
+        """When copies and memory sets ran."""
+        return self._sets[2]
+
+    @property
+    def busy(self) -> IntervalSet:
+        """When any of them ran."""
+        return self._sets[3]
 
     @property
     def window(self) -> IntervalSet:
@@ -61,25 +106,37 @@ class DeviceWork:
 
         What the profiler marks, records and waits for at both ends is no work.
         """
-        return intervals.hull(self.busy)
+        return self._sums.span
 
-    def time(self, name: str, window: IntervalSet) -> DeviceTime:
-        """Return how the device spent a window, which may have gaps."""
-        compute = intervals.intersect(self.compute, window)
-        communication = intervals.intersect(self.communication, window)
-        has_communication = len(self.communication) > 0
+    def time(self, name: str, window: IntervalSet | None = None) -> DeviceTime:
+        """Return how the device spent its own window, or one which may have gaps."""
+        found, whole = self._sums, self._sums
+        if window is not None:
+            found = Sums()
+            for stretch in self.stretches():
+                found.add(stretch, window)
         return DeviceTime(
             device=name,
-            window_ns=window.total_ns,
-            compute_ns=compute.total_ns,
-            communication_ns=communication.total_ns if has_communication else None,
-            overlap_ns=(
-                intervals.intersect(compute, communication).total_ns if has_communication else None
-            ),
-            copy_ns=intervals.intersect(self.copies, window).total_ns,
-            busy_ns=intervals.intersect(self.busy, window).total_ns,
+            window_ns=(whole.span if window is None else window).total_ns,
+            compute_ns=found.compute_ns,
+            communication_ns=found.communication_ns if whole.communicates else None,
+            overlap_ns=found.overlap_ns if whole.communicates else None,
+            copy_ns=found.copy_ns,
+            busy_ns=found.busy_ns,
             tasks=self.tasks,
         )
+
+    @cached_property
+    def _sums(self) -> Sums:
+        sums = Sums()
+        for stretch in self.stretches():
+            sums.add(stretch)
+        return sums
+
+    @cached_property
+    def _sets(self) -> tuple[IntervalSet, ...]:
+        parts = [(one.compute, one.communication, one.copies, one.busy) for one in self.stretches()]
+        return tuple(intervals.union(*each) for each in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,17 +161,19 @@ def step_windows(
 ) -> StepWindows:
     """Return the time of each step on a device; None: there is only one."""
     work_ends = np.full(len(steps), np.iinfo(np.int64).min)
-    is_work = (tasks.kind == KERNEL) | (tasks.kind == COPY)
-    if comms.in_parts(device):
-        is_work |= tasks.kind == COMMUNICATION
-    mine = is_work & (of.tasks != UNKNOWN)
+    in_parts = comms.in_parts(device)
+    for rows in tasks.windows():
+        mine = (rows.kind == KERNEL) | (rows.kind == COPY)
+        if in_parts:
+            mine |= rows.kind == COMMUNICATION
+        if device is not None:
+            mine &= rows.device == device
+        step = of.of(rows)
+        mine &= step != UNKNOWN
+        np.maximum.at(work_ends, step[mine], rows.end_ns[mine])
     comm_mine = of.comms != UNKNOWN
     if device is not None:
-        mine &= tasks.device == device
         comm_mine &= comms.device == device
-    for piece in _pieces(len(mine)):
-        rows = np.flatnonzero(mine[piece]) + piece.start
-        np.maximum.at(work_ends, of.tasks[rows], tasks.start_ns[rows] + tasks.duration_ns[rows])
     np.maximum.at(work_ends, of.comms[comm_mine], comms.end_ns[comm_mine])
     begins, ends = [], []
     done_ns = 0
@@ -125,54 +184,65 @@ def step_windows(
     return StepWindows(np.array(begins, np.int64), np.array(ends, np.int64))
 
 
-def _merged(start_ns: Ints, duration_ns: Ints, kind: NDArray[np.int8], wanted: int) -> IntervalSet:
-    """Merge the tasks of one kind, a piece at a time: the whole would need many times its size."""
-    sets = []
-    for piece in _pieces(len(start_ns)):
-        chosen = kind[piece] == wanted
-        start = start_ns[piece][chosen]
-        sets.append(intervals.merge(start, start + duration_ns[piece][chosen]))
-    return intervals.union(*sets)
+class _Stream:
+    """The work of one stream, so far."""
 
-
-def _pieces(length: int) -> list[slice]:
-    return [slice(low, low + _PIECE) for low in range(0, length, _PIECE)]
+    def __init__(self, types: int) -> None:
+        self.sweep = Sweep(parts=True)
+        self.sums = Sums()
+        self.count = 0
+        self.wait_ns = 0
+        self.by_type = np.zeros(types)
+        """How much each type of task weighs: its time, and 1 ns a task."""
 
 
 def stream_rows(tasks: Tasks) -> list[Row]:
     """Return one row per stream of each device, with its time by kind of task."""
-    places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
-    several = len(np.unique(tasks.device)) > 1
-    rows = []
-    for place, own in by_key(places):
-        kind, start, duration = tasks.kind[own], tasks.start_ns[own], tasks.duration_ns[own]
-        parts = {
-            f"{KINDS[what] if what != KERNEL else 'compute'}_ns": _merged(
-                start, duration, kind, what
-            )
-            for what in (KERNEL, COMMUNICATION, COPY)
-        }
-        waiting = kind == WAIT
-        busy = intervals.union(*parts.values())
-        window = intervals.hull(busy)
-        stream = place & 0xFFFFFFFF
-        rows.append(
+    streams: dict[int, _Stream] = {}
+    types = len(tasks.type_texts)
+    for rows in tasks.in_time():
+        end_ns = rows.end_ns
+        places = rows.device.astype(np.int64) << 32 | (rows.stream.astype(np.int64) & 0xFFFFFFFF)
+        for place, own in by_key(places):
+            stream = streams.setdefault(place, _Stream(types))
+            kind, duration = rows.kind[own], rows.duration_ns[own].astype(np.int64)
+            work = stream.sweep.take(kind, rows.start_ns[own], end_ns[own], rows.until_ns)
+            stream.sums.add(work)
+            stream.count += len(own)
+            stream.wait_ns += int(duration[kind == WAIT].sum())
+            stream.by_type += np.bincount(rows.type[own], weights=duration + 1, minlength=types)
+    result = []
+    for place, stream in sorted(streams.items()):
+        stream.sums.add(stream.sweep.rest())
+        sums, number = stream.sums, place & 0xFFFFFFFF
+        several = len(tasks.devices) > 1
+        result.append(
             Row(
-                name=f"{device_name(place >> 32)} stream {stream}"
+                name=f"{device_name(place >> 32)} stream {number}"
                 if several
-                else f"stream {stream}",
+                else f"stream {number}",
                 kind="stream",
-                count=len(own),
-                total_ns=busy.total_ns,
-                detail=_types(tasks, own),
+                count=stream.count,
+                total_ns=sums.busy_ns,
+                detail=_types(tasks, stream.by_type),
                 extra={
-                    **{name: part.total_ns for name, part in parts.items()},
-                    "wait_ns": int(duration[waiting].sum()),
-                    "window_ns": window.total_ns if len(window) else None,
+                    "compute_ns": sums.compute_ns,
+                    "communication_ns": sums.communication_ns,
+                    "copy_ns": sums.copy_ns,
+                    "wait_ns": stream.wait_ns,
+                    "window_ns": sums.span.total_ns if len(sums.span) else None,
                 },
             )
         )
-    return rows
+    return result
+
+
+class _Step:
+    """The work that one step launched on one device, so far."""
+
+    def __init__(self, communication: IntervalSet, *, parts: bool) -> None:
+        self.sweep = Sweep(communication, parts=parts)
+        self.sums = Sums()
 
 
 def step_rows(
@@ -206,29 +276,56 @@ def step_rows(
 
     for name, whole in devices.items():
         only = numbers[name]
-        own_tasks = _by_step(of.tasks, None if only is None else tasks.device == only)
-        own_comms = _by_step(of.comms, None if only is None else comms.device == only)
-        for step in range(len(steps)):
-            rows = own_tasks.get(step, _NOTHING)
-            kind, start, duration = tasks.kind[rows], tasks.start_ns[rows], tasks.duration_ns[rows]
-            talk = own_comms.get(step, _NOTHING)
-            compute = _merged(start, duration, kind, KERNEL)
-            communication = intervals.merge(comms.start_ns[talk], comms.end_ns[talk])
-            if comms.in_parts(only):
-                communication = _merged(start, duration, kind, COMMUNICATION)
-            communicates = len(whole.communication) > 0
-            overlap = intervals.intersect(compute, communication)
-            begin_ns, end_ns = int(windows[name].start_ns[step]), int(windows[name].end_ns[step])
-            busy = intervals.clip(whole.busy, begin_ns, end_ns)
-            add(step, "compute_ns", compute.total_ns)
-            add(step, "communication_ns", communication.total_ns if communicates else None)
-            add(step, "overlap_ns", overlap.total_ns if communicates else None)
-            add(step, "copy_ns", _merged(start, duration, kind, COPY).total_ns)
-            add(step, "idle_ns", end_ns - begin_ns - busy.total_ns)
+        communicates = whole.time(name).communication_ns is not None
+        found = _of_each_step(len(steps), tasks, comms, of, only)
+        busy = _busy_in(windows[name], whole)
+        lasted = (windows[name].end_ns - windows[name].start_ns).tolist()
+        for step, sums in enumerate(found):
+            add(step, "compute_ns", sums.compute_ns)
+            add(step, "communication_ns", sums.communication_ns if communicates else None)
+            add(step, "overlap_ns", sums.overlap_ns if communicates else None)
+            add(step, "copy_ns", sums.copy_ns)
+            add(step, "idle_ns", lasted[step] - busy[step])
     return [
         Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra)
         for (name, start_ns, end_ns), extra in zip(steps, extras, strict=True)
     ]
+
+
+def _of_each_step(
+    count: int, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+) -> list[Sums]:
+    """Return the work that each step launched on a device."""
+    parts = comms.in_parts(device)
+    here = of.comms if device is None else np.where(comms.device == device, of.comms, UNKNOWN)
+    talk = dict(by_key(here))
+    nothing = np.zeros(0, np.int64)
+    own = []
+    for step in range(count):
+        chosen = nothing if parts else talk.get(step, nothing)
+        merged = intervals.merge(comms.start_ns[chosen], comms.end_ns[chosen])
+        own.append(_Step(merged, parts=parts))
+    for rows in tasks.in_time(device):
+        end_ns = rows.end_ns
+        for step, at in by_key(of.of(rows)):
+            if step != UNKNOWN:
+                work = own[step].sweep.take(
+                    rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns
+                )
+                own[step].sums.add(work)
+    for one in own:
+        one.sums.add(one.sweep.rest())
+    return [one.sums for one in own]
+
+
+def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
+    """Return how long a device worked in each step."""
+    result = np.zeros(len(windows.start_ns), np.int64)
+    steps = IntervalSet(windows.start_ns, windows.end_ns)
+    for stretch in device.stretches():
+        start, end, _, step = meet(stretch.busy, steps)
+        np.add.at(result, step, end - start)
+    return [int(one) for one in result]
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
@@ -248,14 +345,7 @@ def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
     ]
 
 
-def _by_step(steps: NDArray[np.int32], here: NDArray[np.bool_] | None) -> dict[int, Ints]:
-    """Return where the work of each step stands, of a device's where `here`."""
-    steps = steps if here is None else np.where(here, steps, UNKNOWN)
-    return {number: own for number, own in by_key(steps) if number != UNKNOWN}
-
-
-def _types(tasks: Tasks, own: Ints) -> str:
+def _types(tasks: Tasks, weight: NDArray[np.float64]) -> str:
     """Name the types of task that took most of a stream's time."""
-    time = np.bincount(tasks.type[own], weights=tasks.duration_ns[own] + 1)
-    top = np.argsort(-time, kind="stable")[:3]
-    return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if time[code] > 0)
+    top = np.argsort(-weight, kind="stable")[:3]
+    return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)

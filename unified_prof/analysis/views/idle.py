@@ -9,7 +9,7 @@ ranks of a collective, or it took its time to begin. `docs/figures.md` has the d
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION
+from unified_prof.analysis.views.sweep import Stretch
+from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]
@@ -265,29 +267,64 @@ def _without(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Int
 
 def totals(
     device: str,
-    segments: Segments,
+    parts: Iterable[Segments],
     steps: Sequence[tuple[str, int, int]] | None,
 ) -> list[WhyIdle]:
     """Return the idle time by reason: in all, then in each step.
 
     Args:
         device: whose.
-        segments: its idle time.
+        parts: its idle time.
         steps: name, begin and end of each step on the device, in order; None: there are none.
     """
-    length = segments.end_ns - segments.start_ns
-    sums = [int(length[segments.reason == reason].sum()) for reason in range(len(REASONS))]
-    rows = [WhyIdle(device, None, sum(sums), *sums)]
-    if steps is None:
-        return rows
-    by_step = np.zeros((len(steps), len(REASONS)), np.int64)
+    sums = np.zeros(len(REASONS), np.int64)
+    by_step = np.zeros((len(steps or ()), len(REASONS)), np.int64)
     windows = IntervalSet(
-        np.array([begin for _, begin, _ in steps], np.int64),
-        np.array([end for _, _, end in steps], np.int64),
+        np.array([begin for _, begin, _ in steps or ()], np.int64),
+        np.array([end for _, _, end in steps or ()], np.int64),
     )
-    idle = IntervalSet(segments.start_ns, segments.end_ns)
-    start, end, which, step = meet(idle, windows)
-    np.add.at(by_step, (step, segments.reason[which]), end - start)
-    for (name, _, _), own in zip(steps, by_step.tolist(), strict=True):
+    for segments in parts:
+        np.add.at(sums, segments.reason, segments.end_ns - segments.start_ns)
+        if steps:
+            idle = IntervalSet(segments.start_ns, segments.end_ns)
+            start, end, which, step = meet(idle, windows)
+            np.add.at(by_step, (step, segments.reason[which]), end - start)
+    rows = [WhyIdle(device, None, int(sums.sum()), *sums.tolist())]
+    for (name, _, _), own in zip(steps or (), by_step.tolist(), strict=True):
         rows.append(WhyIdle(device, name, sum(own), *own))
     return rows
+
+
+def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[IntervalSet]:
+    """Yield the time in which no work ran, some gaps at a time, each of them whole.
+
+    Args:
+        stretches: the work of a device.
+        of: the time that is asked about.
+    """
+    open_ns: int | None = None  # when a gap began that goes on at the end of a stretch
+    for one in stretches:
+        idle = intervals.intersect(
+            IntervalSet(
+                np.concatenate(([one.begin_ns], one.busy.end_ns)),
+                np.concatenate((one.busy.start_ns, [one.until_ns])),
+            ),
+            intervals.part(of, one.begin_ns, one.until_ns),
+        )
+        start, end = idle.start_ns, idle.end_ns
+        filled = end > start
+        if not filled.all():
+            start, end = start[filled], end[filled]
+        if open_ns is not None:
+            if len(start) and start[0] == one.begin_ns:
+                start[0] = open_ns
+            else:
+                start = np.concatenate(([open_ns], start))
+                end = np.concatenate(([one.begin_ns], end))
+            open_ns = None
+        if len(end) and end[-1] == one.until_ns:
+            open_ns = int(start[-1])
+            start, end = start[:-1], end[:-1]
+        if len(start):
+            yield IntervalSet(start, end)
+    assert open_ns is None, "no time is asked about that never ends"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -24,6 +25,7 @@ from unified_prof.analysis.views.idle import (
     Segments,
     WhyIdle,
     explain,
+    idle_gaps,
     is_input,
     is_synchronising,
     totals,
@@ -36,6 +38,20 @@ Ints = NDArray[np.int64]
 
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One device."""
+
+    number: int | None
+    device: DeviceWork
+    windows: StepWindows | None
+
+    @property
+    def of(self) -> intervals.IntervalSet:
+        """The time in which it may have been idle."""
+        return self.device.window if self.windows is None else self.windows.all
 
 
 class IdleTime:
@@ -55,26 +71,28 @@ class IdleTime:
         self._work, self._framework = work, framework
         self._labels = Labels()
         """Synchronising calls, each with the line that called it after a newline."""
+        self._devices: dict[str, _Asked] = {}
         self._parts: dict[str, tuple[Segments, Ints]] = {}
 
     def add(
         self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
     ) -> None:
         """Take a device; `number` None stands for the only one."""
-        of = device.window if windows is None else windows.all
-        idle = intervals.subtract(of, device.busy)
-        if not len(self._calls.start_ns) and self._framework is None:
-            # Nothing of the host was recorded: no reason can be told, at no cost.
-            self._parts[name] = unexplained(idle), np.zeros(0, np.int64)
-            return
-        pieces, which = self._pieces(number)
-        self._parts[name] = explain(idle, pieces, self._host), which
+        self._devices[name] = _Asked(number, device, windows)
 
     def of(self, name: str) -> tuple[Segments, Ints]:
         """Return the idle time of a device, and the piece of all work that each number stands for.
 
         The numbers are those of `Segments.next_piece`.
         """
+        if name not in self._parts:
+            asked = self._devices[name]
+            idle = intervals.subtract(asked.of, asked.device.busy)
+            if self._is_told:
+                pieces, which = self._pieces(asked.number)
+                self._parts[name] = explain(idle, pieces, self._host), which
+            else:
+                self._parts[name] = unexplained(idle), np.zeros(0, np.int64)
         return self._parts[name]
 
     @property
@@ -90,23 +108,25 @@ class IdleTime:
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[WhyIdle]:
         """Return the idle time by reason: of each device in all, then of each of its steps."""
         found: list[WhyIdle] = []
-        for name, (segments, _) in self._parts.items():
+        for name in self._devices:
             own = windows.get(name)
             of_device = None
             if own is not None:
                 times = zip(steps, own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
                 of_device = [(step, begin, end) for (step, _, _), begin, end in times]
-            found += totals(name, segments, of_device)
+            parts = (segments for segments, _ in self._in_parts(name))
+            found += totals(name, parts, of_device)
         return found
 
     def rows(self) -> list[Row]:
         """Return one row for each reason, and one for each synchronising call and its line."""
         found: dict[tuple[int, int], list[int]] = {}
         host: dict[int, int] = {}
-        many = len(self._host.sync) + 1
-        for segments, which in self._parts.values():
+        labels = self._host.sync_label if self._is_told else np.zeros(0, np.int64)
+        many = len(labels) + 1
+        for segments, which in (part for name in self._devices for part in self._in_parts(name)):
             length = segments.end_ns - segments.start_ns
-            label = np.append(self._host.sync_label, _NOWHERE)[segments.sync].astype(np.int64)
+            label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
             keys, number = np.unique(
                 segments.reason.astype(np.int64) * many + label + 1, return_inverse=True
             )
@@ -138,6 +158,20 @@ class IdleTime:
                 )
             )
         return sorted(rows, key=lambda row: (-(row.total_ns or 0), row.name))
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether anything of the host was recorded: else no reason can be told."""
+        return len(self._calls.start_ns) > 0 or self._framework is not None
+
+    def _in_parts(self, name: str) -> Iterator[tuple[Segments, Ints]]:
+        """Yield what `of` gives, some gaps at a time where no reasons are told."""
+        if self._is_told or name in self._parts:
+            yield self.of(name)
+            return
+        asked = self._devices[name]
+        for idle in idle_gaps(asked.device.stretches(), asked.of):
+            yield unexplained(idle), np.zeros(0, np.int64)
 
     def _add_waiting(
         self, host: dict[int, int], segments: Segments, which: Ints, length: Ints

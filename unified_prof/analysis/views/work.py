@@ -6,7 +6,7 @@ many small tasks of a collective are part of it, not beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +22,7 @@ from unified_prof.analysis.calls import (
     UNKNOWN,
     Calls,
     Labels,
-    group,
+    Sums,
 )
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.collectives import Collectives
@@ -35,8 +35,9 @@ from unified_prof.analysis.read.framework import (
     Framework,
     module_class,
 )
-from unified_prof.analysis.read.tasks import Tasks
+from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
+from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
 Columns = dict[str, NDArray[np.integer]]
@@ -55,8 +56,77 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     return result
 
 
+class Pieces:
+    """Some pieces of work, with their columns as they are asked for."""
+
+    def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
+        self._work, self._tasks, self._comms = work, tasks, comms
+        self.first = first
+        """Which of all pieces is the first; the others follow it."""
+
+    def __len__(self) -> int:
+        return len(self._comms if self._tasks is None else self._tasks)
+
+    @property
+    def tasks(self) -> TaskRows | None:
+        """The tasks that they are; None: these are collectives as a whole."""
+        return self._tasks
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each piece."""
+        return self._comms.start_ns if self._tasks is None else self._tasks.start_ns
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Duration of each piece."""
+        return self._comms.duration_ns if self._tasks is None else self._tasks.duration_ns
+
+    @property
+    def kind(self) -> NDArray[np.int8]:
+        """What each piece is."""
+        if self._tasks is None:
+            return np.full(len(self), COMMUNICATION, np.int8)
+        return self._tasks.kind
+
+    @property
+    def device(self) -> Ints:
+        """Device of each piece."""
+        return self._comms.device if self._tasks is None else self._tasks.device.astype(np.int64)
+
+    @property
+    def stream(self) -> Ints:
+        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        if self._tasks is None:
+            return np.full(len(self), UNKNOWN)
+        return self._tasks.stream.astype(np.int64)
+
+    @property
+    def connection(self) -> Ints:
+        """What ties each piece to the host call that launched it."""
+        if self._tasks is None:
+            return self._comms.connection
+        return self._tasks.connection.astype(np.int64)
+
+    @cached_property
+    def operator(self) -> NDArray[np.int32]:
+        """Operator type of each piece, as numbers in the labels of all work."""
+        names, comms = self._work.operator_numbers
+        return comms if self._tasks is None else names.of(self._tasks)
+
+    @cached_property
+    def kernel(self) -> NDArray[np.int32]:
+        """Kernel, collective or kind of copy of each piece, as numbers in the same labels."""
+        names, comms = self._work.kernel_numbers
+        return comms if self._tasks is None else names.of(self._tasks)
+
+
 class Work:
-    """Columns over all pieces of work: the tasks among them first, then the collectives."""
+    """Columns over all pieces of work: the tasks among them first, then the collectives.
+
+    Whole columns are made anew whenever they are asked for where tasks are many; `windows` gives
+    some pieces at a time.
+    """
 
     def __init__(
         self,
@@ -66,63 +136,127 @@ class Work:
         collectives: CollectiveNames,
         allocations: Allocations,
     ) -> None:
-        mask = (tasks.kind == KERNEL) | (tasks.kind == COPY)
-        for device in np.unique(tasks.device).tolist():
-            if comms.in_parts(device):
-                mask |= (tasks.kind == COMMUNICATION) & (tasks.device == device)
-        self._task = np.flatnonzero(mask).astype(np.int32)
         self._tasks, self._comms, self._collectives = tasks, comms, collectives
         self._framework, self._allocations = framework, allocations
+        self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
         self.labels = Labels()
-        self.duration_ns = self._with_comms(tasks.duration_ns[self._task], comms.duration_ns)
-        self.kind = self._with_comms(
-            tasks.kind[self._task], np.full(len(comms), COMMUNICATION, np.int8)
-        )
 
     def __len__(self) -> int:
-        return len(self.duration_ns)
+        return self._task_count + len(self._comms)
+
+    def windows(self) -> Iterator[Pieces]:
+        """Yield all pieces, some hundred thousand at a time."""
+        first = 0
+        for rows in self._tasks.windows():
+            pieces = Pieces(self, first, rows.where(self._is_work(rows)), self._comms)
+            yield pieces
+            first += len(pieces)
+        if len(self._comms):
+            yield Pieces(self, first, None, self._comms)
 
     @property
     def task(self) -> NDArray[np.int32]:
         """The task that each piece is, UNKNOWN of collectives as a whole."""
         return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
 
+    @cached_property
+    def duration_ns(self) -> Ints:
+        """Duration of each piece."""
+        return self._whole("duration_ns")
+
+    @cached_property
+    def kind(self) -> NDArray[np.int8]:
+        """What each piece is."""
+        return self._whole("kind")
+
     @property
     def start_ns(self) -> Ints:
         """Start of each piece."""
-        return self._with_comms(self._tasks.start_ns[self._task], self._comms.start_ns)
+        return self._whole("start_ns")
 
     @property
     def device(self) -> Ints:
         """Device of each piece."""
-        tasks = self._tasks.device[self._task].astype(np.int64)
-        return self._with_comms(tasks, self._comms.device)
+        return self._whole("device")
 
     @property
     def stream(self) -> Ints:
         """Stream of each piece, UNKNOWN of collectives as a whole."""
-        tasks = self._tasks.stream[self._task].astype(np.int64)
-        return self._with_comms(tasks, np.full(len(self._comms), UNKNOWN))
+        return self._whole("stream")
 
     @property
     def connection(self) -> Ints:
         """What ties each piece to the host call that launched it."""
-        tasks = self._tasks.connection[self._task].astype(np.int64)
-        return self._with_comms(tasks, self._comms.connection)
+        return self._whole("connection")
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each piece, as numbers in `labels`."""
-        tasks = self._tasks.operator_labels(self.labels, self._task)
-        comms = self._collectives.types(self.labels)
-        return self._with_comms(tasks, comms)
+        return self._whole("operator")
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
         """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
-        tasks = self._tasks.kernel_labels(self.labels, self._task)
-        comms = self._collectives.names(self.labels)
-        return self._with_comms(tasks, comms)
+        return self._whole("kernel")
+
+    @cached_property
+    def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
+        """Which operator a task is, and the one of each collective."""
+        names = self._tasks.operator_names(self.labels, self._is_work)
+        return names, self._collectives.types(self.labels)
+
+    @cached_property
+    def kernel_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
+        """Which kernel a task is, and what each collective is called."""
+        names = self._tasks.kernel_names(self.labels, self._is_work)
+        return names, self._collectives.names(self.labels)
+
+    @cached_property
+    def total_ns(self) -> int:
+        """Time of all pieces."""
+        return sum(int(one.duration_ns.sum(dtype=np.int64)) for one in self.windows())
+
+    def operation_rows(self) -> list[Row]:
+        """Return one row per operator type and kind, where no framework's operations are known."""
+        assert self._framework is None
+        _ = self.operator_numbers
+        names = [text for text in self.labels.texts for _ in KINDS]
+        sums = Sums(len(names))
+        for one in self.windows():
+            calls = Calls(self.labels, one.operator, one.kind, total_ns=one.duration_ns)
+            sums.add(calls, one.operator.astype(np.int64) * len(KINDS) + one.kind)
+        return sums.rows(names)
+
+    def summed(self) -> Calls:
+        """Return one call for each operator type and kind, in order of their first pieces.
+
+        Where no framework's operations are known; the time of each is that of all its pieces.
+        """
+        assert self._framework is None
+        _ = self.operator_numbers
+        size = len(self.labels.texts) * len(KINDS)
+        never = np.iinfo(np.int64).max
+        first_ns, first, total = np.full(size, never), np.full(size, never), np.zeros(size)
+        for one in self.windows():
+            key = one.operator.astype(np.int64) * len(KINDS) + one.kind
+            start_ns = one.start_ns
+            # From the last to the first, so that the first of each key stays.
+            order = np.argsort(start_ns, kind="stable")[::-1]
+            own_ns, own = np.full(size, never), np.full(size, never)
+            own_ns[key[order]] = start_ns[order]
+            own[key[order]] = order + one.first
+            earlier = own_ns < first_ns
+            first_ns[earlier], first[earlier] = own_ns[earlier], own[earlier]
+            total += np.bincount(key, weights=one.duration_ns, minlength=size)
+        there = np.flatnonzero(first < never)
+        keys = there[np.lexsort((first[there], first_ns[there]))]
+        return Calls(
+            self.labels,
+            keys // len(KINDS),
+            (keys % len(KINDS)).astype(np.int8),
+            total_ns=total[keys].astype(np.int64),
+            start_ns=first_ns[keys],
+        )
 
     @cached_property
     def calls(self) -> Calls:
@@ -158,40 +292,53 @@ class Work:
 
     def kernel_rows(self) -> list[Row]:
         """Return one row per kernel, collective and kind of copy."""
-        calls = self.by_kernel()
-        # Of kernels that share a name, the first one's operator type stands for all.
-        kernel, operators = self.kernel, self.operator
-        operator = np.full(len(self.labels.texts), UNKNOWN, np.int64)
-        operator[kernel[::-1]] = operators[::-1]
+        _ = self.kernel_numbers, self.operator_numbers
         names = self.labels.texts
+        sums = Sums(len(names))
+        # Of kernels that share a name, the first one's operator type stands for all.
+        operator = np.full(len(names), UNKNOWN, np.int64)
+        for one in self.windows():
+            kernel = one.kernel
+            sums.add(self._by_kernel(one), kernel)
+            own = np.full(len(names), UNKNOWN, np.int64)
+            own[kernel[::-1]] = one.operator[::-1]
+            operator = np.where(operator == UNKNOWN, own, operator)
         details = {
             own: names[number]
             for own, number in enumerate(operator.tolist())
             if number not in (own, UNKNOWN)
         }
-        return group(calls, self.kernel, names, details)
+        return sums.rows(names, details)
 
     def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
         """Return one row for each pair of operation and kernel under it, as (operation, row).
 
         Where there are steps, only what the calls that began in one of them launched counts.
         """
-        kernel, owner, start = self.kernel, self.operator.astype(np.int64), self.start_ns
+        _ = self.kernel_numbers, self.operator_numbers
         if self._framework is not None:
             owned = self._owned
-            call, _ = self.launches
-            distinct, number = np.unique(call[owned], return_inverse=True)
+            distinct = np.unique(self.launches[0][owned])
             names = _names(self._framework, self.labels, distinct)
-            owner[owned] = names[number]
-            start = np.where(owned, self._framework.start_ns[call], start)
         texts = self.labels.texts
-        pairs, key = np.unique(owner * len(texts) + kernel, return_inverse=True)
-        if steps:
-            key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
-        calls = self.by_kernel()
-        operations = [texts[pair // len(texts)] for pair in pairs.tolist()]
-        kernels = [texts[pair % len(texts)] for pair in pairs.tolist()]
-        rows = group(calls, key, kernels, dict(enumerate(operations)))
+        pairs, sums = Numbering(len(texts) ** 2), Sums(0)
+        for one in self.windows():
+            owner, start = one.operator.astype(np.int64), one.start_ns
+            if self._framework is not None:
+                mine = slice(one.first, one.first + len(one))
+                call, own = self.launches[0][mine], owned[mine]
+                owner[own] = names[np.searchsorted(distinct, call[own])]
+                start = np.where(own, self._framework.start_ns[call], start)
+            key = pairs.index_of(owner * len(texts) + one.kernel)
+            if steps:
+                key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
+            sums.grow(len(pairs))
+            sums.add(self._by_kernel(one), key)
+        found = pairs.values.tolist()
+        operations = [texts[pair // len(texts)] for pair in found]
+        kernels = [texts[pair % len(texts)] for pair in found]
+        order = sorted(range(len(found)), key=found.__getitem__)
+        rows = sums.rows(kernels, dict(enumerate(operations)), order)
         return [(row.detail or "", row) for row in rows]
 
     def launches_of_operations(self) -> dict[tuple[str, str], int]:
@@ -250,24 +397,51 @@ class Work:
 
     def by_kernel(self) -> Calls:
         """Return one row per piece, under its kernel's name."""
-        forward, backward = self._passes()
+        return self._by_kernel(self)
+
+    def _by_kernel(self, some: Pieces | Work) -> Calls:
+        """Return one row for each of some pieces, or of all."""
+        duration_ns, forward, backward = some.duration_ns, None, None
+        if self._framework is not None:
+            first = some.first if isinstance(some, Pieces) else 0
+            passes = self.launches[1][first : first + len(some)]
+            forward = np.where(passes == FORWARD, duration_ns, UNKNOWN)
+            backward = np.where(passes == BACKWARD, duration_ns, UNKNOWN)
         return Calls(
             labels=self.labels,
-            name=self.kernel,
-            kind=self.kind,
-            total_ns=self.duration_ns,
+            name=some.kernel,
+            kind=some.kind,
+            total_ns=duration_ns,
             forward_ns=forward,
             backward_ns=backward,
         )
 
-    def _passes(self) -> tuple[Ints | None, Ints | None]:
-        if self._framework is None:
-            return None, None
-        _, passes = self.launches
-        return (
-            np.where(passes == FORWARD, self.duration_ns, UNKNOWN),
-            np.where(passes == BACKWARD, self.duration_ns, UNKNOWN),
-        )
+    @cached_property
+    def _task_count(self) -> int:
+        if not self._in_parts:
+            return int(self._tasks.counts[[KERNEL, COPY]].sum())
+        if len(self._in_parts) == len(self._tasks.devices):
+            return int(self._tasks.counts[[KERNEL, COPY, COMMUNICATION]].sum())
+        return sum(int(self._is_work(rows).sum()) for rows in self._tasks.windows())
+
+    @cached_property
+    def _task(self) -> NDArray[np.int32]:
+        parts = [rows.where(self._is_work(rows)).rows for rows in self._tasks.windows()]
+        return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+
+    def _is_work(self, rows: TaskRows) -> NDArray[np.bool_]:
+        """Tell which tasks are pieces of work."""
+        kind = rows.kind
+        result: NDArray[np.bool_] = (kind == KERNEL) | (kind == COPY)
+        if len(self._in_parts) == len(self._tasks.devices):
+            result |= kind == COMMUNICATION
+        elif self._in_parts:
+            result |= (kind == COMMUNICATION) & np.isin(rows.device, self._in_parts)
+        return result
+
+    def _whole(self, column: str) -> NDArray[Any]:
+        parts = [getattr(one, column) for one in self.windows()]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def _operations(self, framework: Framework, owned: NDArray[np.bool_]) -> Columns:
         """Sum the work of each framework operation, by pass."""
