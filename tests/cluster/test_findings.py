@@ -122,6 +122,14 @@ def test_a_slow_link_between_pipeline_stages() -> None:
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.02)
 
 
+@pytest.mark.parametrize("groups", [3, 4, 5])
+def test_of_few_groups_the_one_with_a_slow_link_is_told(groups: int) -> None:
+    found, _ = told(Plan(tp=groups, dp=4, pp=1, per_host=8, slow_links={(1, 1 + groups): 3.0}))
+    assert [(one.kind, one.ranks) for one in found] == [
+        ("slow_link", tuple(range(1, 4 * groups, groups)))
+    ]
+
+
 def test_a_slow_link_within_a_group_of_more_names_the_group_and_says_so() -> None:
     found, _ = told(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}))
     assert [(one.kind, one.ranks) for one in found] == [("slow_link", (4, 5, 6, 7))]

@@ -360,7 +360,7 @@ def _at_times(
         if len(mine) > 2:
             then[mine] = np.log(took[mine] / median_of_others(took[mine]))
     least = np.log(_LEAST_RATIO)
-    hot = away > max(farthest(len(took)) * deviation(away), least)
+    hot = away > max(farthest(len(took)) * _scatter(took), least)
     # Where nobody did the same in that step, the first one may be slow for all.
     hot &= np.where(np.isfinite(then), then > least, step > step.min())
     for one in np.unique(who[hot]).tolist():
@@ -376,6 +376,15 @@ def _moved(matched: Matched, slow: Slow) -> int:
     return int(matched.events.bytes[list(slow.events)].sum())
 
 
+def _scatter(took: Floats) -> float:
+    """Return how far times usually lie apart, as logarithms.
+
+    From the middle of all: of three the slow one takes the others' median of others with it.
+    """
+    logs = np.log(took)
+    return deviation(logs - np.median(logs))
+
+
 def _outliers(took: Floats) -> list[tuple[int, float, float]]:
     """Return (place, ratio, what is usual) of times that are longer than chance allows."""
     if len(took) < 2:
@@ -388,7 +397,7 @@ def _outliers(took: Floats) -> list[tuple[int, float, float]]:
             for place in range(2)
             if away[place] > np.log(_SURE_OF_TWO)
         ]
-    limit = max(farthest(len(took)) * deviation(away), np.log(_LEAST_RATIO))
+    limit = max(farthest(len(took)) * _scatter(took), np.log(_LEAST_RATIO))
     return [
         (int(place), float(np.exp(away[place])), float(usual[place]))
         for place in np.flatnonzero(away > limit)
