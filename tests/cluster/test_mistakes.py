@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_report import refused, uprof
+from tests.cluster import made as simulated
 from tests.cluster import ranks
 from tests.cluster.summaries import Made, make
 from tests.decoders.kineto.made import call, kernel, write
@@ -25,6 +26,17 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return make(tmp_path / "run.cluster", Made())
+
+
+def put_off(file: Path, later: int) -> None:
+    """Move all times of a recording by so many ns."""
+    with closing(sqlite3.connect(file)) as db:
+        tables = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")]
+        for table in tables:
+            columns = [str(row[1]) for row in db.execute(f'PRAGMA table_info("{table}")')]
+            for column in {"startNs", "endNs"} & {*columns}:
+                db.execute(f'UPDATE "{table}" SET {column} = CAST({column} AS INTEGER) + {later}')
+        db.commit()
 
 
 def trace_of_nobody(path: Path) -> Path:
@@ -61,7 +73,37 @@ def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_p
     refused(uprof("report", folder, "--rank", "0"), 2, "rank 0 is there twice", "copy.db")
     done = uprof("trace", folder, "--ranks", "0", "-o", tmp_path / "t.json")
     refused(done, 2, "rank 0 is there twice", "copy.db")
-    assert uprof("report", folder).returncode == 0
+    done = uprof("report", folder)
+    assert done.returncode == 0
+    assert "what costs the run time" not in done.stdout
+    assert f"uprof: hint: {folder} does not hold several ranks of one run" in done.stderr
+    assert "rank 0 is there twice: " in done.stderr
+    assert "uprof: hint" not in uprof("report", folder, "--quiet").stderr
+
+
+def test_two_runs_below_one_folder_are_named(databases: Path, tmp_path: Path) -> None:
+    for name in ("monday", "tuesday"):
+        shutil.copytree(databases, tmp_path / "in" / name)
+    done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
+    refused(done, 2, "rank 0 is there twice", "so are 2 more, as of two runs")
+    assert f"name {tmp_path / 'in' / 'monday'} or {tmp_path / 'in' / 'tuesday'}" in done.stderr
+    done = uprof("cluster", "build", tmp_path / "in" / "monday", "-o", tmp_path / "r")
+    assert done.returncode == 0
+
+
+def test_halves_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    recorded = simulated.make(simulated.Plan(tp=1, dp=4, pp=1, steps=3))
+    for rank in range(4):
+        file = simulated.database(recorded, rank, folder / f"rank{rank}.db")
+        put_off(file, rank // 2 * 3600 * 1_000_000_000)
+    done = uprof("cluster", "build", folder, "-o", tmp_path / "r")
+    refused(done, 2, "recordings of 2 runs", "rank0.db (rank 0 on host0, ", "rank2.db (rank 2")
+    assert not (tmp_path / "r" / "cluster.sqlite").exists()
+    done = uprof("report", folder)
+    assert done.returncode == 0
+    assert "does not hold several ranks of one run: these are recordings of 2 runs" in done.stderr
 
 
 def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
@@ -193,14 +235,7 @@ def test_a_rank_that_was_recorded_at_another_time_is_told_of(
 ) -> None:
     folder = shutil.copytree(databases, tmp_path / "in")
     assert "it may be of another run" not in uprof("report", folder).stdout
-    later = 3600 * 1_000_000_000
-    with closing(sqlite3.connect(folder / "rank2.db")) as db:
-        tables = [str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")]
-        for table in tables:
-            columns = [str(row[1]) for row in db.execute(f'PRAGMA table_info("{table}")')]
-            for column in {"startNs", "endNs"} & {*columns}:
-                db.execute(f'UPDATE "{table}" SET {column} = CAST({column} AS INTEGER) + {later}')
-        db.commit()
+    put_off(folder / "rank2.db", 3600 * 1_000_000_000)
     told = uprof("report", folder).stdout
     assert "warning: rank 2 was recorded 3,6" in told or "warning: rank 2 was recorded 3,5" in told
     assert "it may be of another run" in told

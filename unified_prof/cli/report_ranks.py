@@ -15,6 +15,7 @@ from unified_prof.errors import StoreError, UprofError, UsageError
 if TYPE_CHECKING:
     from unified_prof.analysis.load import Opened
     from unified_prof.cluster.overview import Overview
+    from unified_prof.cluster.summary import Summary
     from unified_prof.report.formats import Format, Request
 
 SHOWN_EACH = 4
@@ -54,17 +55,22 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
     from unified_prof.store.ownership import temporary_folder
     from unified_prof.store.reader import open_report
 
+    why: UprofError | None = None
     with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         try:
-            summary = cluster.summary_of(databases, progress=progress)
-        except (
-            UprofError
-        ) as err:  # two recordings of one rank, or of none: reports beside each other
-            if needed and isinstance(err, UsageError):
-                text = f"{path} does not hold several ranks of one run: {err}"
-                raise UsageError(text, hint=err.hint) from err
-            yield None
-            return
+            summary: Summary | None = cluster.summary_of(databases, progress=progress)
+        except UprofError as err:
+            why = err
+            summary = None
+    if summary is None:  # two recordings of one rank, or of none: reports beside each other
+        if isinstance(why, UsageError):
+            text = f"{path} does not hold several ranks of one run: {why}"
+            if needed:
+                raise UsageError(text, hint=why.hint) from why
+            if not quiet:
+                printing.say(f"uprof: hint: {text}")
+        yield None
+        return
     if summary.ranks_read < 2 or not summary.tables["GROUP"]:
         yield None
         return

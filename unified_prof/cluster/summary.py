@@ -20,6 +20,7 @@ from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.matching import Matched, match
 from unified_prof.cluster.partial import Columns, Partial
 from unified_prof.cluster.roles import roles
+from unified_prof.cluster.runs import of_other_runs
 from unified_prof.cluster.summary_rows import Row
 from unified_prof.cluster.waits import waits
 from unified_prof.cluster.walk import Walk
@@ -71,6 +72,7 @@ def summarise(
 
     Raises:
         StoreError: there is no rank that could be read.
+        UsageError: they are of several runs, none of which has most of them.
     """
     found = list(partials)
     where = where or {}
@@ -79,6 +81,10 @@ def summarise(
     if not found:
         raise _nothing_read(unread)
     matched = match(found)
+    if others := of_other_runs(matched, where):
+        unread = (*unread, *others)
+        left = {one.rank for one in others}
+        matched = match(one for one in found if one.facts.rank not in left)
     _tell_of_other_times(matched)
     waited = waits(matched)
     steps = _compared_steps(matched)

@@ -47,6 +47,13 @@ class Change:
     """(rank, step) -> what its idle time at the step's begin is shortened by."""
     stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
     """(rank, mark) -> what the stretch behind that mark of its partial is shortened by."""
+
+    @property
+    def ranks(self) -> set[int]:
+        """Those whose own time is otherwise."""
+        by_rank = {*self.work, *self.gap_ns}
+        return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.stretch_ns)}
+
     transfer: Mapping[int, float] = field(default_factory=dict)
     """Event -> what its transfer is multiplied with."""
 
@@ -141,11 +148,16 @@ class Walk:
         """Return what all steps together would gain.
 
         That is what the first rank would, whose steps people read in logs: in a long run all
-        ranks gain alike. Where it has nothing to do with it, what the last rank to end would.
+        ranks gain alike. Where it has nothing to do with it, what the last of those would that
+        change nothing themselves: what a culprit does last of all nobody waits for.
         """
         before, after = self._as_recorded, self.ends(change)[0]
-        gains = (before[0] - after[0], max(before) - max(after))
-        return gains[0] if abs(gains[0]) >= 1 else gains[1]
+        gain = before[0] - after[0]
+        if abs(gain) >= 1:
+            return gain
+        others = [rank for rank in range(len(before)) if rank not in change.ranks]
+        others = others or list(range(len(before)))
+        return max(before[rank] for rank in others) - max(after[rank] for rank in others)
 
     def longest_idle(self, rank: int, idle_ns: Mapping[int, float]) -> dict[tuple[int, int], float]:
         """Return where a rank's longest idle times are, as a change of stretches.

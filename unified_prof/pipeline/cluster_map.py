@@ -176,12 +176,28 @@ def _kept(one: Input, result: _Mapped | Failure, folder: Folder | None) -> list[
 
 def _refuse_twice(ranks: Sequence[RankFile]) -> None:
     read = [one for one in ranks if one.why is None]
-    for before, after in pairwise(read):
-        if before.rank == after.rank:
-            raise UsageError(
-                f"rank {after.rank} is there twice: {before.location} and {after.location}",
-                hint="name one of them; RANK=FILE says of which rank a file is",
-            )
+    twice = [(before, after) for before, after in pairwise(read) if before.rank == after.rank]
+    if not twice:
+        return
+    before, after = twice[0]
+    more = len({one.rank for one, _ in twice}) - 1
+    others = f"; so {'is' if more == 1 else 'are'} {more:,} more, as of two runs" if more else ""
+    hint = "RANK=FILE says of which rank a file is"
+    if more and (folders := _folders(before.location, after.location)) is not None:
+        hint = f"name {folders[0]} or {folders[1]}"
+    raise UsageError(
+        f"rank {after.rank} is there twice: {before.location} and {after.location}{others}",
+        hint=f"name one of them; {hint}" if not more else hint,
+    )
+
+
+def _folders(one: str, other: str) -> tuple[str, str] | None:
+    """Return the folders that tell two recordings apart; None where their names alone do."""
+    ours, theirs = one.split("/"), other.split("/")
+    at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
+    if not at or at + 1 >= min(len(ours), len(theirs)):
+        return None
+    return "/".join(ours[: at + 1]), "/".join(theirs[: at + 1])
 
 
 def _refuse_without_parquet() -> None:

@@ -1,0 +1,95 @@
+"""Recordings of two runs of one program in one place are told apart, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.cluster.made import Plan, make, partials_of
+from unified_prof.cluster.inputs import Where
+from unified_prof.cluster.partial import Partial
+from unified_prof.cluster.summary import Summary, summarise
+from unified_prof.errors import UsageError
+
+PLAN = Plan(steps=8, batches=4, noise=0.05)
+SECOND = 1_000_000_000
+HOUR = 3600 * SECOND
+
+
+A_LITTLE_SLOWER = dict.fromkeys(range(16), 1.02)
+"""Nothing runs twice in exactly the same time."""
+
+
+def run(seed: int, later: int = 0, **other: Any) -> list[Partial]:
+    made = make(replace(PLAN, seed=seed, **other))
+    return [at(one, later) for one in partials_of(made)]
+
+
+def at(one: Partial, later: int) -> Partial:
+    """Return a recording as of another time."""
+    communication, marks, steps = (dict(part) for part in (one.communication, one.marks, one.steps))
+    for part, names in ((communication, ("start", "end")), (steps, ("start", "end"))):
+        for name in names:
+            part[name] = part[name] + later
+    marks["time"] = marks["time"] + later
+    return replace(one, communication=communication, marks=marks, steps=steps)
+
+
+def mixed(first: list[Partial], second: list[Partial], of_second: set[int]) -> list[Partial]:
+    return [b if a.facts.rank in of_second else a for a, b in zip(first, second, strict=True)]
+
+
+def told(found: list[Partial]) -> Summary:
+    where = {one.facts.rank: Where(f"run/rank{one.facts.rank}.db") for one in found}
+    return summarise(found, where)
+
+
+@pytest.mark.parametrize(
+    ("others", "later"),
+    [
+        ({3}, HOUR),
+        ({3}, 7 * SECOND),
+        ({1, 12, 14}, HOUR),
+        ({1, 12, 14}, 7 * SECOND),
+        ({4, 5, 6, 7}, HOUR),  # a whole host: its clock may be off by some seconds
+    ],
+)
+def test_ranks_of_another_run_are_ranks_that_could_not_be_read(
+    others: set[int], later: int
+) -> None:
+    summary = told(mixed(run(1), run(2, later, slow=A_LITTLE_SLOWER), others))
+    assert {one.rank for one in summary.unread} == others
+    assert summary.ranks_read == 16 - len(others)
+    for one in summary.unread:
+        assert one.file == f"run/rank{one.rank}.db"
+        assert "it is of another run than rank 0 and" in one.why
+        assert f"it was recorded {later / 1e9:,.0f} s after that" in one.why
+    assert summary.findings == []
+
+
+def test_of_two_halves_neither_is_the_run() -> None:
+    with pytest.raises(UsageError) as caught:
+        told(mixed(run(1), run(2, HOUR, slow=A_LITTLE_SLOWER), set(range(8, 16))))
+    text = str(caught.value)
+    assert "recordings of 2 runs: run/rank0.db (rank 0 on host0, 2025-11-20 " in text
+    assert "and 7 more; run/rank8.db (rank 8 on host2, 2025-11-20 " in text
+
+
+@pytest.mark.parametrize("skew", [2_000_000, 5 * SECOND, HOUR])
+def test_clocks_that_are_off_do_not_make_two_runs(skew: int) -> None:
+    summary = told(run(1, skew_ns=skew))
+    assert summary.unread == ()
+    assert summary.ranks_read == 16
+
+
+def test_a_rank_that_waits_long_or_was_recorded_later_is_of_the_run() -> None:
+    assert told(run(1, slow={3: 3.0}, late={9: 50_000_000})).unread == ()
+
+
+def test_two_jobs_at_one_time_on_other_hosts_are_two_runs() -> None:
+    long: dict[str, Any] = {"batches": 8, "steps": 4, "noise": 0.05}
+    summary = told(mixed(run(1, **long), run(2, slow=dict.fromkeys(range(16), 1.3), **long), {13}))
+    assert [one.rank for one in summary.unread] == [13]
+    assert "their collectives do not end together" in summary.unread[0].why
