@@ -11,6 +11,8 @@ from functools import cached_property
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, Calls, concatenate
+from unified_prof.analysis.explain.advice import tracked
+from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import By
 from unified_prof.analysis.model import (
     Breakdown,
@@ -103,6 +105,18 @@ class SkylineAnalysis(Analysis):
         """Return the time between operations in each iteration, where the report has it."""
         return (
             None if self._run_time is None else skyline_samples.between_operations(self._run_time)
+        )
+
+    def advice(self, *, quick: bool = False) -> Advice:
+        """Return what could be better, the costliest first."""
+        return tracked.advise(
+            tracked.Tracked(
+                steps=self.steps(),
+                calls=self.calls,
+                gaps=self.gaps(),
+                peak_bytes=self.summary.totals.peak_bytes,
+                facts=dict(self.summary.facts),
+            )
         )
 
     def steps(self) -> tuple[Step, ...]:
