@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tests.analysis.builders import Device
+from unified_prof.vocabulary import NO_NUMBER
 
 LATENCY_NS = 6_000
 GAP_NS = 800
@@ -162,7 +163,7 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
                 {
                     "startNs": since,
                     "endNs": at,
-                    "streamId": only,
+                    "streamId": NO_NUMBER if only is None else only,
                     "kind": "Context Sync" if only is None else "Stream Sync",
                     "correlationId": connection,
                     "waitStream": None,

@@ -24,6 +24,7 @@ from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.recording import Recording
 from unified_prof.errors import UsageError
+from unified_prof.pipeline.convert import convert
 from unified_prof.store.reader import open_report
 
 US = 1_000
@@ -308,3 +309,42 @@ def test_of_a_long_recording_the_first_steps_are_walked(
     )
     monkeypatch.setattr(built, "MOST_PIECES", 3)
     assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]
+
+
+@pytest.mark.parametrize(
+    ("trace", "name", "which", "expected"),
+    [
+        (
+            "critical_path__alexnet__benchmark_result_2869224_1695835535_trace",
+            "[param|pytorch.model.alex_net|0|0|0|measure|forward]",
+            1,
+            {"kernel": 3710, "copy": 2, "event": 51, "launch": 30, "host": 32541},
+        ),
+        (
+            "critical_path__event_sync_multi_stream",
+            "aten::matmul",
+            0,
+            {"kernel": 123, "launch": 30, "host": 414},
+        ),
+    ],
+)
+def test_where_hta_has_a_path_it_is_ours_but_for_what_it_gives_no_weight(
+    shared: Path, tmp_path: Path, trace: str, name: str, which: int, expected: dict[str, int]
+) -> None:
+    """HTA 0.5.0: compute 3712, kernel to kernel 50, launch 30; and 123, 30, host 408."""
+    convert(shared / "samples" / "kineto" / f"{trace}.json.gz", tmp_path / "a.db")
+    with open_report(tmp_path / "a.db") as report:
+        recording = Recording(report)
+        assert recording.framework is not None
+        ranges = recording.framework.matching(lambda text: text == name)
+        ranges = ranges[np.argsort(recording.framework.start_ns[ranges])]
+        start = int(recording.framework.start_ns[ranges[which]])
+        end = int(recording.framework.end_ns[ranges[which]])
+        recording.steps = [("range", start, end)]
+        found = paths.of_recording(recording)
+        assert found is not None
+        sums = dict.fromkeys(expected, 0)
+        for row in found.rows():
+            if row.kind in sums:
+                sums[row.kind] += (row.total_ns or 0) // US
+        assert sums == expected

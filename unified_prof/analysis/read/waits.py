@@ -13,6 +13,7 @@ from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import Strings
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
+from unified_prof.vocabulary import NO_NUMBER
 
 Ints = NDArray[np.int64]
 
@@ -112,7 +113,7 @@ def _key(device: Ints, stream: Ints) -> Ints:
 def _read(source: Source) -> dict[str, Ints] | None:
     if "UPROF_GPU_SYNCS" not in source.tables:
         return None
-    return source.integers(
+    found = source.integers(
         "UPROF_GPU_SYNCS",
         {
             "start": "startNs",
@@ -124,3 +125,7 @@ def _read(source: Source) -> dict[str, Ints] | None:
             "record": "waitRecord",
         },
     )
+    for name in ("stream", "awaited", "record"):
+        # CUPTI says so of none: who waits for a device waits for no stream of it.
+        found[name] = np.where(found[name] == NO_NUMBER, MISSING, found[name])
+    return found
