@@ -255,7 +255,9 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
             or any(told.min <= part <= told.max for part in numbers)
         ):
             groups.append(number)
-    if len(wanted) < len(PARTS):
+    # A slice keeps all of its column in memory, with the empty cells of other parts.
+    is_mixed = len(wanted) == len(PARTS)
+    if not is_mixed:
         columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTS[part])]
         table = file.read_row_groups(groups, columns=columns, use_threads=False)
     else:
@@ -266,7 +268,7 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
             name: table.column(name)
             .slice(begin, end - begin)
             .to_numpy()
-            .astype(np.int64, copy=False)
+            .astype(np.int64, copy=is_mixed)
             for name in columns
         }
         for (part, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.collective_kinds import POINT_TO_POINT
+from unified_prof.arrays.distinct import distinct
 from unified_prof.arrays.ordering import stable_order
 from unified_prof.arrays.runs import Runs
 from unified_prof.cluster.matching import Matched
@@ -48,23 +49,50 @@ class _Events:
 
     def __init__(self) -> None:
         self.count = 0
-        self._held = np.empty((0, 7), np.int64)
+        self._held = np.empty((7, 0), np.int64)
 
     def grow(self, count: int) -> None:
         """Make room for so many."""
         if count > self.count:
-            if count > len(self._held):
-                more = np.zeros((max(count, len(self._held) * 3 // 2), 7), np.int64)
-                more[: self.count] = self._held[: self.count]
-                more[self.count :, 0] = _ENDLESS
-                more[self.count :, 4:] = NONE
+            room = self._held.shape[1]
+            if count > room:
+                more = np.zeros((7, max(count, room * 3 // 2)), np.int64)
+                more[:, : self.count] = self._held[:, : self.count]
+                more[0, self.count :] = _ENDLESS
+                more[4:, self.count :] = NONE
                 self._held = more
             self.count = count
 
     def __getattr__(self, name: str) -> Ints:
         """Return a column: least, spent, members, last, moved, step, bytes."""
         at = ("least", "spent", "members", "last", "moved", "step", "bytes").index(name)
-        return self._held[: self.count, at]
+        return self._held[at, : self.count]
+
+    def take(self, at: slice | Ints, rank: int, own: Ints, table: Columns, rows: Ints) -> None:
+        """Take in a sequence of a rank.
+
+        Args:
+            at: The numbers of its events; a slice where they follow one another.
+            rank: The rank.
+            own: How long each took there.
+            table: The rank's communication.
+            rows: The rows of the sequence.
+        """
+        columns = [self._held[place, : self.count] for place in range(7)]
+        # Of a slice these are the columns themselves, of numbers copies to be put back.
+        parts = [column[at] for column in columns]
+        least, spent, members, last, moved, step, size = parts
+        first = own < least
+        np.copyto(least, own, where=first)
+        np.copyto(last, rank, where=first)
+        np.copyto(moved, table["move"][rows], where=first)
+        spent += own
+        members += 1
+        np.maximum(step, table["step"][rows], out=step)
+        np.maximum(size, table["bytes"][rows], out=size)
+        if not isinstance(at, slice):
+            for column, part in zip(columns, parts, strict=True):
+                column[at] = part
 
 
 def sums(matched: Matched, read: Callable[[int], Columns]) -> Sums:
@@ -81,17 +109,8 @@ def sums(matched: Matched, read: Callable[[int], Columns]) -> Sums:
         duration = table["end"] - table["start"]
         for key, rows, number in _keyed(matched, rank, table, shifts):
             held = events.setdefault(key, _Events())
-            held.grow(int(number[-1]) + 1 if len(number) else 0)
-            own = duration[rows]
-            first = own < held.least[number]
-            newest = number[first]
-            held.least[newest] = own[first]
-            held.last[newest] = rank
-            held.moved[newest] = table["move"][rows][first]
-            held.spent[number] += own
-            held.members[number] += 1
-            held.step[number] = np.maximum(held.step[number], table["step"][rows])
-            held.bytes[number] = np.maximum(held.bytes[number], table["bytes"][rows])
+            held.grow(number.stop if isinstance(number, slice) else int(number.max()) + 1)
+            held.take(number, rank, duration[rows], table, rows)
     waits: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for rank in range(len(matched.ranks)):
         table = read(rank)
@@ -101,8 +120,11 @@ def sums(matched: Matched, read: Callable[[int], Columns]) -> Sums:
 
 def _keyed(
     matched: Matched, rank: int, table: Columns, shifts: dict[tuple[int, int, int, int], int]
-) -> Iterator[tuple[Key, Any, Ints]]:
-    """Yield each sequence of a rank: its key, its rows, and the numbers of their events."""
+) -> Iterator[tuple[Key, Ints, slice | Ints]]:
+    """Yield each sequence of a rank: its key, its rows, and the numbers of their events.
+
+    These are a slice where they follow one another, as those of a whole recording do.
+    """
     one = matched.partials[rank]
     codes = np.array([*(matched.kinds.index(kind) for kind in one.kinds), NONE], np.int64)
     kind = codes[table["kind"]]
@@ -127,7 +149,15 @@ def _keyed(
         else:
             key = (int(group[at]), own)
             shift = shifts.get((rank, *key, NONE), 0)
-        yield key, rows, table["seq"][rows] + shift
+        yield key, rows, _in_a_row(table["seq"][rows] + shift)
+
+
+def _in_a_row(numbers: Ints) -> slice | Ints:
+    """Return numbers that follow one another as a slice: of arrays that costs no index a row."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if first >= 0 and last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
+        return slice(first, last + 1)
+    return numbers
 
 
 def _shifts(matched: Matched) -> dict[tuple[int, int, int, int], int]:
@@ -177,7 +207,7 @@ def _waits(
     inside = np.flatnonzero(known & (table["step"] >= 0))
     if not len(inside):
         return {}
-    steps, place = np.unique(table["step"][inside], return_inverse=True)
+    steps, place = distinct(table["step"][inside])
     totals = [np.rint(np.bincount(place, one[inside])).astype(np.int64).tolist() for one in sums]
     return {
         (step, rank): (wait, shown, setup, bubble)

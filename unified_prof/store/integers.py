@@ -132,10 +132,11 @@ def pieces(
 ) -> Iterator[dict[str, Int64s]]:
     """Yield what `of_table` returns some thousand rows at a time; no two yields share memory."""
     what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
-    if not printed.is_plain(db, what):
-        parts: Iterable[list[NDArray[Any]]] = printed.through_view(db, what)
-    elif (few := _few(db, what)) is not None:
+    parts: Iterable[list[NDArray[Any]]]
+    if (few := _few(db, what)) is not None:
         parts = [few]
+    elif not printed.is_plain(db, what):
+        parts = printed.through_view(db, what)
     else:
         parts = (part for part, _ in _parts(db, what))
     for part in parts:
