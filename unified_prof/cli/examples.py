@@ -65,6 +65,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "gate": (
         ("uprof gate base new --max-regress 5%", "fail when 5 % slower"),
         ("uprof gate --baseline main new", "against a saved run"),
+        ("uprof gate base/ new/ --until-sure train.py", "run both in turn"),
+        ("uprof gate --self-test train.py", "how small a change is seen"),
         ("uprof gate base new --metric peak-memory", "by peak memory"),
     ),
     "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),

@@ -14,6 +14,7 @@ import typer
 from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
+from unified_prof.cli.gate_rounds import Rounds
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJsonFormat, Force, Noise, Quiet
 from unified_prof.errors import OutputError, UsageError
@@ -45,11 +46,11 @@ class Sides:
     """The reports of two runs, or those of one and a baseline."""
 
     files: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="[BASE] NEW", help="The reports; with --baseline only the new one(s)."
         ),
-    ]
+    ] = None
     more_base: Annotated[
         list[Path] | None,
         typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
@@ -80,13 +81,14 @@ class Sides:
             StoreError: a report or a baseline cannot be read.
         """
         more_base, more_new = self.more_base or [], self.more_new or []
+        files = self.files or []
         if self.baseline is None:
-            if len(self.files) != 2:
+            if len(files) != 2:
                 raise UsageError(
-                    f"the gate takes two reports, BASE and NEW, not {len(self.files)}",
+                    f"the gate takes two reports, BASE and NEW, not {len(files)}",
                     hint="give both, or only the new one with --baseline NAME",
                 )
-            base, new = self.files
+            base, new = files
             return self._run([base, *more_base], quiet, output), self._run(
                 [new, *more_new], quiet, output
             )
@@ -94,7 +96,9 @@ class Sides:
             raise UsageError("--base is not used with --baseline: the baseline is the base")
         from unified_prof.baselines import keep
 
-        new_run = self._run([*self.files, *more_new], quiet, output)
+        if not files:
+            raise UsageError("the gate takes the reports of the new run beside --baseline")
+        new_run = self._run([*files, *more_new], quiet, output)
         return keep.load(self.baseline, self.store), new_run
 
     def _run(self, paths: Sequence[Path], quiet: bool, output: Path | None) -> Run:
@@ -164,6 +168,7 @@ def gate(
     context: typer.Context,
     sides: Sides,
     allowed: Allowed,
+    rounds: Rounds,
     format_: Annotated[
         FormatOption | None,
         typer.Option(
@@ -179,7 +184,7 @@ def gate(
 ) -> None:
     """Refuse a run that is slower, or takes more memory, than a base allows.
 
-    It is refused only if it exceeds both limits and the samples leave no doubt. Where
+    It is refused only if it exceeds both limits and the runs leave no doubt. Where
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.analysis.compare import gate as analysis
@@ -194,9 +199,20 @@ def gate(
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline")
-    base, new = sides.load(quiet=quiet, output=file)
-    noise = thresholds.noise(allowed.noise, new)
-    verdict = analysis.gate(base, new, allowed.metrics, limits, noise)
+    rounds.check(reports=len(sides.files or []), baseline=sides.baseline is not None)
+    if rounds.self_test is not None:
+        _say_learned(rounds, limits, shape, quiet=quiet)
+        return
+    if rounds.until_sure is not None:
+        base_folder, new_folder = sides.files or []
+        told = None if allowed.noise is None else thresholds.told_noise(allowed.noise)
+        verdict, base, new = rounds.judged(
+            base_folder, new_folder, allowed.metrics, limits, noise=told, quiet=quiet
+        )
+    else:
+        base, new = sides.load(quiet=quiet, output=file)
+        noise = thresholds.noise(allowed.noise, new)
+        verdict = analysis.gate(base, new, allowed.metrics, limits, noise)
     if not quiet:
         for doubt in doubts(base, new):
             printing.say(f"uprof: warning: {doubt}")
@@ -207,6 +223,41 @@ def gate(
         printing.put(verdict_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
     append_summary(verdict, labels)
     raise typer.Exit(verdict.exit_code)
+
+
+def _say_learned(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
+    """Learn what runs differ by here, and print what can be seen."""
+    run, noise, seen, file = rounds.learned(limits, quiet=quiet)
+    if shape is FormatOption.JSON:
+        document = {
+            "format_version": 1,
+            "host": run.facts.get("host"),
+            "device": run.facts.get("device"),
+            "workload": run.facts.get("workload"),
+            "runs": int(noise.degrees) + 1,
+            "relative_noise": noise.relative,
+            "max_regress": limits.max_regress,
+            "smallest_regression_seen": {str(count): share for count, share in seen.items()},
+            "file": str(file),
+        }
+        printing.put(printing.json_text(document))
+        return
+    lines = [
+        f"{run.facts.get('workload', '?')} on {run.facts.get('device', '?')}: runs differ by "
+        f"{noise.relative:.1%} ({int(noise.degrees) + 1} runs)",
+        f"a regression above {limits.max_regress:.0%} is seen from about",
+        *(
+            f"  {_share(share):>8}  with {count} run{'s' * (count > 1)} a side"
+            for count, share in seen.items()
+        ),
+        f"kept in {file}",
+    ]
+    printing.put("\n".join(lines) + "\n", for_people=True)
+
+
+def _share(share: float) -> str:
+    """Return a change in words; above twice the time, per cent are hard to read."""
+    return f"{share:.1%}" if share < 1 else f"{1 + share:,.3g} x" if share < 99 else "> 100 x"
 
 
 def append_summary(verdict: Verdict, labels: tuple[str, str]) -> None:

@@ -78,9 +78,17 @@ def noise(text: str | None, run: Run) -> Noise | None:
         UsageError: the text is no share.
         StoreError: what was learned cannot be read.
     """
-    from unified_prof.analysis.compare.between import Noise
     from unified_prof.baselines import noise as learned
 
-    if text is None:
-        return learned.of(run)
+    return learned.of(run) if text is None else told_noise(text)
+
+
+def told_noise(text: str) -> Noise:
+    """Return how much runs differ, as somebody says.
+
+    Raises:
+        UsageError: the text is no share.
+    """
+    from unified_prof.analysis.compare.between import Noise
+
     return Noise(fraction(text, "--noise"), _KNOWN, "--noise")

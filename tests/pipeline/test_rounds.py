@@ -1,0 +1,228 @@
+"""The gate measures by itself: two checkouts in turn, or one workload to learn a machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.test_import import uprof
+from unified_prof.analysis.compare import runs
+from unified_prof.analysis.compare.between import Noise
+from unified_prof.analysis.compare.comparable import Run
+from unified_prof.analysis.compare.gate import Limits
+from unified_prof.baselines import noise
+from unified_prof.errors import CaptureError, StoreError, UsageError
+from unified_prof.pipeline import rounds
+from unified_prof.pipeline.rounds import Workload, seen, several, until_sure
+from unified_prof.runs.records import IterationRecord, OperationRecord, TrackedRun
+from unified_prof.store import skyline
+
+SCRIPT = """
+import sys, time, torch
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(14):
+    optimizer.zero_grad()
+    time.sleep(float(sys.argv[1]))
+    layer(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def write(folder: Path, milliseconds: float) -> None:
+    """Write the report of a run whose iterations take so long."""
+    folder.mkdir(parents=True)
+    times = tuple((milliseconds * np.linspace(1, 1.01, 10)).tolist())
+    run = TrackedRun(
+        device="cpu",
+        operations=(OperationRecord("linear", (), "net", "Net", times, times),),
+        weights=(),
+        activations=(),
+        iterations=tuple(IterationRecord(one, one / 3, one / 2, None, True) for one in times),
+        peak_usage_bytes=None,
+        complete=True,
+    )
+    facts = {"device": "cpu: a model", "host": "here", "workload": "train.py"}
+    skyline.write_run_time(folder / "run_time.sqlite", run, facts, overwrite=False)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
+    """Return a function that makes runs of folders take what it is told, and lists them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def make(relative: float, **milliseconds: float) -> list[str]:
+        generator = np.random.default_rng(1)
+        measured: list[str] = []
+
+        def measure(command: Sequence[str], folder: Path, target: Path) -> None:
+            measured.append(folder.name)
+            speed = math.exp(generator.normal(0, relative))
+            write(target, milliseconds[folder.name] * speed)
+
+        monkeypatch.setattr(rounds, "measure", measure)
+        for name in milliseconds:
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path)
+        return measured
+
+    return make
+
+
+WORKLOAD = Workload(("train.py",))
+
+
+def judged(tmp_path: Path, most: int = 10) -> str:
+    sides = tmp_path / "old", tmp_path / "new"
+    verdict, _, _ = until_sure(*sides, WORKLOAD, ["total"], Limits(), most=most)
+    return verdict.outcome
+
+
+def test_a_quiet_machine_is_sure_after_the_least_rounds(
+    machine: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    measured = machine(0.005, old=10.0, new=12.0)
+    assert judged(tmp_path) == "regression"
+    assert measured == ["old", "new", "new", "old", "old", "new"], "in turn, and who is first too"
+
+
+def test_a_busy_machine_takes_more_rounds_and_gives_up_at_the_limit(
+    machine: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    measured = machine(0.25, old=10.0, new=11.0)
+    assert judged(tmp_path, most=5) == "inconclusive"
+    assert len(measured) == 10
+
+
+def test_nothing_is_said_of_what_did_not_change(
+    machine: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    machine(0.01, old=10.0, new=10.0)
+    assert judged(tmp_path) == "pass"
+
+
+def test_reports_are_kept_where_asked_and_nothing_is_mixed_with_them(
+    machine: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    machine(0.005, old=10.0, new=10.0)
+    kept = Workload(("train.py",), tmp_path / "kept")
+    until_sure(tmp_path / "old", tmp_path / "new", kept, ["total"], Limits())
+    names = sorted(path.name for path in (tmp_path / "kept").iterdir())
+    assert names == ["base-1", "base-2", "base-3", "new-1", "new-2", "new-3"]
+    with pytest.raises(UsageError, match="not empty"):
+        several(kept, 3)
+
+
+def test_what_a_machine_was_seen_to_do_is_used_by_the_gate(
+    machine: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measured = machine(0.01, work=10.0)
+    write(tmp_path / "a", 10.0)
+    write(tmp_path / "b", 13.0)
+    assert uprof("gate", "a", "b") == 3, "one run a side, and nothing is known"
+    monkeypatch.chdir("work")
+    assert uprof("gate", "--self-test", "train.py --epochs 1", "--rounds", "8", "--json") == 0
+    monkeypatch.chdir(tmp_path)
+    assert len(measured) == 8
+    out = capsys.readouterr().out
+    told = json.loads(out[out.index("{") :])
+    assert told["runs"] == 8
+    assert 0.003 < told["relative_noise"] < 0.03
+    least = told["smallest_regression_seen"]
+    assert least["1"] > least["3"] > least["10"] > 0.05
+    assert uprof("gate", "a", "b") == 1
+    assert uprof("gate", "a", "a") == 0
+    capsys.readouterr()
+    assert uprof("diff", "a", "b") == 0
+    assert ": slower" in capsys.readouterr().out
+    assert uprof("gate", "a", "b", "--noise", "30%") == 3, "what is told beats what was learned"
+
+
+def test_another_workload_is_judged_by_the_noisiest_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write(tmp_path / "a", 10.0)
+    run = runs.load([tmp_path / "a"])
+
+    def alike(**facts: str) -> Run:
+        return replace(run, facts={**run.facts, **facts})
+
+    for name, relative in (("quiet.py", 0.01), ("noisy.py", 0.2), ("quiet.py", 0.02)):
+        noise.save(alike(workload=name), Noise(relative, 5))
+    found = noise.of(run)
+    assert found is not None
+    assert (found.relative, found.degrees) == (0.2, 5)
+    own = noise.of(alike(workload="quiet.py"))
+    assert own is not None
+    assert own.relative == 0.02, "learned again, the newer counts"
+    assert noise.of(alike(host="elsewhere")) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version": 9, "entries": []}'])
+def test_a_file_of_something_else_is_told_of_and_left_alone(
+    content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write(tmp_path / "a", 10.0)
+    noise.path().parent.mkdir(parents=True)
+    noise.path().write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    assert uprof("gate", "a", "a") == StoreError.exit_code
+    assert noise.path().read_bytes() == content
+
+
+def test_what_is_seen_grows_with_the_noise_and_shrinks_with_runs() -> None:
+    quiet, busy = Noise(0.01, 5), Noise(0.1, 5)
+    assert seen(quiet, Limits(), 3) < seen(busy, Limits(), 3)
+    assert seen(busy, Limits(), 10) < seen(busy, Limits(), 3)
+    assert seen(Noise(1e-9, 5), Limits(), 3) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--self-test", "a.py", "--until-sure", "a.py"], "name one"),
+        (["--self-test", "a.py", "report"], "no reports"),
+        (["--until-sure", "a.py", "one"], "two checkouts"),
+        (["--until-sure", "a.py", "none", "here"], "is no folder"),
+        (["--until-sure", "'a.py", ".", "."], "cannot be read"),
+        (["--self-test", " "], "empty"),
+        (["--self-test", "a.py", "--rounds", "2"], "takes 3 at least"),
+        (["a", "b", "--rounds", "2"], "are used with"),
+        (["--baseline", "main"], "beside --baseline"),
+        (["a", "b", "--noise", "much"], "--noise takes a percentage"),
+    ],
+)
+def test_what_makes_no_sense_is_wrong_use(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        write(tmp_path / name, 10.0)
+    assert uprof("gate", *arguments) == UsageError.exit_code
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_workload_is_measured_in_its_own_folder_and_its_failure_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    command = ["--backend", "cpu", "--report", "run-time", "train.py"]
+    rounds.measure([*command, "0.002"], tmp_path, tmp_path / "out")
+    assert (tmp_path / "out" / "run_time.sqlite").exists()
+    with pytest.raises(CaptureError, match="could not convert string to float"):
+        rounds.measure([*command, "x"], tmp_path, tmp_path / "bad")

@@ -1,0 +1,150 @@
+"""Runs of a workload in turn: two checkouts until a verdict is sure, or one to learn a machine."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from unified_prof.analysis.compare import runs, student
+from unified_prof.analysis.compare.between import ALPHA, Noise
+from unified_prof.analysis.compare.comparable import Run
+from unified_prof.analysis.compare.gate import Limits, Verdict, gate
+from unified_prof.errors import CaptureError, UsageError
+
+LEAST_ROUNDS = 3
+MOST_ROUNDS = 10
+_TOLD_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What `uprof run` is given."""
+
+    command: tuple[str, ...]
+    """Options of `uprof run`, the script, and the script's own arguments."""
+    keep: Path | None = None
+    """Folder that keeps the reports; None: they are not kept."""
+
+
+def until_sure(
+    base: Path,
+    new: Path,
+    workload: Workload,
+    metrics: Sequence[str],
+    limits: Limits,
+    *,
+    noise: Noise | None = None,
+    most: int = MOST_ROUNDS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Verdict, Run, Run]:
+    """Run the workload in two checkouts in turn, until a verdict is sure or `most` rounds are over.
+
+    Every other round the new side comes first: what a machine does over minutes hits both alike.
+
+    Returns:
+        The verdict, and what was measured of either side.
+
+    Raises:
+        UsageError: a folder is none, or `most` is below LEAST_ROUNDS.
+        CaptureError: the workload failed, or could not be measured.
+        OutputError: the reports cannot be written.
+    """
+    for folder in (base, new):
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is no folder: --until-sure takes two checkouts")
+    if most < LEAST_ROUNDS:
+        raise UsageError(f"--rounds {most}: a verdict takes {LEAST_ROUNDS} rounds at least")
+    sides: dict[str, list[Path]] = {"base": [], "new": []}
+    with _reports(workload.keep) as folder:
+        for number in range(1, most + 1):
+            order = [("base", base), ("new", new)]
+            for name, where in order if number % 2 else reversed(order):
+                progress(f"round {number} of at most {most}: {name}")
+                target = folder / f"{name}-{number}"
+                measure(workload.command, where, target)
+                sides[name].append(target)
+            if number >= LEAST_ROUNDS:
+                before, after = (runs.load(paths) for paths in sides.values())
+                verdict = gate(before, after, metrics, limits, noise)
+                if verdict.outcome != "inconclusive":
+                    break
+    labels = (f"{base} ({number} runs)", f"{new} ({number} runs)")
+    return verdict, before.named(labels[0]), after.named(labels[1])
+
+
+def several(
+    workload: Workload,
+    rounds: int,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Run:
+    """Return what so many runs of one workload measured, in the current folder.
+
+    Raises:
+        UsageError: fewer rounds than say anything.
+        CaptureError: the workload failed, or could not be measured.
+    """
+    if rounds < LEAST_ROUNDS:
+        raise UsageError(f"--rounds {rounds}: to learn a machine takes {LEAST_ROUNDS} at least")
+    with _reports(workload.keep) as folder:
+        paths = [folder / f"run-{number}" for number in range(1, rounds + 1)]
+        for number, path in enumerate(paths, start=1):
+            progress(f"run {number} of {rounds}")
+            measure(workload.command, Path.cwd(), path)
+        return runs.load(paths)
+
+
+def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
+    """Return the smallest regression that so many runs a side will mostly be sure of.
+
+    Mostly: of changes just as large, half are; of those a little larger nearly all.
+    """
+    degrees = noise.degrees + 2 * (runs_a_side - 1)
+    error = noise.relative * math.sqrt(2 / runs_a_side)
+    return (1 + limits.max_regress) * math.exp(student.quantile(ALPHA, degrees) * error) - 1
+
+
+def measure(command: Sequence[str], folder: Path, target: Path) -> None:
+    """Run the workload in a process of its own, in `folder`; its reports go to `target`.
+
+    Raises:
+        CaptureError: it failed, with the end of what it printed.
+    """
+    full = [sys.executable, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
+    done = subprocess.run(
+        full,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        told = [line for line in done.stdout.splitlines() if line.strip()][-_TOLD_LINES:]
+        raise CaptureError(
+            f"`uprof run {' '.join(command)}` in {folder} ended with exit code {done.returncode}"
+            + (f": {' / '.join(line.strip() for line in told)}" if told else "")
+        )
+
+
+@contextmanager
+def _reports(keep: Path | None) -> Iterator[Path]:
+    """Yield the folder of the reports; what is not kept is removed at the end."""
+    if keep is None:
+        with TemporaryDirectory(prefix="uprof-rounds-") as folder:
+            yield Path(folder)
+        return
+    from unified_prof.pipeline.outputs import output_directory
+
+    if keep.exists() and any(keep.iterdir()):
+        raise UsageError(f"--keep {keep}: the folder is not empty", hint="name another one")
+    with output_directory(keep.absolute()) as made:
+        yield made
