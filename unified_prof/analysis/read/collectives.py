@@ -33,6 +33,8 @@ class Collectives:
     connection: Ints
     group: Ints
     """String id of the communicator; MISSING: not recorded."""
+    identity: Ints
+    """The opId of each."""
     elements: Ints
     """How many elements its message has; -1: not recorded."""
     data_type: Ints
@@ -106,6 +108,7 @@ def load(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
         op_type=columns["type"],
         connection=columns["connection"],
         group=columns["group"],
+        identity=columns["id"],
         elements=columns["elements"],
         data_type=columns["data_type"],
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read import groups
 from unified_prof.analysis.read.source import Source
+from unified_prof.analysis.read.tasks import Strings
+from unified_prof.store.integers import MISSING
 
 Ints = NDArray[np.int64]
 
@@ -35,6 +40,51 @@ def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
         np.concatenate((found["task"], gpu["task"][known])),
         np.concatenate((found["size"], gpu["size"][known])),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What was recorded of the data of a collective."""
+
+    elements: int | None
+    """Of the input of a rank, as the recording counts; None: not recorded."""
+    results: int | None
+    """Of the result of a rank."""
+    dtype: str
+    ranks: int | None
+    """How many take part."""
+
+
+def payloads(source: Source, strings: Strings) -> dict[int, Payload]:
+    """Return what was recorded of the data of each collective, by its operator's number."""
+    sizes = {name: len(group.ranks) for name, group in groups.load(source).items()}
+    columns = {"id": "opId", "count": "count", "dtype": "dataType", "group": "groupName"}
+    found = source.integers("COMMUNICATION_OP", columns)
+    types = {
+        int(number): str(name)
+        for number, name in source.rows("SELECT id, name FROM ENUM_HCCL_DATA_TYPE")
+    }
+    result = {}
+    rows = zip(*(found[name].tolist() for name in columns), strict=True)
+    for number, count, dtype, group in rows:
+        ranks = sizes.get(strings.get(group) or "") or None
+        known = None if count == MISSING or count < 0 else int(count)
+        result[number] = Payload(known, None, types.get(dtype, ""), ranks)
+    if "UPROF_COLLECTIVES" not in source.tables:
+        return result
+    columns = {"id": "opId", "ranks": "groupSize", "dtype": "dataType"}
+    columns |= {"elements": "inElements", "results": "outElements"}
+    found = source.integers("UPROF_COLLECTIVES", columns)
+    more = zip(*(found[name].tolist() for name in columns), strict=True)
+    for number, ranks, dtype, elements, results in more:
+        before = result.get(number, Payload(None, None, "", None))
+        result[number] = Payload(
+            before.elements if elements == MISSING else elements,
+            None if results == MISSING else results,
+            strings.get(dtype) or before.dtype,
+            before.ranks if ranks == MISSING else ranks,
+        )
+    return result
 
 
 def highest_clock_mhz(source: Source) -> dict[int, float]:

@@ -338,3 +338,36 @@ def test_of_millions_of_tasks_a_report_has_it_where_it_is_asked_for(
     assert report["model_use"] == []
     asked = CliRunner().invoke(app, ["report", str(path), "--by", "roofline"])
     assert "aten::mm [1024,4096]" in asked.output
+
+
+def test_collectives_are_told_by_what_each_rank_sends_at_least(tmp_path: Path) -> None:
+    with Shaped(tmp_path / "a.db") as device:
+        device.operator(0, 50, "Add", ("8;8", "FLOAT;FLOAT", "ND;ND"), ("8", "FLOAT", "ND"))
+        device.groups(g={"group_name": "dp", "global_ranks": [0, 1, 2, 3]})
+        for number, (name, data_type) in enumerate(
+            (("hcom_allReduce_", 4), ("hcom_allGather_", 11), ("hcom_odd_", 4)), start=1
+        ):
+            device.writer.write(
+                "COMMUNICATION_OP",
+                {
+                    "opName": [device.text(f"{name}_1_{number}")],
+                    "opType": device.text(name),
+                    "startNs": device.T0 + 1000 * number,
+                    "endNs": device.T0 + 1000 * number + 600,
+                    "opId": number,
+                    "deviceId": 0,
+                    "groupName": device.text("g"),
+                    "dataType": data_type,
+                    "count": 1024,
+                },
+            )
+    rows = {row.name: row for row in roofline(tmp_path / "a.db").rows}
+    moved = {name: row.cost and row.cost.moved_bytes for name, row in rows.items() if name != "Add"}
+    assert moved == {
+        "hcom_allReduce_ (dp)": 2 * 4 * 1024 * 3 // 4,
+        # HCCL counts what one rank gives.
+        "hcom_allGather_ (dp)": 4 * 2 * 1024 * 3 // 4,
+        "hcom_odd_ (dp)": None,
+    }
+    assert rows["hcom_allReduce_ (dp)"].shapes == "1,024 fp32 x 4 ranks"
+    assert rows["hcom_allReduce_ (dp)"].total_ns == 600

@@ -17,8 +17,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
-from unified_prof.analysis.explain.roofline import ascend, aten, peaks
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, Labels
+from unified_prof.analysis.collective_kinds import PARTED, canonical
+from unified_prof.analysis.explain.roofline import ascend, aten, flops, peaks
 from unified_prof.analysis.explain.roofline.arguments import (
     Arguments,
     dtype_of_kernel,
@@ -27,7 +28,7 @@ from unified_prof.analysis.explain.roofline.arguments import (
 )
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.peaks import Device, Peak
-from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
+from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of, item_size
 from unified_prof.analysis.model import ModelUse
 from unified_prof.analysis.read import operation_inputs, operators
 from unified_prof.analysis.read.framework import NONE, Framework
@@ -50,6 +51,9 @@ _TF32_ASSUMED = "faster than fp32 allows, so TF32 was assumed; its kernels do no
 _FASTER_THAN_COMPUTE = "faster than the peak allows: its shapes or the peak are in doubt"
 _FASTER_THAN_MEMORY = "faster than memory allows: its data were in a cache, or shapes are in doubt"
 _COUNTED_BELOW = "counted where operations within it launched kernels"
+_NO_SIZE = "how much it moves was not recorded"
+_ON_THE_WIRE = "what each rank sends at least; waiting for other ranks is in the time"
+_WITHIN = re.compile(r"D(?:to|2)D|device to device", re.IGNORECASE)
 _NO_SHAPES = "the shapes of its inputs were not recorded"
 
 
@@ -151,7 +155,7 @@ def _of(recording: Recording) -> Roofline:
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
     charged = _Charged(recording)
     rows: list[Placed] = []
-    flops = np.zeros(len(charged), np.float64)
+    calculated = np.zeros(len(charged), np.float64)
     ideal_ns = np.zeros(len(charged), np.float64)
     told = np.zeros(len(charged), bool)
     classes = charged.classes()
@@ -164,13 +168,13 @@ def _of(recording: Recording) -> Roofline:
             continue
         told[one.members] = True
         if found.cost.unit == "matrix" and one.count:
-            flops[one.members] = found.cost.flops / one.count
+            calculated[one.members] = found.cost.flops / one.count
             peak = found.peak
             if peak is not None:
                 ideal_ns[one.members] = found.cost.flops / one.count / peak.rate * 1e9
     rows = _merged(placed)
-    rows += _copies(recording, by_number)
-    use = _use(recording, devices, charged, flops, ideal_ns, told, placed)
+    rows += _copies(recording, by_number) + _collectives(recording, by_number)
+    use = _use(recording, devices, charged, calculated, ideal_ns, told, placed)
     rows.sort(key=lambda one: (-one.total_ns, one.name, one.shapes))
     return Roofline(tuple(rows), devices, use)
 
@@ -623,48 +627,43 @@ def _together(group: list[Placed]) -> Placed:
     )
 
 
-# Copies
+# Copies and collectives
 
 
 def _copies(
     recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
 ) -> list[Placed]:
-    """Return copies by direction, collectives by name: what moves bytes without calculating."""
+    """Return copies by direction, and parts of collectives of which no whole is known."""
     work = recording.work
-    piece = np.flatnonzero((work.kind == COPY) | (work.kind == COMMUNICATION))
+    parts = (work.kind == COMMUNICATION) & (work.task != NONE)
+    piece = np.flatnonzero((work.kind == COPY) | parts)
     if not len(piece):
         return []
-    kind, label, device = work.kind[piece], work.operator[piece], work.device[piece]
+    label, device, kind = work.operator[piece], work.device[piece], work.kind[piece]
     duration, task = work.duration_ns[piece], work.task[piece]
     known, size = operators.sizes_of_copies(recording.source)
     of_task = dict(zip(known.tolist(), size.tolist(), strict=True))
     identity = recording.tasks.identity
     texts = work.labels.texts
     result = []
-    for members in _groups(numbered(kind, label, device)):
+    for members in _groups(numbered(label, device, kind)):
         first = members[0]
         name, own = devices.get(int(device[first]), devices.get(None, ("", None)))
         what = texts[int(label[first])]
-        is_copy = int(kind[first]) == COPY
         total: dict[str, Any] = {
             "name": what,
             "shapes": "",
-            "kind": "copy" if is_copy else "communication",
+            "kind": "copy" if kind[first] == COPY else "communication",
             "device": name,
             "count": len(members),
             "total_ns": int(duration[members].sum()),
         }
-        moved = None
-        if is_copy:
-            sizes = [of_task.get(int(one)) for one in identity[task[members]].tolist()]
-            if all(one is not None and one >= 0 for one in sizes):
-                moved = sum(one for one in sizes if one is not None)
-        if moved is None:
-            doubt = "how much it moves was not recorded" if is_copy else None
-            result.append(Placed(**total, cost=None, doubt=doubt))
+        sizes = [of_task.get(int(one), -1) for one in identity[task[members]].tolist()]
+        if min(sizes) < 0:
+            result.append(Placed(**total, cost=None, doubt=_NO_SIZE))
             continue
-        within = bool(re.search(r"D(?:to|2)D|device to device", what, re.IGNORECASE))
-        cost = Cost("copy", "uint8", 0, moved * (2 if within else 1))
+        within = bool(_WITHIN.search(what))
+        cost = Cost("copy", "uint8", 0, sum(sizes) * (2 if within else 1))
         memory = own.of_memory() if within and own is not None else None
         bound_ns = None if memory is None else cost.moved_bytes / memory.rate * 1e9
         result.append(
@@ -680,6 +679,63 @@ def _copies(
     return result
 
 
+def _collectives(
+    recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
+) -> list[Placed]:
+    """Return collectives by name, bytes and ranks: what each rank sends at least."""
+    comms = recording.comms
+    if not len(comms):
+        return []
+    labels = Labels()
+    label = recording.collective_names.types(labels)
+    payloads = operators.payloads(recording.source, recording.strings)
+    told = [payloads.get(int(one)) for one in comms.identity.tolist()]
+    distinct = {one: place for place, one in enumerate(dict.fromkeys(told))}
+    place = np.array([distinct[one] for one in told], np.int64)
+    result = []
+    for members in _groups(numbered(label, place, comms.device)):
+        first = members[0]
+        name, _ = devices.get(int(comms.device[first]), devices.get(None, ("", None)))
+        what = labels.texts[int(label[first])]
+        shapes, cost, why = _payload(what, told[first])
+        result.append(
+            Placed(
+                name=what,
+                shapes=shapes,
+                kind="communication",
+                device=name,
+                count=len(members),
+                total_ns=int(comms.duration_ns[members].sum()),
+                cost=None if cost is None else _times(cost, len(members)),
+                doubt=why,
+            )
+        )
+    return result
+
+
+def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | None, str | None]:
+    """Return the data of a collective in words, what it costs, and why that cannot be told."""
+    if found is None or found.elements is None:
+        return "", None, _NO_SIZE
+    # Their group stands behind them in brackets.
+    kind = canonical(name.partition(" (")[0])
+    dtype = dtype_of(found.dtype)
+    shapes = f"{found.elements:,} {dtype}"
+    if found.ranks is None:
+        return shapes, None, "how many ranks took part was not recorded"
+    shapes += f" x {found.ranks} ranks"
+    elements = found.elements
+    if kind == "all_gather":
+        elements = found.results or elements * found.ranks
+    elif kind in PARTED and found.results is None:
+        elements *= found.ranks
+    try:
+        size = elements * item_size(dtype)
+        return shapes, flops.collective(kind, size, found.ranks, dtype), _ON_THE_WIRE
+    except UntoldError as err:
+        return shapes, None, str(err)
+
+
 # Model FLOPs
 
 
@@ -687,7 +743,7 @@ def _use(
     recording: Recording,
     devices: dict[str, Device | None],
     charged: _Charged,
-    flops: NDArray[np.float64],
+    calculated: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
     told: NDArray[np.bool_],
     placed: list[Placed],
@@ -703,12 +759,12 @@ def _use(
         if windows is not None and recording.steps:
             steps, time_ns = len(recording.steps), windows.all.total_ns
             counted = here & (charged.step != NONE)
-        total = int(flops[counted].sum())
+        total = int(calculated[counted].sum())
         if not total or not time_ns:
             continue
         kernels = int(charged.total_ns[here].sum())
         told_share = int(charged.total_ns[here & told].sum()) / kernels if kernels else 0.0
-        unknown = flops[counted & (ideal_ns == 0)].sum() / total
+        unknown = calculated[counted & (ideal_ns == 0)].sum() / total
         can_tell = told_share >= _ENOUGH_TOLD and unknown <= 1 - _ENOUGH_PEAKS
         of_steps: list[tuple[str, int, float | None]] = []
         if steps is not None and windows is not None:
@@ -716,7 +772,7 @@ def _use(
                 mine = here & (charged.step == index)
                 length = int(windows.end_ns[index] - windows.start_ns[index])
                 share = float(ideal_ns[mine].sum()) / length if length and can_tell else None
-                of_steps.append((step, int(flops[mine].sum()), _possible(share)))
+                of_steps.append((step, int(calculated[mine].sum()), _possible(share)))
         used = {
             one.peak.name: one.peak
             for one in placed

@@ -32,7 +32,7 @@ _NAMES = {
     # torch.profiler prints C++ types, torch names of its own, CANN its own again.
     "fp64": "double, float64, dt_double",
     "fp32": "float, float32, dt_float, tf32, hf32",
-    "bf16": "c10::bfloat16, bfloat16, dt_bf16",
+    "bf16": "c10::bfloat16, bfloat16, bfp16, dt_bf16",
     "fp16": "c10::half, half, float16, dt_float16",
     "fp8": "c10::float8_e4m3fn, c10::float8_e5m2, c10::float8_e4m3fnuz, c10::float8_e5m2fnuz,"
     " float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, hifloat8, float8",

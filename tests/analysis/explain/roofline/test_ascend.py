@@ -1,0 +1,191 @@
+"""What operators of an Ascend cost, by figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from unified_prof.analysis.explain.roofline import ascend
+from unified_prof.analysis.explain.roofline.arguments import parsed
+from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.tensors import UntoldError
+
+
+def cost(
+    op_type: str,
+    inputs: tuple[str, str, str],
+    outputs: tuple[str, str, str],
+    framework: tuple[str, str, str] | None = None,
+) -> Cost:
+    """Return the cost of an operator by shapes, types and formats, as CANN writes them."""
+    around = None
+    if framework is not None:
+        around = ascend.Framework(framework[0], parsed(framework[1], framework[2]))
+    return ascend.cost(
+        ascend.Operator(op_type, ascend.laid(*inputs), ascend.laid(*outputs), around)
+    )
+
+
+@pytest.mark.parametrize(
+    "factors", ["32,4096;4096,1000", "4096,32;4096,1000", "32,4096;1000,4096", "4096,32;1000,4096"]
+)
+def test_a_product_is_told_from_its_result_however_its_factors_lie(factors: str) -> None:
+    found = cost(
+        "MatMulV2", (f'"{factors}"', "FLOAT16;FLOAT16", "ND;ND"), ('"32,1000"', "FLOAT16", "ND")
+    )
+    assert (found.unit, found.dtype, found.flops) == ("matrix", "fp16", 2 * 32 * 1000 * 4096)
+
+
+def test_a_batch_may_share_a_factor() -> None:
+    found = cost(
+        "BatchMatMulV2",
+        ("8,4,16,64;64,32", "DT_BF16;DT_BF16", "ND;ND"),
+        ("8,4,16,32", "DT_BF16", "ND"),
+    )
+    assert found.flops == 2 * 8 * 4 * 16 * 32 * 64
+
+
+def test_quantized_products_calculate_in_int8() -> None:
+    found = cost(
+        "QuantBatchMatmulV3",
+        ("128,512;512,256;256", "INT8;INT8;UINT64", "ND;ND;ND"),
+        ("128,256", "DT_BF16", "ND"),
+    )
+    assert (found.dtype, found.flops) == ("int8", 2 * 128 * 256 * 512)
+
+
+def test_padding_is_said_where_nobody_knows_better() -> None:
+    # 1,000 columns are 63 blocks of 16, so 1,008.
+    found = cost(
+        "MatMul",
+        ("256,2,16,16;256,63,16,16", "FLOAT16;FLOAT16", "FRACTAL_NZ;FRACTAL_NZ"),
+        ("63,2,16,16", "FLOAT16", "FRACTAL_NZ"),
+    )
+    assert found.flops == 2 * 32 * 1008 * 4096
+    assert found.doubt == "sizes are padded by the layout: FLOPs are at most these"
+    exact = cost(
+        "MatMul",
+        ("256,2,16,16;256,63,16,16", "FLOAT16;FLOAT16", "FRACTAL_NZ;FRACTAL_NZ"),
+        ("63,2,16,16", "FLOAT16", "FRACTAL_NZ"),
+        ("mm", "32,4096;4096,1000", "float;float"),
+    )
+    assert (exact.flops, exact.doubt) == (2 * 32 * 1000 * 4096, None)
+    assert exact.moved_bytes == found.moved_bytes
+
+
+CONV = ("convolution", "32,3,224,224;64,3,11,11;64", "float;float;float")
+BACKWARD = ("convolution_backward", "32,64,55,55;32,3,224,224;64,3,11,11", "float;float;float")
+X, WEIGHT, Y = "32,1,224,224,8", "121,4,16,8", "32,8,55,55,8"
+ONCE = 2 * 32 * 64 * 55 * 55 * 3 * 121
+
+
+def test_three_channels_are_not_eight() -> None:
+    layouts = "NC1HWC0;FRACTAL_Z;NCHW"
+    types = "FLOAT;FLOAT;FLOAT"
+    result = (Y, "FLOAT", "NC1HWC0")
+    found = cost("Conv2D", (f"{X};{WEIGHT};64", types, layouts), result, CONV)
+    assert (found.flops, found.doubt) == (ONCE, None)
+    padded = cost("Conv2D", (f"{X};{WEIGHT};64", types, layouts), result)
+    assert padded.flops == 2 * 32 * 55 * 55 * 121 * 64 * 8
+    assert padded.doubt is not None
+    plain = cost(
+        "Conv2DV2",
+        ("32,3,224,224;64,3,11,11", "FLOAT;FLOAT", "NCHW;NCHW"),
+        ("32,64,55,55", "FLOAT", "NCHW"),
+    )
+    assert plain.flops == ONCE
+
+
+def test_each_gradient_of_a_convolution_is_as_much_as_itself() -> None:
+    weight = cost(
+        "Conv2DBackpropFilter",
+        (f"{X};4;{Y}", "FLOAT;INT32;FLOAT", "NC1HWC0;NCHW;NC1HWC0"),
+        (WEIGHT, "FLOAT", "FRACTAL_Z"),
+        BACKWARD,
+    )
+    data = cost(
+        "Conv2DBackpropInput",
+        (f"4;{WEIGHT};{Y}", "INT32;FLOAT;FLOAT", "NCHW;FRACTAL_Z;NC1HWC0"),
+        (X, "FLOAT", "NC1HWC0"),
+        BACKWARD,
+    )
+    assert weight.flops == data.flops == ONCE
+
+
+FULL = 4 * 2 * 8 * 128 * 256 * 64
+
+
+@pytest.mark.parametrize(
+    ("q", "k"),
+    [
+        ("2,8,128,64", "2,8,256,64"),  # B, N, S, D
+        ("2,128,8,64", "2,256,8,64"),  # B, S, N, D
+        ("2,128,512", "2,256,512"),  # B, S, H
+        ("128,2,512", "256,2,512"),  # S, B, H
+    ],
+)
+def test_attention_is_the_same_in_every_order(q: str, k: str) -> None:
+    found = cost(
+        "FlashAttentionScore",
+        (f"{q};{k};{k}", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
+        (f"2,8,128,8;2,8,128,8;0;{q}", "FLOAT;FLOAT;DT_BF16;DT_BF16", "ND;ND;ND;ND"),
+    )
+    assert found.flops == FULL
+    assert found.doubt is not None
+    assert found.doubt.startswith("whether it is causal was not recorded")
+    backward = cost(
+        "FlashAttentionScoreGrad",
+        (f"{q};{k};{k};{q};2,8,128,8", "DT_BF16;" * 4 + "FLOAT", "ND;" * 4 + "ND"),
+        (f"{q};{k};{k}", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
+    )
+    assert backward.flops == FULL * 5 // 2
+
+
+def test_grouped_queries_of_attention() -> None:
+    found = cost(
+        "FlashAttentionScore",
+        ("1,32,128,64;1,4,128,64;1,4,128,64", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
+        ("1,32,128,8", "FLOAT", "ND"),
+    )
+    assert found.flops == 4 * 32 * 128 * 128 * 64
+
+
+def test_sequences_of_unknown_lengths_are_not_guessed() -> None:
+    with pytest.raises(UntoldError, match="order of its dimensions"):
+        cost(
+            "FlashAttentionScore",
+            ("300,8,64;300,8,64;300,8,64", "DT_BF16;DT_BF16;DT_BF16", "ND;ND;ND"),
+            ("300,8,8", "FLOAT", "ND"),
+        )
+
+
+def test_one_query_tells_the_order_and_needs_no_mask() -> None:
+    found = cost(
+        "IncreFlashAttention",
+        ("4,32,1,128;4,8,1000,128;4,8,1000,128", "FLOAT16;FLOAT16;FLOAT16", "ND;ND;ND"),
+        ("4,32,1,128", "FLOAT16", "ND"),
+    )
+    assert (found.flops, found.doubt) == (4 * 4 * 32 * 1000 * 128, None)
+
+
+def test_other_operators_move_their_own_layout() -> None:
+    moved = cost(
+        "TransData", ("32,3,224,224", "FLOAT", "NCHW"), ("32,1,224,224,8", "FLOAT", "NC1HWC0")
+    )
+    assert (moved.unit, moved.moved_bytes) == ("copy", 4 * 32 * 224 * 224 * 11)
+    rows = cost(
+        "GatherV2",
+        ("32000,4096;128;1", "DT_BF16;INT64;INT64", "ND;ND;ND"),
+        ("128,4096", "DT_BF16", "ND"),
+    )
+    assert rows.moved_bytes == 2 * 2 * 128 * 4096 + 8 * 128
+    adam = cost(
+        "ApplyAdamWV2",
+        ("10,10;10,10;10,10;10,10", "FLOAT;FLOAT;FLOAT;FLOAT", "ND;ND;ND;ND"),
+        ("10,10;10,10;10,10", "FLOAT;FLOAT;FLOAT", "ND;ND;ND"),
+    )
+    assert (adam.flops, adam.moved_bytes) == (1200, 2800)
+    unknown = cost("Mystery", ("8", "FLOAT", "ND"), ("8", "FLOAT", "ND"))
+    assert (unknown.flops, unknown.moved_bytes) == (0, 64)
+    assert unknown.doubt == "what it calculates is not known, only what it moves"
+    with pytest.raises(UntoldError, match="not recorded"):
+        cost("MemSet", ("N/A", "N/A", "N/A"), ("N/A", "N/A", "N/A"))

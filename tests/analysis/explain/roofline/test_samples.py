@@ -1,0 +1,131 @@
+"""Recordings of real devices: figures worked out by hand, where they are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.analysis.explain.roofline.test_of_recording import roofline
+from unified_prof.analysis.explain.roofline.of_recording import Placed, Roofline
+from unified_prof.cli.app import app
+
+
+def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:
+    """Return what is found in a trace of torch.profiler."""
+    trace, database = shared / "samples" / "kineto" / f"{name}.json.gz", tmp_path / "trace.db"
+    result = CliRunner().invoke(app, ["import", str(trace), "-o", str(database)])
+    assert result.exit_code == 0, result.output
+    return roofline(database)
+
+
+def row(found: Roofline, name: str, shapes: str) -> Placed:
+    """Return the one row of a name and shapes."""
+    (one,) = (one for one in found.rows if one.name == name and one.shapes.startswith(shapes))
+    assert one.cost is not None
+    return one
+
+
+VIT_LAYERS, TOKENS = 12, 4 * 197
+
+
+@pytest.mark.parametrize(
+    ("name", "convolution", "peak", "bandwidth"),
+    [
+        ("h100_vit", "aten::cudnn_convolution", 989e12, 3350e9),
+        ("mi300_vit", "aten::miopen_convolution", 1307e12, 5300e9),
+    ],
+)
+def test_a_vision_transformer_of_both_vendors(
+    shared: Path, tmp_path: Path, name: str, convolution: str, peak: float, bandwidth: float
+) -> None:
+    found = imported(shared, name, tmp_path)
+    # Queries, keys, values and output of 12 layers.
+    linear = row(found, "aten::addmm", "[768] [788,768] [768,768]")
+    assert linear.count == 4 * VIT_LAYERS
+    assert linear.cost is not None
+    flops = linear.count * 2 * TOKENS * 768 * 768
+    moved = linear.count * 2 * (2 * TOKENS * 768 + 768 * 768 + 768)
+    assert (linear.cost.flops, linear.cost.moved_bytes) == (flops, moved)
+    bound_s = max(flops / peak, moved / bandwidth)
+    assert linear.efficiency == pytest.approx(bound_s / (linear.total_ns / 1e9))
+    attention = row(found, "aten::_flash_attention_forward", "[4,197,12,64]")
+    assert attention.cost is not None
+    assert attention.cost.flops == VIT_LAYERS * 4 * 4 * 12 * 197 * 197 * 64
+    patches = row(found, convolution, "[4,3,224,224] [768,3,16,16]")
+    assert patches.cost is not None
+    assert patches.cost.flops == 2 * 4 * 768 * 14 * 14 * 3 * 16 * 16
+    norm = row(found, "aten::native_layer_norm", "[4,197,768]")
+    assert norm.cost is not None
+    assert norm.cost.moved_bytes == 25 * 2 * (2 * TOKENS * 768 + 2 * 768)
+    # The same model on both: the same matrix work, all of it known.
+    (use,) = found.use
+    assert (use.flops, use.told_share) == (140_509_200_384, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "product", "copies"),
+    [
+        (
+            "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db",
+            ("MatMulV2", "[32,9216] [4096,9216]"),
+            ("ForeachAddList", 3 * (3 * 4 * 61_100_840 + 4)),
+        ),
+        (
+            "910A_2024-09_level1.db",
+            ("MatMul", "[576,2,16,16] [576,256,16,16]"),
+            ("AxpyV2", None),
+        ),
+    ],
+)
+def test_an_alexnet_on_two_generations_of_ascend(
+    shared: Path, file: str, product: tuple[str, str], copies: tuple[str, int | None]
+) -> None:
+    found = roofline(shared / "samples" / "ascend" / file)
+    linear = row(found, *product)
+    assert linear.cost is not None
+    assert linear.cost.flops == 2 * 32 * 9216 * 4096
+    for size, channels, results, window in (
+        (224, 3, (64, 55), 11),
+        (27, 64, (192, 27), 5),
+        (13, 192, (384, 13), 3),
+    ):
+        block = 8 if "rank0" in file else 16
+        blocks = -(-channels // block)
+        convolution = row(found, "Conv2D", f"[32,{blocks},{size},{size},{block}]")
+        assert convolution.cost is not None
+        outputs, side = results
+        expected = 2 * 32 * outputs * side * side * channels * window * window
+        assert convolution.cost.flops == expected
+    name, moved = copies
+    largest = max((one for one in found.rows if one.name == name), key=lambda one: one.total_ns)
+    assert largest.cost is not None
+    # Two tensors and a factor are read and one tensor is written, by each call.
+    assert largest.cost.moved_bytes == (moved or 2 * 3 * 4 * 4096 * 9216 + 2 * 4)
+    # Forward, and its gradients as much each, but none of the pictures.
+    convolutions = (
+        (64, 55, 3, 11),
+        (192, 27, 64, 5),
+        (384, 13, 192, 3),
+        (256, 13, 384, 3),
+        (256, 13, 256, 3),
+    )
+    layers = [
+        2 * 32 * outputs * side**2 * inputs * window**2
+        for outputs, side, inputs, window in convolutions
+    ]
+    layers += [2 * 32 * 9216 * 4096, 2 * 32 * 4096 * 4096, 2 * 32 * 4096 * 1000]
+    (use,) = found.use
+    # The 910A pools by small products whose sizes are padded.
+    assert use.flops == pytest.approx(3 * sum(layers) - layers[0], rel=0.003)
+
+
+def test_a_device_that_nobody_knows_has_no_share(shared: Path) -> None:
+    # `Ascend910B` of 1,800 MHz: the name is of an older device of 900 MHz.
+    name = "level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db"
+    found = roofline(shared / "samples" / "ascend" / name)
+    assert set(found.devices.values()) == {None}
+    assert all(one.efficiency is None for one in found.rows)
+    (use,) = found.use
+    assert use.share is None
