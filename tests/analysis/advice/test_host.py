@@ -35,10 +35,18 @@ def test_a_host_that_keeps_ahead_is_no_finding(tmp_path: Path) -> None:
 
 def test_a_pause_between_phases_is_no_slow_host(tmp_path: Path) -> None:
     with Plant(tmp_path / "run.db") as plant:
-        for at in range(40):
-            begin = at * 100 * US + (at // 20) * 50_000 * US
+        for at in range(80):
+            begin = at * 100 * US + (at // 40) * 50_000 * US
             plant.kernel(begin + US, begin + 99 * US, launched=begin)
     assert advice(tmp_path / "run.db").findings == ()
+
+
+def test_a_few_kernels_without_a_step_are_no_loop(tmp_path: Path) -> None:
+    said = advice(launches(tmp_path / "run.db", every=50 * US, kernel=10 * US, count=30))
+    assert said.findings == ()
+    missing = {one.kind: one.why for one in said.not_judged}
+    assert "no loop" in missing["host_bound"]
+    assert "no loop" in missing["synchronising_calls"]
 
 
 def test_a_step_that_warms_up_is_not_judged(tmp_path: Path) -> None:

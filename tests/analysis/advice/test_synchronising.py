@@ -9,7 +9,7 @@ from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
 STEP = 1000 * US
 
 
-def synchronised(path: Path, *, queued: bool = False, count: int = 20) -> Path:
+def synchronised(path: Path, *, queued: bool = False, count: int = 60) -> Path:
     """Write kernels of 800 µs, each waited for; 180 µs later the next one begins.
 
     Queued, another kernel covers the time after every call.
@@ -28,12 +28,12 @@ def synchronised(path: Path, *, queued: bool = False, count: int = 20) -> Path:
 
 def test_idle_time_after_a_call_until_the_next_work_is_the_cost(tmp_path: Path) -> None:
     said = found(synchronised(tmp_path / "run.db"))["synchronising_calls"]
-    # From the call's return at 820 µs to the next kernel at 1010 µs, 19 times.
-    assert cost_ns(said) == 19 * 190 * US
+    # From the call's return at 820 µs to the next kernel at 1010 µs, 59 times.
+    assert cost_ns(said) == 59 * 190 * US
     (row,) = said.evidence
     assert row["name"] == "aten::item (cudaStreamSynchronize)"
     assert row["line"] == "train.py:12"
-    assert row["count"] == 19
+    assert row["count"] == 59
     assert "train.py:12" in said.text
 
 

@@ -38,6 +38,19 @@ def host(case: Case) -> str | None:
     return None
 
 
+FEW_TASKS = 50
+"""Fewer of them without a step are no loop: nobody can tell what waits there on purpose."""
+
+
+def loop(case: Case) -> str | None:
+    """Say that host or device is not known, or that there is too little to tell how they work."""
+    if (lacking := host(case)) is not None:
+        return lacking
+    if not case.recording.steps and len(case.recording.tasks) < FEW_TASKS:
+        return f"no step is known, and fewer than {FEW_TASKS} tasks are no loop"
+    return None
+
+
 def framework(case: Case) -> str | None:
     """Say that the operations of the framework are not known."""
     if case.recording.framework is None:

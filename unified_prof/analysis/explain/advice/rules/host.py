@@ -124,6 +124,6 @@ def _launches(case: Case) -> str | None:
 
 
 RULES = (
-    Rule(HOST_BOUND, host_bound, rule.both(rule.host, _launches)),
-    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.host, _launches), cheap=False),
+    Rule(HOST_BOUND, host_bound, rule.both(rule.loop, _launches)),
+    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.loop, _launches), cheap=False),
 )

@@ -146,6 +146,6 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
 
 
 RULES = (
-    Rule(SYNCHRONISING_CALLS, synchronising_calls, rule.host, cheap=False),
-    Rule(BLOCKING_LAUNCHES, blocking_launches, rule.host, cheap=False),
+    Rule(SYNCHRONISING_CALLS, synchronising_calls, rule.loop, cheap=False),
+    Rule(BLOCKING_LAUNCHES, blocking_launches, rule.loop, cheap=False),
 )
