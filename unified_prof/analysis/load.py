@@ -14,7 +14,7 @@ from unified_prof.analysis.read.coverage import Coverage, Missing
 from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.skyline import MEMORY, RUN_TIME, SkylineAnalysis
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.models.catalogue import CLUSTER
+from unified_prof.models.catalogue import CLUSTER, MSPROF
 from unified_prof.store.reader import Report, open_report
 
 
@@ -26,9 +26,15 @@ class Opened:
         analyses: the reports; one that turns out to be damaged while it is read is `lose`d.
     """
 
-    def __init__(self, path: Path, groups: list[list[Report]], missing: list[Missing]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        groups: list[list[Report]],
+        missing: list[Missing],
+        capture: Report | None = None,
+    ) -> None:
         self.path = path
-        self.analyses = [_analysis(group) for group in groups]
+        self.analyses = [_analysis(group, capture) for group in groups]
         self._keys: dict[int, str] = {}
         self._missing = missing
         for analysis, reports in zip(self.analyses, groups, strict=True):
@@ -52,7 +58,12 @@ class Opened:
 
 
 @contextmanager
-def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> Iterator[Opened]:
+def open_reports(
+    path: str | os.PathLike[str],
+    lost: Iterable[Missing] = (),
+    *,
+    capture: str | os.PathLike[str] | None = None,
+) -> Iterator[Opened]:
     """Open a report file, or all reports in a folder, of which at least one can be read.
 
     In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
@@ -63,6 +74,7 @@ def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> 
     Args:
         path: the file or folder.
         lost: reports that are known to be missing beside those that are there.
+        capture: report of the recording in which graphs were captured that this one replays.
 
     Raises:
         StoreError: the file is no report or cannot be read; the folder holds no report.
@@ -70,6 +82,7 @@ def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> 
     """
     path = Path(path)
     with ExitStack() as stack:
+        captured = None if capture is None else stack.enter_context(_capture(Path(capture)))
         if not path.is_dir():
             report = stack.enter_context(open_report(path, any_revision=True))
             if report.family == CLUSTER:
@@ -77,7 +90,9 @@ def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> 
                     f"{path} is the summary of a cluster's run, not the report of one process",
                     hint=f"uprof cluster report {path}",
                 )
-            yield Opened(path, [[report]], [*lost])
+            if captured is not None and report.family != MSPROF:
+                raise UsageError(f"{path} is no timeline: it has no graphs of a capture")
+            yield Opened(path, [[report]], [*lost], captured)
             return
         reports: list[Report] = []
         refused: list[tuple[Path, Exception]] = []
@@ -96,7 +111,25 @@ def open_reports(path: str | os.PathLike[str], lost: Iterable[Missing] = ()) -> 
                 f"{path} holds no readable report{why}",
                 hint=f"reports end in {', '.join(folder.SUFFIXES)}; make one with `uprof run`",
             )
-        yield Opened(path, _runs(reports), missing)
+        runs = _runs(reports)
+        if captured is not None and (len(runs) > 1 or runs[0][0].family != MSPROF):
+            raise UsageError(
+                f"{path} holds {len(runs)} reports: a capture belongs to one timeline",
+                hint="name the report of the process",
+            )
+        yield Opened(path, runs, missing, captured)
+
+
+@contextmanager
+def _capture(path: Path) -> Iterator[Report]:
+    """Open the report of the recording of a capture: one timeline with operations."""
+    files = folder.databases(path).files if path.is_dir() else [path]
+    if len(files) != 1:
+        raise UsageError(f"{path} holds {len(files)} databases: name the one of the capture")
+    with open_report(files[0], any_revision=True) as report:
+        if report.family != MSPROF or "PYTORCH_API" not in report.tables:
+            raise UsageError(f"{path} has no operations: it is no recording of a capture")
+        yield report
 
 
 @contextmanager
@@ -150,7 +183,7 @@ def _runs(reports: list[Report]) -> list[list[Report]]:
     return list(groups.values())
 
 
-def _analysis(reports: list[Report]) -> Analysis:
+def _analysis(reports: list[Report], capture: Report | None = None) -> Analysis:
     if reports[0].family in (RUN_TIME, MEMORY):
         return SkylineAnalysis(reports)
-    return MsprofAnalysis(reports[0])
+    return MsprofAnalysis(reports[0], capture)

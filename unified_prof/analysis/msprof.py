@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 class MsprofAnalysis(Analysis):
     """One msprof database; what it holds decides what can be asked."""
 
-    def __init__(self, source: Source) -> None:
-        self.recording = Recording(source)
+    def __init__(self, source: Source, captured_in: Source | None = None) -> None:
+        capture = None if captured_in is None else Recording(captured_in)
+        self.recording = Recording(source, capture)
 
     @property
     def calls(self) -> Calls:
@@ -163,7 +164,7 @@ class MsprofAnalysis(Analysis):
     @property
     def has_places(self) -> bool:
         """Whether there are operations of the framework."""
-        return self.recording.clock != "device" or self.recording.framework is not None
+        return self.recording.clock != "device" or self.recording.has_operations
 
     def summed_calls(self, *, above: int) -> Calls | None:
         """Return one call for each operation, where there are more than `above` calls."""
@@ -244,7 +245,7 @@ class MsprofAnalysis(Analysis):
 
     def _totals(self) -> Totals:
         recording = self.recording
-        if recording.clock == "device" and recording.framework is None:
+        if recording.clock == "device" and not recording.has_operations:
             # A call is a piece of work then, and of those nothing else is known.
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
         else:
@@ -262,7 +263,7 @@ class MsprofAnalysis(Analysis):
         )
 
     def _timed_calls(self) -> int:
-        if self.recording.clock == "device" and self.recording.framework is None:
+        if self.recording.clock == "device" and not self.recording.has_operations:
             return len(self.recording.work)
         total = self.recording.calls.total_ns
         return 0 if total is None else int((total != UNKNOWN).sum())
@@ -279,7 +280,7 @@ class MsprofAnalysis(Analysis):
                     "no device task was recorded; the times are those of the host",
                 )
             )
-        if recording.clock == "device" and recording.framework is None:
+        if recording.clock == "device" and not recording.has_operations:
             missing.append(
                 NotMeasured(
                     "forward and backward times, modules, source lines",
@@ -288,7 +289,7 @@ class MsprofAnalysis(Analysis):
             )
         elif recording.clock == "device" and totals.backward_ns is None:
             missing.append(NotMeasured("backward times", "no work was launched in a backward pass"))
-        expected = ("step",) if recording.framework is None else ("module", "line", "step")
+        expected = ("step",) if not recording.has_operations else ("module", "line", "step")
         missing += [
             NotMeasured(f"time by {by}", KINDS[by].why_not)
             for by in expected

@@ -24,6 +24,7 @@ from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import DeviceWork, OfSteps, StepWindows, step_windows
 from unified_prof.analysis.views.idle_time import IdleTime
 from unified_prof.analysis.views.launched import Launched, launched
+from unified_prof.analysis.views.replayed import Capture
 from unified_prof.analysis.views.step_trace import Ran, StepTrace
 from unified_prof.analysis.views.work import Work, host_calls, step_of
 from unified_prof.store.integers import MISSING
@@ -36,10 +37,12 @@ class Recording:
         source: the file.
         findings: what was odd in what has been read so far.
         strings: STRING_IDS and the ENUM tables.
+        captured_in: the recording of the capture of graphs that are replayed here, if it is given.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, captured_in: Recording | None = None) -> None:
         self.source = source
+        self.captured_in = captured_in
         self.findings = Findings()
         self.strings = Strings(source)
 
@@ -55,7 +58,20 @@ class Recording:
     def work(self) -> Work:
         """Every kernel, copy and collective."""
         allocations = counters.allocations(self.source, self.strings)
-        return Work(self.tasks, self.comms, self.framework, self.collective_names, allocations)
+        work = Work(self.tasks, self.comms, self.framework, self.collective_names, allocations)
+        capture = None if self.captured_in is None else self.captured_in.capture
+        if capture is not None:
+            work.captured = capture.of(
+                self.source, self.strings, self.host_calls, self.tasks, work.task, self.findings
+            )
+        return work
+
+    @cached_property
+    def capture(self) -> Capture | None:
+        """The graphs that were captured here; None: no operation was recorded."""
+        if self.framework is None:
+            return None
+        return Capture(self.tasks, self.host_calls, self.framework, self.strings)
 
     @cached_property
     def tasks(self) -> Tasks:
@@ -84,6 +100,11 @@ class Recording:
             return None
         framework = Framework(self.source, self.strings, self.findings)
         return framework if len(framework) else None
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether the operations of a framework are known: from here, or from the capture."""
+        return self.framework is not None or self.work.captured is not None
 
     @cached_property
     def clock(self) -> Clock:

@@ -97,6 +97,15 @@ def report(
             "kernels, the standard deviation, and launches.",
         ),
     ] = False,
+    capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--with",
+            metavar="CAPTURE",
+            help="The report in which CUDA graphs were captured that this one replays: their "
+            "kernels count for the operations recorded there.",
+        ),
+    ] = None,
     full_names: FullNames = False,
     convert: Convert = False,
     embed_source: Annotated[
@@ -149,7 +158,7 @@ def report(
     )
     with ExitStack() as stack:
         overview = None
-        if rank is not None or (by is None and not convert):
+        if rank is not None or (by is None and not convert and capture is None):
             overview = stack.enter_context(
                 report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
             )
@@ -159,7 +168,7 @@ def report(
         reports = None
         if overview is None or len(overview.run.read) <= report_ranks.SHOWN_EACH:
             reports = stack.enter_context(
-                _opened(path, overview, convert=convert, quiet=quiet, output=file)
+                _opened(path, overview, capture, convert=convert, quiet=quiet, output=file)
             )
         if overview is not None:
             text = report_ranks.produce(overview, shape, request, reports)
@@ -188,6 +197,7 @@ def report(
 def _opened(
     path: Path,
     overview: Overview | None,
+    capture: Path | None,
     *,
     convert: bool,
     quiet: bool,
@@ -200,5 +210,13 @@ def _opened(
         yield None
         return
     ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
-    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
+    if capture is not None:
+        made = converting.reports_of(
+            capture, convert=convert, quiet=quiet, several=False, output=output
+        )
+        capture = made.path
+    with (
+        hints.for_reports(path),
+        open_reports(ready.path, ready.missing, capture=capture) as opened,
+    ):
         yield opened

@@ -14,11 +14,11 @@ def _has_calls(recording: Recording) -> bool:
 
 
 def _has_places(recording: Recording) -> bool:
-    return recording.framework is not None and _has_calls(recording)
+    return recording.has_operations and _has_calls(recording)
 
 
 def _operations(recording: Recording) -> Breakdown:
-    if _is_of_device(recording) and recording.framework is None:
+    if _is_of_device(recording) and not recording.has_operations:
         return breakdowns.finish("operation", recording.work.operation_rows())
     return breakdowns.by_label(recording.calls, "operation")
 

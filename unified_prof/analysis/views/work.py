@@ -37,6 +37,7 @@ from unified_prof.analysis.read.framework import (
 )
 from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
+from unified_prof.analysis.views.replayed import Captured
 from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
@@ -139,6 +140,8 @@ class Work:
         self._tasks, self._comms, self._collectives = tasks, comms, collectives
         self._framework, self._allocations = framework, allocations
         self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
+        self.captured: Captured | None = None
+        """The operations that work of replayed graphs is of, where their capture is known."""
         self.labels = Labels()
 
     def __len__(self) -> int:
@@ -268,10 +271,13 @@ class Work:
         """
         parts = []
         alone: NDArray[np.intp] | slice = slice(None)
+        others = self._replayed
         if self._framework is not None:
             owned = self._owned
             parts.append(self._operations(self._framework, owned))
-            alone = np.flatnonzero(~owned)
+            others = owned if others is None else owned | others
+        if others is not None:
+            alone = np.flatnonzero(~others)
         rest: Columns = {
             "when": self.start_ns[alone],
             "name": self.operator[alone],
@@ -286,6 +292,8 @@ class Work:
                 **_origin(self._framework, self.labels, call[alone]),
             }
         parts.append(rest)
+        if self.captured is not None:
+            parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(_allocated(self._framework, self.labels, self._allocations))
         return _joined(self.labels, parts)
@@ -320,6 +328,7 @@ class Work:
             owned = self._owned
             distinct = np.unique(self.launches[0][owned])
             names = _names(self._framework, self.labels, distinct)
+        captured = self._captured_names()
         texts = self.labels.texts
         pairs, sums = Numbering(len(texts) ** 2), Sums(0)
         for one in self.windows():
@@ -329,6 +338,9 @@ class Work:
                 call, own = self.launches[0][mine], owned[mine]
                 owner[own] = names[np.searchsorted(distinct, call[own])]
                 start = np.where(own, self._framework.start_ns[call], start)
+            if captured is not None:
+                told = captured[one.first : one.first + len(one)]
+                owner = np.where(told != UNKNOWN, told, owner)
             key = pairs.index_of(owner * len(texts) + one.kernel)
             if steps:
                 key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
@@ -349,6 +361,9 @@ class Work:
             distinct, number = np.unique(self.launches[0][owned], return_inverse=True)
             owner[owned] = _names(self._framework, self.labels, distinct)[number]
             kind[owned] = OPERATION
+        if (captured := self._captured_names()) is not None:
+            replayed = self._replayed
+            owner[replayed], kind[replayed] = captured[replayed], OPERATION
         keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
         texts = self.labels.texts
         return {
@@ -359,13 +374,15 @@ class Work:
     def place(self, piece: int) -> tuple[str, str | None]:
         """Return the operation that a piece belongs to, and the line that called it."""
         name = self.labels.texts[int(self.operator[piece])]
-        if self._framework is None:
+        framework, call = self._framework, np.array([NONE])
+        if self.captured is not None and self.captured.call[piece] != NONE:
+            framework, call = self.captured.framework, self.captured.call[piece : piece + 1]
+        elif framework is not None:
+            call = self.launches[0][piece : piece + 1]
+        if framework is None or call[0] == NONE:
             return name, None
-        call = self.launches[0][piece : piece + 1]
-        if call[0] == NONE:
-            return name, None
-        (chosen,) = _names(self._framework, self.labels, call).tolist()
-        stacks, number = self._framework.stacks(call)
+        (chosen,) = _names(framework, self.labels, call).tolist()
+        stacks, number = framework.stacks(call)
         stack = stacks[int(number[0])]
         return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
 
@@ -393,7 +410,20 @@ class Work:
         """Which pieces are part of a framework operation's row."""
         call, _ = self.launches
         owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
-        return owned
+        return owned if self._replayed is None else owned & ~self._replayed
+
+    @property
+    def _replayed(self) -> NDArray[np.bool_] | None:
+        """Which pieces are part of an operation of a capture."""
+        return None if self.captured is None else self.captured.call != NONE
+
+    def _captured_names(self) -> NDArray[np.int32] | None:
+        """Return the captured operation of each piece as numbers in `labels`, else UNKNOWN."""
+        if self.captured is None:
+            return None
+        call = self.captured.call
+        names = _names(self.captured.framework, self.labels, call)
+        return np.where(call != NONE, names, UNKNOWN).astype(np.int32)
 
     def by_kernel(self) -> Calls:
         """Return one row per piece, under its kernel's name."""
@@ -462,6 +492,30 @@ class Work:
             "forward_ns": total(passes == FORWARD),
             "backward_ns": total(passes == BACKWARD),
             **_origin(framework, self.labels, chosen),
+        }
+
+    def _of_captures(self, captured: Captured) -> Columns:
+        """Sum the work of each captured operation, by replay."""
+        own = np.flatnonzero(captured.call != NONE)
+        size = len(captured.framework)
+        pairs = captured.replay[own] * size + captured.call[own]
+        distinct, first, key = np.unique(pairs, return_index=True, return_inverse=True)
+        duration, passes = self.duration_ns[own], captured.passes[own]
+
+        def total(mask: NDArray[np.bool_]) -> Ints:
+            some = np.bincount(key[mask], minlength=len(distinct))
+            time = np.bincount(key[mask], weights=duration[mask], minlength=len(distinct))
+            return np.where(some > 0, time.astype(np.int64), UNKNOWN)
+
+        chosen = distinct % size
+        return {
+            "when": captured.launched_ns[own[first]],
+            "name": _names(captured.framework, self.labels, chosen),
+            "kind": np.full(len(distinct), OPERATION, np.int8),
+            "total_ns": total(np.ones(len(key), bool)),
+            "forward_ns": total(passes == FORWARD),
+            "backward_ns": total(passes == BACKWARD),
+            **_origin(captured.framework, self.labels, chosen),
         }
 
     def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,210 @@
+"""Kernels of replayed graphs count for the operations of the recording of their capture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.analysis.builders import Device
+from unified_prof.analysis.base import Analysis
+from unified_prof.analysis.load import open_reports
+from unified_prof.cli.app import app
+from unified_prof.errors import UsageError
+from unified_prof.report import text
+from unified_prof.report.formats import Request
+
+MM, ADD = ("aten::mm", "cudaLaunchKernel"), ("aten::add", "cuLaunchKernelEx")
+
+
+def capture(path: Path, *graphs: Sequence[tuple[str, str]], bounds: bool = True) -> Path:
+    """Record captures: (operation, call) of each launch; some work runs at once beside them."""
+    with Device(path) as device:
+        at, connection = 1000, 100
+        device.chain(1, "/w/net.py(9): f", "/w/train.py(3): run")
+        device.call(10, 60, "aten::fill_", launches=1)
+        device.runtime(20, 30, "cudaLaunchKernel", 1)
+        device.task(40, 50, connection=1, kernel=("fill", "K"))
+        for launches in graphs:
+            if bounds:
+                device.runtime(at, at + 10, "cudaStreamBeginCapture_v10000", 50 + at)
+            for operation, call in launches:
+                at, connection = at + 100, connection + 1
+                device.call(at, at + 90, operation, launches=connection, chain=1)
+                device.runtime(at + 10, at + 20, call, connection)
+            at += 200
+            if bounds:
+                device.runtime(at, at + 10, "cudaStreamEndCapture", 50 + at)
+            at += 100
+    return path
+
+
+def replay(
+    path: Path, *graphs: Sequence[tuple[int, int | None]], copies: Sequence[int] = ()
+) -> Path:
+    """Record replays: duration of each kernel and number of its node; one more kernel eagerly."""
+    with Device(path) as device:
+        device.call(0, 10, "aten::relu", launches=1)
+        device.runtime(2, 6, "cudaLaunchKernel", 1)
+        device.task(20, 27, connection=1, kernel=("relu", "K"))
+        start = 1000
+        for number, kernels in enumerate(graphs):
+            device.runtime(100 + 50 * number, 140 + 50 * number, "cudaGraphLaunch", 10 + number)
+            for place, (lasted, node) in enumerate(kernels):
+                start += 1000
+                what: dict[str, Any] = {"kernel": (f"k{place}", "K")}
+                if place in copies:
+                    what = {"copy": 64, "task_type": "MEMCPY_ASYNC"}
+                task = device.task(start, start + lasted, connection=10 + number, **what)
+                if node is not None:
+                    row: dict[str, Any] = {"globalTaskId": [task], "name": 0, "operation": 0}
+                    row |= {"gridDim": 0, "blockDim": 0, "graphId": 7, "graphNodeId": node}
+                    device.writer.write("UPROF_GPU_TASKS", row)
+    return path
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "replay.db", tmp_path / "capture.db"
+
+
+def operations(analysis: Analysis) -> dict[str, tuple[int, int | None]]:
+    return {row.name: (row.count, row.total_ns) for row in analysis.breakdown("operation").rows}
+
+
+def told(replayed: Path, captured: Path) -> tuple[dict[str, tuple[int, int | None]], list[str]]:
+    with open_reports(replayed, capture=captured) as opened:
+        (analysis,) = opened.analyses
+        found = operations(analysis)
+        return found, [one.name for one in analysis.summary.anomalies]
+
+
+def test_the_nth_piece_of_a_replay_is_of_the_nth_launch(paths: tuple[Path, Path]) -> None:
+    kernels = [(30, None), (5, None), (40, None)]
+    replay(paths[0], kernels, kernels)
+    capture(paths[1], [MM, ADD, MM])
+    found, odd = told(*paths)
+    assert found == {"aten::mm": (4, 140), "aten::add": (2, 10), "aten::relu": (1, 7)}
+    assert odd == []
+
+
+def test_the_numbers_of_nodes_decide_where_they_are_known(paths: tuple[Path, Path]) -> None:
+    # On two streams the second node began first.
+    replay(paths[0], [(5, 902), (30, 901), (40, 903)])
+    capture(paths[1], [MM, ADD, MM])
+    assert told(*paths)[0] == {"aten::mm": (2, 70), "aten::add": (1, 5), "aten::relu": (1, 7)}
+
+
+def test_collectives_are_nodes_and_rows_of_their_own(paths: tuple[Path, Path]) -> None:
+    with Device(paths[0]) as device:
+        device.runtime(100, 140, "cudaGraphLaunch", 10)
+        for number, name in enumerate(("k0", "nccl", "k1")):
+            task = device.task(
+                1000 + 100 * number,
+                1010 + 100 * number,
+                "KERNEL" if name != "nccl" else "NCCL",
+                connection=10,
+                kernel=(name, "K") if name != "nccl" else None,
+                stream=7 + (name == "nccl"),
+            )
+            row: dict[str, Any] = {"globalTaskId": [task], "name": 0, "operation": 0}
+            row |= {"gridDim": 0, "blockDim": 0, "graphId": 7, "graphNodeId": number + 1}
+            device.writer.write("UPROF_GPU_TASKS", row)
+        device.collective(1100, 1110, "all_reduce_1", "all_reduce")
+    capture(paths[1], [MM, ("c10d::allreduce_", "cuLaunchKernelEx"), ADD])
+    found, odd = told(*paths)
+    assert found == {"aten::mm": (1, 10), "all_reduce": (1, 10), "aten::add": (1, 10)}
+    assert odd == []
+
+
+def test_work_on_several_streams_is_not_guessed_at(paths: tuple[Path, Path]) -> None:
+    with Device(paths[0]) as device:
+        device.runtime(100, 140, "cudaGraphLaunch", 10)
+        device.task(1000, 1010, connection=10, stream=7, kernel=("k0", "K"))
+        device.task(1005, 1020, connection=10, stream=8, kernel=("k1", "K"))
+    capture(paths[1], [MM, ADD])
+    found, odd = told(*paths)
+    assert set(found) == {"K"}
+    assert odd == ["replay_without_nodes"]
+
+
+def test_without_the_capture_kernels_stand_for_themselves(paths: tuple[Path, Path]) -> None:
+    replay(paths[0], [(30, None), (5, None)])
+    with open_reports(paths[0]) as opened:
+        assert set(operations(opened.analyses[0])) == {"K", "aten::relu"}
+
+
+def test_graphs_are_told_apart_by_their_launches(paths: tuple[Path, Path]) -> None:
+    replay(paths[0], [(30, None), (5, None)], [(1, None), (2, None), (3, None)], copies=[1])
+    capture(paths[1], [MM, MM], [ADD, ("aten::copy_", "cudaMemcpyAsync")], [MM, ADD, MM])
+    found, odd = told(*paths)
+    assert found["aten::add"] == (1, 30)
+    assert found["aten::copy_"] == (1, 5)
+    assert odd == ["replay_without_capture"]
+
+
+def test_alike_graphs_of_other_operations_are_not_guessed_at(paths: tuple[Path, Path]) -> None:
+    replay(paths[0], [(30, None), (5, None)])
+    capture(paths[1], [MM, ADD], [ADD, MM])
+    found, odd = told(*paths)
+    assert "aten::mm" not in found
+    assert odd == ["replay_of_several_captures"]
+    # Of the same operations it does not matter which one it was.
+    paths[1].unlink()
+    capture(paths[1], [MM, ADD], [MM, ADD])
+    assert told(*paths) == ({"aten::mm": (1, 30), "aten::add": (1, 5), "aten::relu": (1, 7)}, [])
+
+
+def test_a_capture_without_bounds_is_all_that_ran_nothing(paths: tuple[Path, Path]) -> None:
+    replay(paths[0], [(30, None), (5, None)])
+    capture(paths[1], [MM, ADD], bounds=False)
+    assert told(*paths)[0]["aten::mm"] == (1, 30)
+
+
+def test_lines_kernels_and_totals_follow(paths: tuple[Path, Path]) -> None:
+    replay(paths[0], [(30, None), (5, None)])
+    capture(paths[1], [MM, ADD])
+    with open_reports(paths[0], capture=paths[1]) as opened:
+        (analysis,) = opened.analyses
+        lines = {row.name: row.total_ns for row in analysis.breakdown("line").rows}
+        assert lines == {"net.py:9": 35, "(no source line)": 7}
+        pairs = {(name, row.name) for name, row in analysis.kernels_of_operations()}
+        assert pairs == {("aten::mm", "k0"), ("aten::add", "k1"), ("aten::relu", "relu")}
+        launches = analysis.statistics("operation")
+        assert launches["aten::mm", "operation"]["launches"] == 1
+        assert analysis.summary.totals.total_ns == analysis.breakdown("kernel").total_ns == 42
+        assert "aten::mm" in text.produce(opened, Request())
+
+
+def test_what_is_no_capture_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:
+    replay(paths[0], [(30, None)])
+    with Device(paths[1]) as device:
+        device.task(0, 1, kernel=("k", "K"))
+    with pytest.raises(UsageError, match="no operations"):
+        told(*paths)
+    result = CliRunner().invoke(app, ["report", str(paths[0]), "--with", str(tmp_path / "no.db")])
+    assert result.exit_code != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "operation", "pieces"),
+    [("vllm", "vllm::moe_forward", 24), ("sglang", "aiter::gemm_a16w16", 144)],
+)
+def test_replays_of_servers_are_attributed_whole(
+    server: str, operation: str, pieces: int, shared: Path, tmp_path: Path
+) -> None:
+    folders = {}
+    for part in ("replay", "capture"):
+        trace = shared / "samples" / "kineto" / f"{server}_decode_graph_{part}.json.gz"
+        folders[part] = tmp_path / part
+        done = CliRunner().invoke(app, ["import", str(trace), "-o", str(folders[part]), "-q"])
+        assert done.exit_code == 0, done.output
+    found, odd = told(folders["replay"], folders["capture"])
+    assert found[operation][0] == pieces
+    assert odd == []
+    rest = sum(count for name, (count, _) in found.items() if "::" not in name)
+    assert rest < 0.4 * sum(count for count, _ in found.values())
