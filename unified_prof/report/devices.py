@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from unified_prof.analysis.calls import UNKNOWN
 from unified_prof.analysis.compare.comparable import PEAK
+from unified_prof.analysis.compare.device.allowed import Allowed
 from unified_prof.analysis.compare.device.difference import Amount, By, DeviceDifference, Line
 from unified_prof.analysis.compare.device.side import PARTS, UNKNOWN_DEVICE, Side
+from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.views.idle import IN_WORDS
 from unified_prof.report import markdown, words
 from unified_prof.report.difference import FORMAT_VERSION, comparison_words, finite, signed
@@ -110,6 +112,7 @@ def remarks(found: DeviceDifference) -> list[str]:
             "the devices differ: times stand side by side, and a longer one is no fault of either"
         )
     lines.append(told)
+    lines += _peaks(found)
     lines.append(
         "work adds up what ran at the same time, and so may be more than the part of a step that "
         "computes"
@@ -166,7 +169,7 @@ def _all(found: DeviceDifference) -> Line:
         else None
         for leaves in (found.base.leaves, found.new.leaves)
     )
-    return Line("all work", base, new)
+    return Line("all work", base, new)  # of no class, and so without a limit
 
 
 def _sections(
@@ -293,6 +296,9 @@ def _columns(
         Column("change", tuple(signed(found.change_ns(row)) for row in lines)),
         Column("ratio", tuple(_ratio(found.ratio(row)) for row in lines), importance=8),
     ]
+    if any(row.class_name in found.allowed for row in lines):
+        told = tuple(_allowed(found.allowed.get(row.class_name)) for row in lines)
+        columns.append(Column("peaks allow", told, importance=7))
     for heading, places in (
         ("module", [_places(row.modules) for row in lines]),
         ("line", [_places(row.lines) for row in lines]),
@@ -332,6 +338,32 @@ def _time(amount: Amount | None, side: Side) -> str:
 
 def _ratio(value: float | None) -> str:
     return _NONE if value is None else f"{value:.2f} x"
+
+
+def _allowed(limits: Allowed | None) -> str:
+    """Return the ratio that the peaks allow; `?` marks one of which a peak is uncertain."""
+    return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
+
+
+def _peaks(found: DeviceDifference) -> list[str]:
+    """Say which peaks the ratios that they allow are of."""
+    said: dict[str, list[str]] = {}
+    present = {row.name for row in found.classes}
+    for name, limits in found.allowed.items():
+        if name in present:
+            said.setdefault(f"{_peak(limits.base)} -> {_peak(limits.new)}", []).append(name)
+    if not said:
+        return []
+    parts = "; ".join(f"{', '.join(names)}: {peaks}" for peaks, names in said.items())
+    return [
+        f"peaks allow: the ratio if both worked at their peak ({parts}; ? is an uncertain figure)"
+    ]
+
+
+def _peak(peak: Peak) -> str:
+    if peak.name in ("memory", "link"):
+        return f"{peak.name} {peak.rate / 1e9:,.4g} GB/s"
+    return f"{peak.name} {peak.rate / 1e12:,.4g} TFLOP/s"
 
 
 def _places(names: Sequence[str]) -> str:
@@ -422,6 +454,9 @@ def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
         "delta_ns": found.change_ns(row),
         "ratio": found.ratio(row),
     }
+    if (limits := found.allowed.get(row.class_name)) is not None:
+        made["ratio_of_peaks"] = limits.ratio
+        made["peaks_uncertain"] = limits.uncertain
     more: tuple[tuple[str, Any, Callable[[Any], Any]], ...] = (
         ("class", row.class_name, str),
         ("base_name", row.base_name, str),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN, Labels
 from unified_prof.analysis.compare.comparable import PEAK, TOTAL
+from unified_prof.analysis.compare.device.allowed import Allowed, allowed
 from unified_prof.analysis.compare.device.pairing import Pairing, pair
 from unified_prof.analysis.compare.device.side import (
     PARTS,
@@ -106,6 +107,11 @@ class DeviceDifference:
     """Steps and peak memory with their statistics, by metric."""
     tables: Tables = field(repr=False)
     """The work of both sides, to be summed up."""
+
+    @cached_property
+    def allowed(self) -> Mapping[str, Allowed]:
+        """What limits each class of work on two models of device, where their peaks are known."""
+        return {} if self.same_devices else self.tables.allowed()
 
     @cached_property
     def classes(self) -> tuple[Line, ...]:
@@ -220,6 +226,10 @@ class Tables:
 
     def _column(self, name: str) -> tuple[Ints, Ints]:
         return self.base.leaves.columns[name], self.new.leaves.columns[name]
+
+    def allowed(self) -> Mapping[str, Allowed]:
+        """Return what limits each class of work on both devices."""
+        return allowed(self.base, self.new, self._texts)
 
     def classes(self) -> tuple[Line, ...]:
         """Return one row for each class, in the order of CLASSES."""

@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from unified_prof.analysis.explain.roofline.peaks import RATES
+from unified_prof.analysis.explain.roofline.tensors import dtype_of
+
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _TYPE: Final = re.compile(r"[A-Z][A-Za-z\d]{1,60}$")
 """An operator type of CANN: `MatMulV2`, `FlashAttentionScoreGrad`."""
 _VERSION: Final = re.compile(r"V\d+$|(?<=[a-z])D$")
 _DIMENSIONS: Final = re.compile(r"\[(\d[\d,]*)\]")
+_TYPES_OF_INPUTS: Final = re.compile(r"([A-Za-z][\w ]*)\[\d")
 _OPTIMIZER: Final = "Optimizer.step#"
 _BACKENDS: Final = ("_npu_", "npu_", "miopen_", "cudnn_", "native_", "mkldnn_", "hip_", "cuda_")
 
@@ -95,6 +99,13 @@ def shape_of_inputs(text: str) -> str | None:
     """
     found = [dims.replace(",", "x") for dims in _DIMENSIONS.findall(text)]
     return ", ".join(found) or None
+
+
+@lru_cache(maxsize=1 << 16)
+def dtype_of_inputs(text: str) -> str | None:
+    """Return the type that an operation calculates in: that of its first input with a peak."""
+    told = (dtype_of(kind) for kind in _TYPES_OF_INPUTS.findall(text))
+    return next((dtype for dtype in told if dtype in RATES), None)
 
 
 def together(names: Iterable[str]) -> tuple[str, ...]:

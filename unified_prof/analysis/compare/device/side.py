@@ -14,6 +14,9 @@ from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
 from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
 from unified_prof.analysis.compare.device import names
 from unified_prof.analysis.explain.classes import CLASSES, classes_of
+from unified_prof.analysis.explain.roofline import peaks
+from unified_prof.analysis.explain.roofline.of_recording import known_devices
+from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.model import DeviceTime
 from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.read import counters, provenance
@@ -88,6 +91,8 @@ class Side:
     parts_ns: Mapping[str, int]
     """The same by PARTS, to the nanosecond."""
     leaves: Leaves
+    limits: Device | None
+    """What its devices can do at most; None: not known, or they are of several models."""
     outside_ns: int
     """Work that belongs to no step; it is not compared."""
     step_ns: tuple[int, ...]
@@ -150,6 +155,7 @@ def read(
         window_ns=sum(part.window_ns for part in parts),
         parts_ns={name: sum(part.parts_ns[name] for part in parts) for name in PARTS},
         leaves=_joined([part.leaves for part in parts]),
+        limits=_one_of([part.limits for part in parts]),
         outside_ns=sum(part.outside_ns for part in parts),
         step_ns=tuple(time for part in parts for time in part.step_ns),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
@@ -185,6 +191,7 @@ class _Part:
     window_ns: int
     parts_ns: Mapping[str, int]
     leaves: Leaves
+    limits: Device | None
     outside_ns: int
     peak_bytes: int | None
 
@@ -201,6 +208,7 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
         window_ns=sum(window.window_ns for window in windows),
         parts_ns=_parts(windows, idle),
         leaves=leaves,
+        limits=_limits(recording),
         outside_ns=outside,
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
     )
@@ -243,6 +251,18 @@ def _devices(recording: Recording) -> list[str]:
     models = set(named.values())
     only = models.pop() if len(models) == 1 else UNKNOWN_DEVICE
     return [named.get(number, only) for number in numbers.tolist()]
+
+
+def _limits(recording: Recording) -> Device | None:
+    """Return what the devices of a recording can do, by all that it has of them, else by name."""
+    known = known_devices(recording).values()
+    return _one_of(list(known)) or _one_of([peaks.find(name) for name in _devices(recording)])
+
+
+def _one_of(devices: Sequence[Device | None]) -> Device | None:
+    """Return what all of some devices can do, None where they differ or one is not known."""
+    names_of = {None if one is None else one.name for one in devices}
+    return devices[0] if len(names_of) == 1 else None
 
 
 def _versions(facts: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
@@ -315,6 +335,7 @@ def _leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leave
         "line": identity["line"],
         "told": identity["shape"],
         "called": identity["called"],
+        "dtype": identity["dtype"],
         "kernel": kernel,
         "operator": operator,
         "kind": kind,
@@ -374,7 +395,7 @@ def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints
 def _of_calls(framework: Framework | None, labels: Labels, call: Ints) -> dict[str, Any]:
     """Return the number of each piece's kind of call, and what these kinds are called."""
     nothing = np.full(1, UNKNOWN, np.int64)
-    empty = dict.fromkeys(("operation", "called", "module", "line", "shape"), nothing)
+    empty = dict.fromkeys(("operation", "called", "module", "line", "shape", "dtype"), nothing)
     if framework is None:
         return {"number": np.zeros(len(call), np.int64), "texts": empty}
     calls, number = np.unique(call, return_inverse=True)
@@ -392,7 +413,9 @@ def _of_calls(framework: Framework | None, labels: Labels, call: Ints) -> dict[s
     inputs, which = framework.inputs(calls)
     shapes = [names.shape_of_inputs(one) for one in inputs]
     shape = np.where(known, labels.numbers(shapes)[which], UNKNOWN)
-    columns = [one.astype(np.int64) for one in (operation, called, module, line, shape)]
+    types = labels.numbers([names.dtype_of_inputs(one) for one in inputs])[which]
+    dtype = np.where(known, types, UNKNOWN)
+    columns = [one.astype(np.int64) for one in (operation, called, module, line, shape, dtype)]
     of_call, first = distinct(*columns)
     found = dict(zip(empty, (one[first] for one in columns), strict=True))
     return {"number": of_call[number], "texts": found}
@@ -434,6 +457,7 @@ def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dic
         "line": columns["line"],
         "kernel": kernel,
         "called": columns["called"],
+        "dtype": columns["dtype"],
     }
 
 
