@@ -64,7 +64,30 @@ def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Pat
     assert "host step     9.90 µs -> 9.90 µs" in uprof(base, new).stdout
     found = json.loads(uprof(base, new, "--json").stdout)
     assert found["same_devices"] is True
+    assert found["totals"]["total"]["verdict"] == "unclear", "one run says nothing of its noise"
+    found = json.loads(uprof(base, new, "--json", "--noise", "1%").stdout)
     assert found["totals"]["total"]["verdict"] == "same"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_ratio_that_the_peaks_allow_stands_beside_that_of_the_times(
+    tmp_path: Path, form: str
+) -> None:
+    base = recording(tmp_path / "a.db", model="NVIDIA H100 80GB HBM3")
+    new = recording(tmp_path / "b.db", model="AMD Instinct MI300X VF")
+    told = uprof(base, new, "--format", form).stdout
+    if form == "text":
+        assert "peaks allow" in told
+        assert "0.76 x" in told, "989 TFLOP/s by 1,307"
+        assert "0.63 x" in told, "3,350 GB/s by 5,300"
+        assert "peaks allow" not in uprof(base, base).stdout
+        unknown = recording(tmp_path / "c.db", model="Some GPU")
+        assert "peaks allow" not in uprof(base, unknown).stdout
+    else:
+        rows = {row["name"]: row for row in json.loads(told)["breakdowns"]["class"]}
+        assert rows["matmul"]["ratio_of_peaks"] == pytest.approx(989 / 1307, rel=1e-3)
+        assert rows["normalisation"]["ratio_of_peaks"] == pytest.approx(3350 / 5300, rel=1e-3)
+        assert rows["matmul"]["ratio"] == 1
 
 
 def test_json_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:

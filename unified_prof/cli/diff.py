@@ -117,7 +117,12 @@ def diff(
         for side in ([base, *(more_base or [])], [new, *(more_new or [])])
     )
     with hints.for_reports(*before.given, *after.given):
-        of_devices = compared.of_devices(before.reports, after.reports, (before.label, after.label))
+        of_devices = compared.of_devices(
+            before.reports,
+            after.reports,
+            (before.label, after.label),
+            None if noise is None else thresholds.told_noise(noise),
+        )
     width, color = (None, False) if file else printing.terminal()
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)
     if of_devices is not None:

@@ -108,9 +108,7 @@ def remarks(found: DeviceDifference) -> list[str]:
     elif {UNKNOWN_DEVICE} & {*found.base.devices, *found.new.devices}:
         told = "which devices these were is not recorded: times stand side by side, without verdict"
     else:
-        told = (
-            "the devices differ: times stand side by side, and a longer one is no fault of either"
-        )
+        told = "the devices differ: times stand side by side, without verdict"
     lines.append(told)
     lines += _peaks(found)
     lines.append(
@@ -262,7 +260,10 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
         Column("change", tuple(signed(after - before) for _, before, after in rows)),
         Column(
             "ratio",
-            tuple(f"{after / before:.2f} x" if before else _NONE for _, before, after in rows),
+            tuple(
+                f"{after / before:.2f} x" if before and after else _NONE
+                for _, before, after in rows
+            ),
             importance=8,
         ),
     ]
@@ -296,8 +297,11 @@ def _columns(
         Column("change", tuple(signed(found.change_ns(row)) for row in lines)),
         Column("ratio", tuple(_ratio(found.ratio(row)) for row in lines), importance=8),
     ]
-    if any(row.class_name in found.allowed for row in lines):
-        told = tuple(_allowed(found.allowed.get(row.class_name)) for row in lines)
+    if any(row.class_name in found.allowed and row.side == "both" for row in lines):
+        told = tuple(
+            _allowed(found.allowed.get(row.class_name) if row.side == "both" else None)
+            for row in lines
+        )
         columns.append(Column("peaks allow", told, importance=7))
     for heading, places in (
         ("module", [_places(row.modules) for row in lines]),

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from unified_prof.analysis.compare import diff as by_sample
 from unified_prof.analysis.compare import runs
+from unified_prof.analysis.compare.between import Noise
 from unified_prof.analysis.compare.device import difference as by_device
 from unified_prof.analysis.compare.device.difference import DeviceDifference
 from unified_prof.analysis.compare.diff import By, Difference
@@ -45,7 +46,10 @@ def diff(
 
 
 def of_devices(
-    base: Sequence[Report], new: Sequence[Report], labels: tuple[str, str] | None = None
+    base: Sequence[Report],
+    new: Sequence[Report],
+    labels: tuple[str, str] | None = None,
+    noise: Noise | None = None,
 ) -> DeviceDifference | None:
     """Compare recordings of devices; None: not both sides are recordings with device work.
 
@@ -53,6 +57,7 @@ def of_devices(
         base: Reports of the run before; those of a folder are its ranks.
         new: Those of the run after.
         labels: What to call the sides, if not by their paths.
+        noise: How much runs of such a workload differ on this machine, where it is known.
 
     Raises:
         StoreError: a file is no report or cannot be read.
@@ -61,7 +66,7 @@ def of_devices(
     with _opened(base) as before, _opened(new) as after:
         if not before or not after:
             return None
-        found = by_device.diff(before, after, labels=named)
+        found = by_device.diff(before, after, labels=named, noise=noise)
         return found if len(found.base.leaves) and len(found.new.leaves) else None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tests.analysis.builders import Device
 
 STEP_NS = 10_000
+INPUTS = ("64,128;128,256;", "c10::BFloat16;c10::BFloat16;")
+"""Shapes and types of each operation's arguments."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def recording(
                             # The kernels of one call are launched by operations below it.
                             if host:
                                 if not kernel:
-                                    device.call(at + 1, at + 8, op.name)
+                                    device.call(at + 1, at + 8, op.name, inputs=INPUTS)
                                 device.call(
                                     at + 2 + 2 * kernel,
                                     at + 3 + 2 * kernel,

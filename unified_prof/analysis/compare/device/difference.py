@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN, Labels
+from unified_prof.analysis.compare.between import Between, Noise, Sample
 from unified_prof.analysis.compare.comparable import PEAK, TOTAL
 from unified_prof.analysis.compare.device.allowed import Allowed, allowed
 from unified_prof.analysis.compare.device.pairing import Pairing, pair
@@ -171,6 +172,7 @@ def diff(
     new: Sequence[MsprofAnalysis],
     *,
     labels: tuple[str, str],
+    noise: Noise | None = None,
 ) -> DeviceDifference:
     """Compare recordings of device work, one side against the other.
 
@@ -178,6 +180,7 @@ def diff(
         base: The recordings of one run: one, several of it, or one of each rank.
         new: Those of the other.
         labels: What to call the sides.
+        noise: How much runs of such a workload differ on this machine, where it was learned.
     """
     texts = Labels()
     naming = Naming(
@@ -195,7 +198,7 @@ def diff(
         same_devices=same,
         warnings=tuple(_warnings(tables, same=same, by_framework=naming.by_framework)),
         left_out=tuple(_left_out(before, after)),
-        totals=_totals(before, after),
+        totals=_totals(before, after, Between.of("host", noise)),
         tables=tables,
     )
 
@@ -424,14 +427,15 @@ def _left_out(base: Side, new: Side) -> list[str]:
     ]
 
 
-def _totals(base: Side, new: Side) -> dict[str, Comparison]:
+def _totals(base: Side, new: Side, between: Between) -> dict[str, Comparison]:
+    """Compare steps, on the host's clock, and peak memory."""
     found = {}
     for metric, before, after in (
         (TOTAL, base.step_ns, new.step_ns),
-        (PEAK, base.peak_bytes, new.peak_bytes),
+        (PEAK, Sample.of(base.peak_bytes), Sample.of(new.peak_bytes)),
     ):
-        if before and after:
-            found[metric] = compare(np.array(before, np.float64), np.array(after, np.float64))
+        if len(before) and len(after):
+            found[metric] = compare(before, after, between)
     return found
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
 from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
+from unified_prof.analysis.compare.between import Sample
 from unified_prof.analysis.compare.device import names
 from unified_prof.analysis.explain.classes import CLASSES, classes_of
 from unified_prof.analysis.explain.roofline import peaks
@@ -95,8 +96,8 @@ class Side:
     """What its devices can do at most; None: not known, or they are of several models."""
     outside_ns: int
     """Work that belongs to no step; it is not compared."""
-    step_ns: tuple[int, ...]
-    """How long each step took on the host."""
+    step_ns: Sample
+    """How long each step took on the host, recording by recording."""
     facts: Mapping[str, str]
     """Provenance of the first recording."""
     peak_bytes: tuple[int, ...]
@@ -157,7 +158,9 @@ def read(
         leaves=_joined([part.leaves for part in parts]),
         limits=_one_of([part.limits for part in parts]),
         outside_ns=sum(part.outside_ns for part in parts),
-        step_ns=tuple(time for part in parts for time in part.step_ns),
+        step_ns=Sample.of(
+            [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
+        ),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
         remarks=tuple(remarks),
     )
