@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from unified_prof.analysis.explain.roofline import ascend
 from unified_prof.analysis.explain.roofline.arguments import parsed
+from unified_prof.analysis.explain.roofline.aten import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
@@ -189,3 +192,44 @@ def test_other_operators_move_their_own_layout() -> None:
     assert unknown.doubt == "what it calculates is not known, only what it moves"
     with pytest.raises(UntoldError, match="not recorded"):
         cost("MemSet", ("N/A", "N/A", "N/A"), ("N/A", "N/A", "N/A"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "q", "k"),
+    [
+        ("BNSD", "2,8,128,64", "2,4,256,64"),
+        ("BSND", "2,128,8,64", "2,256,4,64"),
+        ("BSH", "2,128,512", "2,256,256"),
+        ("SBH", "128,2,512", "256,2,256"),
+    ],
+)
+def test_fused_attention_of_torch_npu_names_its_layout(layout: str, q: str, k: str) -> None:
+    formula = formula_of("npu::npu_fusion_attention")
+    backward = formula_of("npu::npu_fusion_attention_grad")
+    assert formula is not None
+    assert backward is not None
+    half = "c10::Half"
+
+    def forward(mode: int, mask: str = "") -> Cost:
+        shapes = ";".join([q, k, k, "", "", "", "", mask, *[""] * 9])
+        kinds = [*[half] * 3, *["Scalar"] * 2, "", "", "bool" if mask else "", *["Scalar"] * 9]
+        values = ["", "", "", "8", layout, *[""] * 11, str(mode)]
+        return formula(parsed(shapes, ";".join(kinds), None, json.dumps(values)))
+
+    whole = 4 * 2 * 8 * 128 * 256 * 64
+    assert (forward(0).flops, forward(0).doubt) == (whole, None)
+    assert forward(0, "128,256").doubt is not None
+    seen = sum(i + 1 + 128 for i in range(128))
+    assert (forward(3).flops, forward(3).doubt) == (whole * seen // (128 * 256), None)
+    shapes, kinds = f"{q};{k};{k};{q};;", ";".join([half] * 4 + ["Scalar"] * 2)
+    values = json.dumps(["", "", "", "", "8", layout])
+    assert backward(parsed(shapes, kinds, None, values)).flops == whole * 5 // 2
+
+
+def test_packed_sequences_of_torch_npu_are_not_guessed() -> None:
+    formula = formula_of("npu::npu_fusion_attention")
+    assert formula is not None
+    kinds = "c10::Half;c10::Half;c10::Half;Scalar;Scalar"
+    values = json.dumps(["", "", "", "8", "TND"])
+    with pytest.raises(UntoldError, match="lengths of its sequences"):
+        formula(parsed("300,8,64;300,8,64;300,8,64;;", kinds, None, values))

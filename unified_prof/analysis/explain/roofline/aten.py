@@ -216,6 +216,49 @@ def _efficient(kind: int, lengths: int, *, q: int = 0, backward: bool = False) -
     return cost
 
 
+_SEQUENCE = {"BNSD": 2, "BSND": 1, "BSH": 1, "SBH": 0}
+"""The dimension that is the sequence, in the layouts of Ascend's attention."""
+
+
+def _npu_attention(*, backward: bool = False) -> Formula:
+    """Return the formula of `npu_fusion_attention`, which names its heads and its layout."""
+
+    def cost(args: Arguments) -> Cost:
+        first = 1 if backward else 0  # the gradient stands between value and heads
+        q, k, v = (args.tensor(place) for place in range(3))
+        heads, layout = args.sizes(3 + first)[0], args.text(4 + first).strip("'\"")
+        if layout not in _SEQUENCE or len(q.shape) != len(layout):
+            raise UntoldError("the lengths of its sequences are not recorded")
+        row = _SEQUENCE[layout]
+        batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
+        depth = q.elements // max(batch * heads * queries, 1)
+        key_heads = k.elements // max(batch * keys * depth, 1)
+        if not depth or not key_heads:
+            raise UntoldError("its queries and its keys do not go together")
+        # Behind the layout the masks, then scale, dropout, window, prefix and lengths.
+        mode = args.integers(_SPARSE_MODE) if not backward else None
+        no_mask = not backward and bool(args.values) and args.optional(_ATTENTION_MASK) is None
+        causal = {2: UPPER_LEFT, 3: LOWER_RIGHT}.get(mode[0]) if mode else None
+        sizes = Attention(
+            batch=batch,
+            heads=heads,
+            key_heads=key_heads,
+            queries=queries,
+            keys=keys,
+            depth=depth,
+            value_depth=v.elements // max(batch * keys * key_heads, 1),
+            dtype=q.dtype,
+            causal=causal,
+            causal_known=causal is not None or no_mask,
+        )
+        return sizes.backward() if backward else sizes.forward()
+
+    return cost
+
+
+_ATTENTION_MASK, _SPARSE_MODE = 7, 16
+
+
 # Tables
 
 
@@ -524,6 +567,8 @@ _FORMULAS: dict[str, Formula] = {
     "flash_attn::_flash_attn_forward": _flash(5, None),
     "flash_attn::_flash_attn_backward": _flash(11, None, q=1, backward=True),
     "FlashAttnFunc": _flash(5, None),
+    "npu::npu_fusion_attention": _npu_attention(),
+    "npu::npu_fusion_attention_grad": _npu_attention(backward=True),
     "embedding": _embedding,
     "index_select": _index_select,
     "embedding_dense_backward": _embedding_backward,
