@@ -152,6 +152,39 @@ def test_the_command_says_what_it_wrote(recording: Path, tmp_path: Path) -> None
     refused(uprof("trace", recording, "-o", tmp_path / "o.txt"), 2, "o.txt", ".perfetto-trace")
 
 
+@pytest.mark.parametrize("ending", [".json", ".perfetto-trace"])
+def test_the_critical_path_is_a_track_of_its_own_where_asked_for(
+    recording: Path, tmp_path: Path, ending: str
+) -> None:
+    done = uprof("trace", recording, "-o", tmp_path / f"a{ending}", "--json")
+    plain = json.loads(done.stdout)
+    done = uprof("trace", recording, "-o", tmp_path / f"b{ending}", "--json", "--path")
+    found = json.loads(done.stdout)
+    assert found["tracks"] == plain["tracks"] + 1
+    if ending != ".json":
+        return
+    events = json.loads((tmp_path / "b.json").read_text("utf-8"))["traceEvents"]
+    (track,) = (
+        (event["pid"], event["tid"])
+        for event in events
+        if event.get("name") == "thread_name" and event["args"]["name"] == "critical path"
+    )
+    slices = [
+        event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == track
+    ]
+    assert found["slices"] == plain["slices"] + len(slices)
+    # From the launch to the end of the last work, without a gap.
+    ends = [round(event["ts"] * 1000 + event["dur"] * 1000) for event in slices]
+    begins = [round(event["ts"] * 1000) for event in slices]
+    assert begins[1:] == ends[:-1]
+    assert {event["cat"] for event in slices} >= {"launch", "kernel"}
+
+
+def test_the_critical_path_is_of_one_report(recording: Path, tmp_path: Path) -> None:
+    done = uprof("trace", recording, "-o", tmp_path / "a.json", "--path", "--ranks", "0")
+    refused(done, 2, "--path is of one report")
+
+
 def test_a_report_without_points_in_time_is_refused(tmp_path: Path) -> None:
     from tests.analysis.builders import run_time_report
 

@@ -110,6 +110,10 @@ class Analysis(ABC):
         """Return what each device calculated of what it could have, where shapes were recorded."""
         return ()
 
+    def path_track(self) -> Track | None:
+        """Return the critical path of the steps as a track; None: there is none."""
+        return None
+
     def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
         """Return what changes would gain; without any, what is worth one.
 

@@ -132,6 +132,12 @@ class MsprofAnalysis(Analysis):
         """Return what could be better, the costliest first."""
         return registry.advise(self.recording, quick=quick)
 
+    def path_track(self) -> Track | None:
+        """Return the critical path of the steps as a track."""
+        from unified_prof.analysis.explain import path
+
+        return path.track(self.recording)
+
     def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
         """Return what changes would gain; without any, what is worth one."""
         from unified_prof.analysis.explain import supposed

@@ -57,6 +57,10 @@ def trace(
     step: Annotated[
         int | None, typer.Option(metavar="N", help="With --ranks: this step alone.")
     ] = None,
+    with_path: Annotated[
+        bool,
+        typer.Option("--path", help="Also a track of the critical path (report --by path)."),
+    ] = False,
     convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -74,6 +78,8 @@ def trace(
         )
     refuse_existing(output, overwrite=force)
     if ranks is not None or step is not None:
+        if with_path:
+            raise UsageError("--path is of one report: not together with --ranks and --step")
         wanted = cluster_ranks.Wanted.of(ranks, step)
         with cluster_ranks.timelines(
             path, wanted, convert=convert, quiet=quiet, output=output
@@ -87,10 +93,10 @@ def trace(
         return
     ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
-        named = _with_times(opened)
+        named = _with_times(opened, with_path=with_path)
 
         def lose(lost: OverTime, error: StoreError) -> None:
-            (analysis,) = (one for one in opened.analyses if one is lost)
+            (analysis,) = (one for one in opened.analyses if one.path == lost.path)
             opened.lose(analysis, error, part="only a part of it is in the trace")
 
         written = _write(output, named, lose if len(named) > 1 else None, force=force)
@@ -127,9 +133,10 @@ def _sentence(output: Path, written: Written) -> str:
     )
 
 
-def _with_times(opened: Opened) -> list[tuple[str, OverTime]]:
+def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports that have points in time, each with a prefix for its names."""
     from unified_prof.report.figures import answers
+    from unified_prof.report.traces import WithPath
 
     # A snapshot of an allocator has no tracks, but memory over time.
     has_times = answers(
@@ -151,6 +158,8 @@ def _with_times(opened: Opened) -> list[tuple[str, OverTime]]:
             f"{opened.path} has no timeline: {why}",
             hint="record one with `uprof run --report timeline`",
         )
-    if len(found) == 1:
-        return [("", found[0])]
-    return [(f"{Path(one.path).stem}: ", one) for one in found]
+    several = len(found) > 1
+    return [
+        (f"{Path(one.path).stem}: " if several else "", WithPath(one) if with_path else one)
+        for one in found
+    ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from unified_prof.analysis.base import OverTime
+from unified_prof.analysis.base import Analysis, OverTime
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
@@ -23,6 +24,36 @@ class Written:
 
 
 Lose = Callable[[OverTime, StoreError], None]
+
+
+class WithPath:
+    """A report with the track of its critical path in front."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.analysis.path
+
+    @cached_property
+    def _critical(self) -> Track | None:
+        return self.analysis.path_track()
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the critical path, then the streams and threads."""
+        if self._critical is not None:
+            yield self._critical
+        yield from self.analysis.tracks()
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time."""
+        return self.analysis.memory_series()
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return other quantities over time."""
+        return self.analysis.counter_series()
 
 
 class TraceWriter(ABC):

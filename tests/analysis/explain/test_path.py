@@ -188,6 +188,24 @@ def test_a_step_of_an_npu_with_its_collective(tmp_path: Path) -> None:
     assert sum(by_kind(found).values()) == found.total_ns == 5000
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_an_npus_wait_leads_to_the_record_on_the_other_stream(tmp_path: Path, told: bool) -> None:
+    """Told: how long it waited, as a 910B tells; else it is a moment, found 40 µs late (910A)."""
+    with Device(tmp_path / "a.db") as device:
+        device.task(0, 100 * US, stream=2, kernel=("mm", "MatMul"))
+        device.task(0, 300 * US, stream=4, kernel=("other", "Other"))
+        device.task(300 * US, 300 * US, "EVENT_RECORD", stream=4)
+        over = 301 * US if told else 340 * US
+        device.task(100 * US if told else over, over, "EVENT_WAIT", stream=2)
+        device.task(over, over + 50 * US, stream=2, kernel=("add", "Add"))
+    found = breakdown_of(tmp_path / "a.db", "path")
+    assert named(found, "other").total_ns == 300 * US
+    assert named(found, "add").total_ns == 50 * US
+    assert named(found, "behind another stream").total_ns == over - 300 * US
+    # Until the record: that it was seen late is no reason to be late as well.
+    assert named(found, "mm").extra["slack_ns"] == 200 * US
+
+
 def test_a_clock_of_the_host_that_is_ahead_is_taken_back(tmp_path: Path) -> None:
     turn: list[Action] = [Launch("mm_1", 10 * US), Work(50 * US)]
     ran = made.run([*turn * 5, Synchronise(), Step()])
@@ -280,7 +298,7 @@ def test_of_real_devices_each_nanosecond_is_on_the_path_once(shared: Path, name:
     (step,) = breakdown_of(shared / "samples" / "ascend" / name, "step").rows
     assert sum(row.total_ns or 0 for row in found.rows) == found.total_ns == step.total_ns
     kinds = by_kind(found)
-    assert kinds.get("gap", 0) < 0.16 * (found.total_ns or 0)
+    assert kinds.get("gap", 0) < 0.02 * (found.total_ns or 0)
 
 
 def test_a_rank_that_waits_in_a_collective_has_it_on_its_path(shared: Path) -> None:

@@ -23,6 +23,7 @@ from unified_prof.analysis.explain.what_if import schedule_of
 from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import is_input
+from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.ways import Way
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.distinct import rising
@@ -423,6 +424,27 @@ def of_recording(recording: Recording) -> CriticalPath | None:
     """Return the critical path of a recording; None: nothing of it has known times."""
     scheduled = schedule_of(recording)
     return None if scheduled is None else CriticalPath(recording, scheduled)
+
+
+def track(recording: Recording) -> Track | None:
+    """Return the critical path as one track; None: nothing of the recording has known times."""
+    found = of_recording(recording)
+    if found is None:
+        return None
+    stretches = found.stretches
+    none = np.zeros(len(stretches), np.int64)
+    return Track(
+        group="critical path",
+        name="critical path",
+        labels=stretches.labels.texts,
+        start_ns=stretches.start_ns,
+        end_ns=stretches.end_ns,
+        label=stretches.name,
+        category=[CLASSES[kind] for kind in stretches.kind.tolist()],
+        flow_in=none,
+        flow_first=none,
+        flow_count=none,
+    )
 
 
 def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:

@@ -18,6 +18,8 @@ from unified_prof.arrays.lookup import NOWHERE, Lookup
 
 _CLOSE_NS = 10_000
 """A piece that begins so soon after another one's end may have waited for it."""
+_LOOKS_NS = 100_000
+"""So late a stream that waits may find that an event was recorded (17 to 59 µs on a 910A)."""
 _SOON_NS = 5_000
 """The same, where nothing but the times says so."""
 _SKEW_NS = 100_000
@@ -149,7 +151,7 @@ def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> l
     # What a gap and a launch take by themselves is told by those that nothing else held up.
     queued = (pieces.asked_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
     usual_gap = _usual(gap[queued], 1_000)
-    awaited = _awaited(recording, pieces, usual_gap)
+    awaited = _awaited(recording, pieces, before, usual_gap)
     known = np.flatnonzero(launches != NOWHERE)
     delay = moment[known] - pieces.asked_ns[known]
     until = np.append(pieces.end_ns, 0)[before]
@@ -195,7 +197,7 @@ def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
     return result, (np.concatenate(sources), np.concatenate(targets))
 
 
-def _awaited(recording: Recording, pieces: Pieces, usual_gap: int) -> Edges:
+def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int) -> Edges:
     """Return what waited for events: by calls, as GPUs record them, or by tasks, as NPUs do."""
     moment = pieces.moment_ns
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -217,7 +219,11 @@ def _awaited(recording: Recording, pieces: Pieces, usual_gap: int) -> Edges:
             own = (last >= 0) & (pieces.stream[records[last]] == pieces.stream[waiting])
             last[own] -= 1
         record = np.where(last >= 0, records[last], 0)
-        close = (last >= 0) & (moment[waiting] - moment[record] <= _CLOSE_NS)
+        since = moment[waiting] - moment[record]
+        # Where the stream had been ready before, it was waiting: a device may look now and then.
+        ready = np.append(pieces.end_ns, 0)[before[waiting]]
+        waited = (moment[record] > ready) & (since <= _LOOKS_NS)
+        close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
         close &= pieces.stream[record] != pieces.stream[waiting]
         source.append(record[close])
         target.append(waiting[close])
