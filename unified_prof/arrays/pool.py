@@ -42,31 +42,47 @@ class Pool:
 
 
 class Numbering:
-    """The same for numbers from 0 below a bound: by a table, where that is no large one."""
+    """The same for numbers from 0: by a table of those that are not too large for one."""
 
     _LARGE = 1 << 23
 
-    def __init__(self, bound: int) -> None:
-        self._pool = Pool() if bound > self._LARGE else None
-        self._table = np.full(0 if self._pool is not None else bound, -1, np.int32)
+    def __init__(self) -> None:
+        self._table = np.full(1024, -1, np.int32)
+        self._pool = Pool()
+        self._of_pool = np.zeros(0, np.int64)
         self._values: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._values) if self._pool is None else len(self._pool)
+        return len(self._values)
 
     @property
     def values(self) -> NDArray[np.int64]:
         """The numbers by index."""
-        if self._pool is not None:
-            return self._pool.values.astype(np.int64)
         return np.array(self._values, np.int64)
 
     def index_of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the index of every number; unseen ones get the next indexes."""
-        if self._pool is not None:
-            return self._pool.index_of(values).astype(np.int64)
+        highest = int(values.max(initial=0))
+        if highest < self._LARGE:
+            return self._by_table(values, highest)
+        result = np.empty(len(values), np.int64)
+        small = values < self._LARGE
+        result[small] = self._by_table(values[small], self._LARGE - 1)
+        known = len(self._pool)
+        index = self._pool.index_of(values[~small])
+        new = self._pool.values[known:].astype(np.int64).tolist()
+        places = np.arange(len(self._values), len(self._values) + len(new))
+        self._of_pool = np.concatenate((self._of_pool, places))
+        self._values += new
+        result[~small] = self._of_pool[index]
+        return result
+
+    def _by_table(self, values: NDArray[np.int64], highest: int) -> NDArray[np.int64]:
+        if highest >= len(self._table):
+            more = max(highest + 1, 2 * len(self._table)) - len(self._table)
+            self._table = np.concatenate((self._table, np.full(more, -1, np.int32)))
         index = self._table[values]
-        if (index < 0).any():
+        if index.min(initial=0) < 0:
             new = np.unique(values[index < 0])
             self._table[new] = np.arange(len(self._values), len(self._values) + len(new))
             self._values += new.tolist()

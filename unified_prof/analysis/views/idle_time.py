@@ -114,8 +114,8 @@ class IdleTime:
             if own is not None:
                 times = zip(steps, own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
                 of_device = [(step, begin, end) for (step, _, _), begin, end in times]
-            parts = (segments for segments, _ in self._in_parts(name))
-            found += totals(name, parts, of_device)
+            segments = (part for part, _ in self.parts(name))
+            found += totals(name, segments, of_device)
         return found
 
     def rows(self) -> list[Row]:
@@ -124,7 +124,7 @@ class IdleTime:
         host: dict[int, int] = {}
         labels = self._host.sync_label if self._is_told else np.zeros(0, np.int64)
         many = len(labels) + 1
-        for segments, which in (part for name in self._devices for part in self._in_parts(name)):
+        for segments, which in (part for name in self._devices for part in self.parts(name)):
             length = segments.end_ns - segments.start_ns
             label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
             keys, number = np.unique(
@@ -164,7 +164,7 @@ class IdleTime:
         """Whether anything of the host was recorded: else no reason can be told."""
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
-    def _in_parts(self, name: str) -> Iterator[tuple[Segments, Ints]]:
+    def parts(self, name: str) -> Iterator[tuple[Segments, Ints]]:
         """Yield what `of` gives, some gaps at a time where no reasons are told."""
         if self._is_told or name in self._parts:
             yield self.of(name)

@@ -330,7 +330,7 @@ class Work:
             names = _names(self._framework, self.labels, distinct)
         captured = self._captured_names()
         texts = self.labels.texts
-        pairs, sums = Numbering(len(texts) ** 2), Sums(0)
+        pairs, sums = Numbering(), Sums(0)
         for one in self.windows():
             owner, start = one.operator.astype(np.int64), one.start_ns
             if self._framework is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KINDS, UNKNOWN, Labels
 from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
 from unified_prof.analysis.compare.between import Sample
 from unified_prof.analysis.compare.device import names
@@ -25,6 +25,8 @@ from unified_prof.analysis.read.framework import NONE, NOT_ATTRIBUTED, OTHER_PAS
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import REASONS
+from unified_prof.arrays.packed import Packing
+from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
 
@@ -222,7 +224,7 @@ def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
     windows = [
         work.time(
             name,
-            recording.step_windows[name].all if name in recording.step_windows else work.window,
+            recording.step_windows[name].all if name in recording.step_windows else None,
         )
         for name, work in recording.devices.items()
     ]
@@ -250,10 +252,10 @@ def _devices(recording: Recording) -> list[str]:
     """Return the model of each device that worked; where only one model is named, it is that."""
     rows = recording.source.rows("SELECT id, name FROM NPU_INFO")
     named = {number: str(name) for number, name in rows if name not in NOTHING_KNOWN}
-    numbers = np.unique(np.concatenate((np.unique(recording.tasks.device), recording.comms.device)))
+    numbers = np.unique(np.concatenate((recording.tasks.devices, recording.comms.device)))
     models = set(named.values())
     only = models.pop() if len(models) == 1 else UNKNOWN_DEVICE
-    return [named.get(number, only) for number in numbers.tolist()]
+    return [named.get(number, only) for number in numbers.astype(np.int64).tolist()]
 
 
 def _limits(recording: Recording) -> Device | None:
@@ -302,6 +304,8 @@ def _hip(number: int) -> str:
 
 def _leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
     """Return the work of the steps (all work, where there are none), and the time of the rest."""
+    if recording.framework is None:
+        return _leaves_in_windows(recording, labels, naming)
     work = recording.work
     rows: Any = slice(None)
     outside = 0
@@ -353,21 +357,108 @@ def _leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leave
     return Leaves(columns, calls, leaf.astype(np.int64), total), outside
 
 
+def _leaves_in_windows(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
+    """Return the same of a recording without ranges of a framework, some work at a time."""
+    work, of = recording.work, recording.of_steps if recording.steps else None
+    _ = work.kernel_numbers, work.operator_numbers
+    own = _own_labels(work.labels, labels)  # the texts of both are known by now
+    shapes = _ShapesOfKernels(recording, labels)
+    collective = _collectives(recording, labels)
+    wide = len(labels.texts) + 1
+    pairs, kinds, rows = Numbering(), Numbering(), Numbering()
+    total, count = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    outside = 0
+    for one in work.windows():
+        kernel, operator, kind = own[one.kernel], own[one.operator], one.kind.astype(np.int64)
+        shape = np.full(len(one), UNKNOWN, np.int64)
+        if one.tasks is not None:
+            shape = shapes.of(one.tasks.info)
+        elif collective is not None:
+            operator, shape, kernel = collective
+        # All pieces that differ in nothing are one row.
+        pair = pairs.index_of((kernel + 1) * wide + operator + 1)
+        kind_of_shape = kinds.index_of((shape + 1) * len(KINDS) + kind)
+        key = rows.index_of(_paired(pair, kind_of_shape))
+        duration = one.duration_ns
+        if of is not None:
+            step = of.comms if one.tasks is None else of.of(one.tasks)
+            inside = np.flatnonzero(step != UNKNOWN)
+            outside += int(duration.sum(dtype=np.int64) - duration[inside].sum(dtype=np.int64))
+            key, duration = key[inside], duration[inside]
+        more = np.zeros(len(rows) - len(total), np.int64)
+        total, count = np.concatenate((total, more)), np.concatenate((count, more))
+        count += np.bincount(key, minlength=len(rows))
+        total += _exact_sum(key, duration, len(rows))
+    there = np.flatnonzero(count)
+    pair, kind_of_shape = _unpaired(rows.values[there])
+    pair, shape_and_kind = pairs.values[pair], kinds.values[kind_of_shape]
+    of_row = {
+        "kernel": pair // wide - 1,
+        "operator": pair % wide - 1,
+        "kind": shape_and_kind % len(KINDS),
+        "in_optimizer": np.zeros(len(there), np.int64),
+        "shape": shape_and_kind // len(KINDS) - 1,
+    }
+    number, first = distinct(*of_row.values())
+    nothing = np.full(len(first), UNKNOWN, np.int64)
+    columns = {name: values[first] for name, values in of_row.items()} | dict.fromkeys(
+        ("operation", "module", "line", "told", "called"), nothing
+    )
+    columns = _classified(columns, labels, naming)
+    order = np.argsort(number, kind="stable")
+    calls, total = count[there][order], total[there][order]
+    return Leaves(columns, calls, calls, total), outside
+
+
+def _paired(one: Ints, other: Ints) -> Ints:
+    """Return both as one number, small where both are small."""
+    shells = one + other
+    paired: Ints = shells * (shells + 1) // 2 + other
+    return paired
+
+
+def _unpaired(paired: Ints) -> tuple[Ints, Ints]:
+    shells = ((np.sqrt(8.0 * paired + 1) - 1) // 2).astype(np.int64)
+    # A square root of a large number may be one off.
+    shells -= shells * (shells + 1) // 2 > paired
+    shells += (shells + 1) * (shells + 2) // 2 <= paired
+    other = paired - shells * (shells + 1) // 2
+    return shells - other, other
+
+
 def _own_labels(theirs: Labels, labels: Labels) -> Ints:
     """Return the number in `labels` of each number in `theirs`; the last is that of UNKNOWN."""
     return np.append(labels.numbers(theirs.texts), UNKNOWN).astype(np.int64)
 
 
+class _ShapesOfKernels:
+    """The input shapes that kernels' own records have, as numbers of labels."""
+
+    def __init__(self, recording: Recording, labels: Labels) -> None:
+        packing = Packing()
+        column = {"shape": "coalesce(inputShapes, -1)"}
+        for piece in recording.source.pieces("COMPUTE_TASK_INFO", column):
+            packing.add(np.maximum(piece["shape"], UNKNOWN))
+        self._column = packing.done()
+        self._ids = self._column.distinct()
+        texts = [names.shape(text) for text in recording.strings.texts(self._ids.tolist())]
+        self._numbers = labels.numbers(texts).astype(np.int64)
+
+    def of(self, info: NDArray[np.integer]) -> Ints:
+        """Return those of tasks by their rows in COMPUTE_TASK_INFO, UNKNOWN where there is none."""
+        result = np.full(len(info), UNKNOWN, np.int64)
+        known = np.flatnonzero(info >= 0)
+        if len(known):
+            ids = self._column.at(info[known])
+            result[known] = self._numbers[np.searchsorted(self._ids, ids)]
+        return result
+
+
 def _shapes_of_kernels(recording: Recording, labels: Labels) -> Ints:
     """Return the input shapes that a kernel's own record has, of each piece of work."""
-    tasks, comms = recording.tasks, recording.comms
-    column = {"shape": "coalesce(inputShapes, -1)"}
-    recorded = recording.source.integers("COMPUTE_TASK_INFO", column)["shape"]
-    distinct, number = np.unique(recorded, return_inverse=True)
-    texts = [names.shape(text) for text in recording.strings.texts(distinct.tolist())]
-    of_row = np.append(labels.numbers(texts).astype(np.int64)[number], UNKNOWN)
-    of_task = of_row[np.where(tasks.info >= 0, tasks.info, len(of_row) - 1)]
-    return recording.work.over(of_task, np.full(len(comms), UNKNOWN, np.int64)).astype(np.int64)
+    of_task = _ShapesOfKernels(recording, labels).of(recording.tasks.info)
+    nothing = np.full(len(recording.comms), UNKNOWN, np.int64)
+    return recording.work.over(of_task, nothing).astype(np.int64)
 
 
 def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints] | None:

@@ -117,11 +117,15 @@ class Case:
         that is far too slow. Waits for input are no pauses.
         """
         assert self.device is not None
-        segments, _ = self.recording.idle_time.of(self.device)
-        length = segments.end_ns - segments.start_ns
-        pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
-        pause &= length > PAUSE_SHARE * window.total_ns
-        begin, end = segments.start_ns[pause], segments.end_ns[pause]
+        begins, ends = [], []
+        for segments, _ in self.recording.idle_time.parts(self.device):
+            length = segments.end_ns - segments.start_ns
+            pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
+            pause &= length > PAUSE_SHARE * window.total_ns
+            begins.append(segments.start_ns[pause])
+            ends.append(segments.end_ns[pause])
+        nothing = np.zeros(0, np.int64)
+        begin, end = np.concatenate([nothing, *begins]), np.concatenate([nothing, *ends])
         return intervals.subtract(window, intervals.merge(begin, end))
 
     @cached_property
