@@ -7,6 +7,7 @@ import pytest
 
 from unified_prof.arrays.lookup import NOWHERE, Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, pack
+from unified_prof.arrays.pool import Numbering
 
 LEAST = np.iinfo(np.int64).min
 ROWS = 2 * BLOCK + 77
@@ -101,3 +102,16 @@ def test_rows_are_those_of_a_plain_lookup(kind: str) -> None:
     ]
     for wanted in asked:
         assert (lookup.rows(wanted) == plain.rows(wanted)).all()
+
+
+def test_numbers_are_kept_from_one_call_to_the_next() -> None:
+    numbering = Numbering()
+    rng = np.random.default_rng(5)
+    seen: list[int] = []
+    for bound in (50, 3000, 2**40, 70):
+        values = rng.integers(0, bound, 400)
+        index = numbering.index_of(values)
+        assert (numbering.values[index] == values).all()
+        assert numbering.values.tolist()[: len(seen)] == seen
+        seen = numbering.values.tolist()
+    assert len(numbering) == len(set(seen)) == len(seen)
