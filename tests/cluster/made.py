@@ -374,7 +374,9 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
         communication={name: operations[name] for name in partials.COMMUNICATION},
         marks=rank_columns.mark_parts(operations, steps, cover),
         steps=rank_columns.step_parts(steps, cover.set, operations, busy, loader),
-        kernels=rank_columns.work_by_name(rank_columns.step_of(start, steps), code, end - start),
+        kernels=rank_columns.work_by_name(
+            rank_columns.step_of(start, steps), code, 0 * code, end - start
+        ),
         links=partials.empty("links"),
     )
 

@@ -11,10 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.analysis.builders import Device
 from tests.cluster.made import Plan, database, make, partial_of
 from unified_prof.cluster import partial as partials
+from unified_prof.cluster import rank_map, summary_rows
+from unified_prof.cluster.matching import match
 from unified_prof.cluster.partial import PARTS, Partial
 from unified_prof.cluster.rank_map import partials_of
+from unified_prof.cluster.summary import summarise
 from unified_prof.errors import StoreError
 
 PLAN = Plan(steps=2, setup_ns=500_000)
@@ -124,7 +128,7 @@ def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("pyarrow")
     data = partials.written(partial_of(make(PLAN), 0))
     monkeypatch.setattr(partials, "VERSION", 99)
-    with pytest.raises(StoreError, match="of version 1, not 99"):
+    with pytest.raises(StoreError, match="of version 2, not 99"):
         partials.read(data, "it")
 
 
@@ -213,3 +217,56 @@ def test_a_partial_without_rows_comes_back() -> None:
     data = partials.written(bare)
     assert_equal(bare, partials.read(data, "it"))
     assert len(partials.communication(data, "it")["start"]) == 0
+
+
+def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
+    with Device(tmp_path / "rank0.db") as device:
+        linear = ("nn.Module: Linear_0", "/w/net.py(4): forward", "nn.Module: Net_0")
+        device.chain(1, "<built-in linear>", *linear, "/w/train.py(9): step")
+        device.chain(3, "/w/train.py(11): step")
+        device.call(0, 100, "aten::linear", chain=1, sequence=5)
+        device.call(10, 90, "aten::addmm", chain=1, sequence=5, launches=1)
+        device.call(200, 300, "aten::mse_loss", chain=3, sequence=7, launches=3)
+        for number in (1, 2, 3):
+            device.task(1000 * number, 1000 * number + 10, connection=number, kernel=("k", "K"))
+    (one,) = partials_of(tmp_path / "rank0.db")
+    found = {
+        one.modules[module]: (n, total)
+        for module, n, total in zip(
+            *(one.kernels[name].tolist() for name in ("module", "n", "total")), strict=True
+        )
+    }
+    assert found == {"": (2, 20), "Net_0.Linear_0": (1, 10)}
+    rows = summarise([one]).tables["OPERATION_RANK"]
+    assert rows == [(0, "K", "", 2, 20, 10, 10), (0, "K", "Net_0.Linear_0", 1, 10, 10, 10)]
+
+
+def test_without_modules_host_ranges_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = database(make(Plan()), 3, tmp_path / "rank3.db")
+    monkeypatch.setattr(rank_map, "Framework", None)
+    (one,) = partials_of(file)
+    assert one.modules == ("",)
+
+
+def test_of_many_modules_the_longest_are_listed_and_every_kernel_counts() -> None:
+    one = partial_of(make(Plan()), 0)
+    count = 1000
+    many = replace(
+        one,
+        names=("A", "B"),
+        modules=("", *(f"Net.Layer_{at}" for at in range(count))),
+        kernels={
+            "step": np.zeros(count, np.int64),
+            "name": np.arange(count) % 2,
+            "module": np.arange(count) + 1,
+            "n": np.ones(count, np.int64),
+            **{name: np.arange(count) + 1 for name in ("total", "min", "max")},
+        },
+    )
+    rows = summary_rows.operation_rows(match([many]), [0])
+    assert len(rows) == 256 + 2
+    assert sum(row[3] for row in rows) == count
+    longest = max((row for row in rows if row[2]), key=lambda row: row[4])
+    assert longest[:5] == (0, "B", "Net.Layer_999", 1, 1000)

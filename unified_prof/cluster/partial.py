@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import StoreError, UsageError
 
-VERSION = 1
+VERSION = 2
 """Part of the files' names: partials of another version are made anew."""
 
 Ints = NDArray[np.int64]

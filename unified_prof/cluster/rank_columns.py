@@ -125,21 +125,25 @@ def step_of(at: Ints, steps: Mapping[str, Ints]) -> Ints:
 
 
 def work_by_name(
-    step: Ints, name: NDArray[np.integer], duration: NDArray[np.integer]
+    step: Ints,
+    name: NDArray[np.integer],
+    module: NDArray[np.integer],
+    duration: NDArray[np.integer],
 ) -> dict[str, Ints]:
-    """Sum up kernels by step and name."""
+    """Sum up kernels by step, name and module."""
     inside = step >= 0
-    step, name = step[inside], name[inside].astype(np.int64)
-    duration = duration[inside].astype(np.int64)
+    step, duration = step[inside], duration[inside].astype(np.int64)
+    name, module = name[inside].astype(np.int64), module[inside].astype(np.int64)
     if not len(step):
         return partials.empty("kernels")
-    order = np.lexsort((name, step))
-    step, name, duration = step[order], name[order], duration[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(name) != 0)])
+    order = np.lexsort((module, name, step))
+    step, name, module, duration = step[order], name[order], module[order], duration[order]
+    changed = (np.diff(step) != 0) | (np.diff(name) != 0) | (np.diff(module) != 0)
+    heads = np.flatnonzero(np.r_[True, changed])
     return {
         "step": step[heads],
         "name": name[heads],
-        "module": np.zeros(len(heads), np.int64),
+        "module": module[heads],
         "n": np.diff(np.r_[heads, len(step)]),
         "total": np.add.reduceat(duration, heads),
         "min": np.minimum.reduceat(duration, heads),

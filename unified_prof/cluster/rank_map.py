@@ -16,6 +16,8 @@ from unified_prof.analysis import collective_kinds as kinds_of
 from unified_prof.analysis.calls import KERNEL, Labels
 from unified_prof.analysis.read import groups as read_groups
 from unified_prof.analysis.read.folder import rank_near
+from unified_prof.analysis.read.frames import MODULE_PREFIX
+from unified_prof.analysis.read.framework import NOT_ATTRIBUTED, Framework
 from unified_prof.analysis.read.source import Findings
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
 from unified_prof.arrays import intervals
@@ -37,7 +39,7 @@ TABLES = frozenset(
     """META_DATA RANK_DEVICE_MAP NPU_INFO HOST_INFO UPROF_RUN UPROF_COLLECTIVES UPROF_GPU_TASKS
     STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO TASK COMPUTE_TASK_INFO
     COMMUNICATION_SCHEDULE_TASK_INFO MEMCPY_INFO ENUM_MEMCPY_OPERATION
-    PYTORCH_API MSTX_EVENTS""".split()
+    PYTORCH_API MSTX_EVENTS PYTORCH_CALLCHAINS CONNECTION_IDS CANN_API""".split()
 )
 _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
@@ -142,8 +144,9 @@ class _Mapping:
         operations["covered"] = covered
         names: Labels = Labels()
         label = tasks.kernel_labels if self.is_gpu else tasks.operator_labels
+        modules, module = self._modules(rows)
         work = columns_of.work_by_name(
-            columns_of.step_of(start, steps), label(names, rows), tasks.duration_ns[rows]
+            columns_of.step_of(start, steps), label(names, rows), module, tasks.duration_ns[rows]
         )
         facts = RankFacts(
             rank=rank,
@@ -162,13 +165,33 @@ class _Mapping:
             groups=tuple(groups),
             kinds=tuple(kinds),
             names=tuple(str(text) for text in names.texts),
-            modules=("",),
+            modules=modules,
             communication={name: operations[name] for name in partials.COMMUNICATION},
             marks=columns_of.mark_parts(operations, steps, kernels),
             steps=columns_of.step_parts(steps, kernels.set, operations, busy, loader),
             kernels=work,
             links=links,
         )
+
+    def _modules(self, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:
+        """Return the modules that kernels ran for, and the number of each kernel's.
+
+        Empty is what ran outside of any, and what cannot be told. Host ranges are read only where
+        there are modules among them.
+        """
+        told = self.report.rows(
+            "SELECT 1 FROM STRING_IDS WHERE value GLOB ? OR value = 'Module' LIMIT 1",
+            (f"{MODULE_PREFIX}*",),
+        )
+        if not told or not len(rows):
+            return ("",), np.zeros(len(rows), np.int64)
+        framework = Framework(self.report, self.strings, Findings())
+        call = framework.launches(self.tasks.connection[rows]).call
+        texts, number = framework.modules(call)
+        names = ["" if text in (None, NOT_ATTRIBUTED) else str(text) for text in texts]
+        distinct = sorted({"", *names})
+        code = np.array([distinct.index(name) for name in names], np.int64)
+        return tuple(distinct), code[number]
 
     # Who it is
 

@@ -28,6 +28,8 @@ Row = tuple[Any, ...]
 
 _MOST_OPERATIONS = 64
 """Kinds of kernel that are listed of a rank; the others are one row."""
+_MOST_WITH_MODULE = 256
+"""So many of their modules as well, each a row; what others have of a kind is a row without."""
 _OTHERS = "(others)"
 
 
@@ -357,12 +359,32 @@ def operation_rows(matched: Matched, steps: Sequence[int]) -> list[Row]:
             strict=True,
         ):
             _add(cells, (one.names[name], one.modules[module]), n, total, low, high)
-        ordered = sorted(cells.items(), key=lambda cell: (-cell[1][1], cell[0]))
-        for _, (n, total, low, high) in ordered[_MOST_OPERATIONS:]:
-            _add(cells, (_OTHERS, ""), n, total, low, high)
-        shown = [key for key, _ in ordered[:_MOST_OPERATIONS]]
-        shown += [(_OTHERS, "")] if len(ordered) > _MOST_OPERATIONS else []
+        cells = _longest(cells)
+        shown = sorted(cells, key=lambda key: (key[0] == _OTHERS, -cells[key][1], key))
         result += [(one.facts.rank, *key, *cells[key]) for key in shown]
+    return result
+
+
+def _longest(cells: dict[tuple[str, str], list[int]]) -> dict[tuple[str, str], list[int]]:
+    """Keep the kinds of kernel that take longest, and of these the modules that do.
+
+    What other modules have of a kind is one row without a module; other kinds are one row.
+    """
+    if len(cells) <= _MOST_OPERATIONS:
+        return cells
+    of_name: dict[str, int] = {}
+    for (name, _), (_, total, _, _) in cells.items():
+        of_name[name] = of_name.get(name, 0) + total
+    names = sorted(of_name, key=lambda name: (-of_name[name], name))
+    named = set(names[:_MOST_OPERATIONS])
+    with_module = sorted(
+        (key for key in cells if key[1] and key[0] in named), key=lambda key: (-cells[key][1], key)
+    )
+    kept = set(with_module[:_MOST_WITH_MODULE])
+    result: dict[tuple[str, str], list[int]] = {}
+    for key, cell in cells.items():
+        place = key if key in kept else (key[0] if key[0] in named else _OTHERS, "")
+        _add(result, place, *cell)
     return result
 
 
