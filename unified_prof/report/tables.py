@@ -316,6 +316,8 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
         if one.share is not None:
             mark = ", a peak that sources disagree on" if one.uncertain else ""
             text += f", MFU {words.percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
+        elif not one.peak:
+            text += ", for which no peak of this device is known ([tool.uprof.devices])"
         text += "; counted from recorded operations, those run again too"
         if one.told_share < _ALL_TOLD:
             text += f", shapes known for {words.percent(100 * one.told_share)} of kernel time"

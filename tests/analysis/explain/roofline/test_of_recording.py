@@ -173,6 +173,13 @@ def test_an_unknown_device_has_absolute_figures_only(tmp_path: Path) -> None:
     assert (use.share, use.peak) == (None, "")
 
 
+def test_the_headline_says_that_no_peak_is_known(tmp_path: Path) -> None:
+    path = gpu(tmp_path / "a.db", "Somebody's Accelerator 7")
+    output = CliRunner().invoke(app, ["report", str(path)]).output
+    assert "172 TFLOP/s, for which no peak of this device is known ([tool.uprof" in output
+    assert "MFU" not in output
+
+
 def test_fp32_is_held_against_what_its_kernels_ran_in(tmp_path: Path) -> None:
     types = "float;float"
     with Shaped(tmp_path / "a.db") as device:

@@ -139,6 +139,12 @@ def test_every_device_of_the_table_says_where_its_figures_are_from() -> None:
         assert device.rates or device.cores, device
 
 
+def test_every_device_of_the_table_stands_in_its_document() -> None:
+    text = (Path(__file__).resolve().parents[4] / "docs" / "roofline.md").read_text()
+    missing = [device.name for device in peaks.all_devices() if f"`{device.name}`" not in text]
+    assert missing == []
+
+
 def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
     file = tmp_path / "pyproject.toml"
     file.write_text(

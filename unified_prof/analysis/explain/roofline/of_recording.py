@@ -49,6 +49,7 @@ _TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
 _NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
 _TF32_ASSUMED = "faster than fp32 allows, so TF32 was assumed; its kernels do not say"
 _FASTER_THAN_COMPUTE = "faster than the peak allows: its shapes or the peak are in doubt"
+_SAVES_WORK = ", or its algorithm multiplies less (Winograd)"
 _FASTER_THAN_MEMORY = "faster than memory allows: its data were in a cache, or shapes are in doubt"
 _COUNTED_BELOW = "counted where operations within it launched kernels"
 _NO_SIZE = "how much it moves was not recorded"
@@ -534,7 +535,8 @@ def _placed(one: _Class, name: str, device: Device | None) -> Placed:
     target_ns = _bound(cost, peak, memory, device, MATRIX_TARGET, MEMORY_TARGET)
     if bound_ns is not None and bound_ns > one.total_ns:
         moving = memory is not None and cost.moved_bytes / memory.rate * 1e9 >= bound_ns
-        doubts.append(_FASTER_THAN_MEMORY if moving else _FASTER_THAN_COMPUTE)
+        saves = _SAVES_WORK if "conv" in one.name.lower() and not moving else ""
+        doubts.append((_FASTER_THAN_MEMORY if moving else _FASTER_THAN_COMPUTE) + saves)
     return Placed(
         **total,
         cost=cost,
