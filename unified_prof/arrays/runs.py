@@ -18,11 +18,12 @@ class Runs:
 
     def __init__(self, *columns: NDArray[Any]) -> None:
         self.rows = len(columns[0])
-        changes = np.zeros(max(self.rows - 1, 0), bool)
+        changes = np.zeros(self.rows, bool)
+        changes[:1] = True
         for column in columns:
-            changes |= column[1:] != column[:-1]
-        self.starts: NDArray[np.int64] = np.flatnonzero(np.r_[True, changes][: self.rows])
-        self.sizes: NDArray[np.int64] = np.diff(np.r_[self.starts, self.rows])
+            changes[1:] |= column[1:] != column[:-1]
+        self.starts: NDArray[np.int64] = np.flatnonzero(changes)
+        self.sizes: NDArray[np.int64] = np.diff(self.starts, append=self.rows)
 
     def __len__(self) -> int:
         return len(self.starts)

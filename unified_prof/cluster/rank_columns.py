@@ -12,6 +12,7 @@ from unified_prof.analysis import collective_kinds as kinds_of
 from unified_prof.analysis.read.messages import ELEMENT_BYTES
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.runs import Runs
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.partial import END, NONE, START, STEP, Group
 from unified_prof.cluster.timeline import Cover
@@ -73,11 +74,8 @@ def sequences(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
     # A pair's transfers are one sequence whatever group they are made in.
     group = np.where(transfer & (result["peer"] >= 0), NONE - 1 - result["peer"], result["group"])
     order = np.lexsort((np.arange(len(group)), result["kind"], group))
-    changed = np.r_[True, (np.diff(group[order]) != 0) | (np.diff(result["kind"][order]) != 0)]
-    heads = np.flatnonzero(changed)
-    place = np.arange(len(order)) - np.repeat(heads, np.diff(np.r_[heads, len(order)]))
     number = np.empty(len(order), np.int64)
-    number[order] = place
+    number[order] = Runs(group[order], result["kind"][order]).rank()
     return number
 
 
@@ -101,8 +99,8 @@ def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, In
         return partials.empty("links")
     order = np.lexsort((size / duration, dst, src))
     src, dst, size, duration = src[order], dst[order], size[order], duration[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(src) != 0) | (np.diff(dst) != 0)])
-    counts = np.diff(np.r_[heads, len(src)])
+    pairs = Runs(src, dst)
+    heads, counts = pairs.starts, pairs.sizes
     rate = (size * 1_000_000_000) // duration
     return {
         "src": src[heads],
@@ -138,13 +136,13 @@ def work_by_name(
         return partials.empty("kernels")
     order = np.lexsort((module, name, step))
     step, name, module, duration = step[order], name[order], module[order], duration[order]
-    changed = (np.diff(step) != 0) | (np.diff(name) != 0) | (np.diff(module) != 0)
-    heads = np.flatnonzero(np.r_[True, changed])
+    alike = Runs(step, name, module)
+    heads = alike.starts
     return {
         "step": step[heads],
         "name": name[heads],
         "module": module[heads],
-        "n": np.diff(np.r_[heads, len(step)]),
+        "n": alike.sizes,
         "total": np.add.reduceat(duration, heads),
         "min": np.minimum.reduceat(duration, heads),
         "max": np.maximum.reduceat(duration, heads),
@@ -197,7 +195,9 @@ def mark_parts(
     time, what, op = time[order], what[order], op[order]
     if len(first) and (not len(time) or first[0] < time[0]):
         time, what, op = np.r_[first, time], np.r_[STEP, what], np.r_[NONE, op]
-    until = np.r_[time[1:], max(int(time[-1]), int(last.max(initial=0)))] if len(time) else time
+    until = time
+    if len(time):
+        until = np.append(time[1:], max(int(time[-1]), int(last.max(initial=0))))
     lead, work, tail = kernels.stretches(time, until)
     return {
         "time": time,

@@ -22,7 +22,8 @@ class Cover:
         """
         self.set = merged
         self._starts = merged.start_ns if starts is None else starts
-        self._before = np.r_[0, np.cumsum(merged.end_ns - merged.start_ns)]
+        self._before = np.zeros(len(merged) + 1, np.int64)
+        np.cumsum(merged.end_ns - merged.start_ns, out=self._before[1:])
 
     def until(self, at: Ints) -> Ints:
         """Return how much of the time before each point is covered."""
