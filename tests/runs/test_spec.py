@@ -26,6 +26,7 @@ SPEC = RunSpec(
     iterations=7,
     scope="project",
     include=("mylibrary.models",),
+    batch_size=64,
     stop_after=True,
     options={"preset": "full", "pid": 12, "msprof_arg": ["--a=b"]},
 )

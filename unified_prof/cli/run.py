@@ -73,6 +73,20 @@ def run(
             "as they would without uprof.",
         ),
     ] = "all",
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="A run for each size of batch, such as 8,16,32.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What the largest batch has to fit in: 24GiB.",
+        ),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -104,15 +118,44 @@ def run(
     if not force and (hint := hints.unrecovered(spec.output_dir)) is not None:
         say(f"uprof: hint: {printable(hint)}")
     spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)
+    if batch_sizes is not None or memory is not None:
+        from unified_prof.cli import batch_sizes as several
+
+        wanted = several.Wanted.of(batch_sizes, memory, spec)
+        raise typer.Exit(
+            several.run(
+                wanted,
+                lambda one: _run(
+                    chosen,
+                    one,
+                    RunEnd(quiet=True, json=False, top=10),
+                    force=force,
+                    strict=strict,
+                    ranks=chosen_ranks,
+                    own_stdout=said.json_,
+                ),
+                as_json=said.json_,
+            )
+        )
     shown = RunEnd(quiet=said.quiet, json=said.json_, top=50 if said.verbose else 10)
     exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=chosen_ranks)
     raise typer.Exit(exit_code)
 
 
 def _run(
-    backend: Backend, spec: RunSpec, shown: RunEnd, *, force: bool, strict: bool, ranks: Chosen
+    backend: Backend,
+    spec: RunSpec,
+    shown: RunEnd,
+    *,
+    force: bool,
+    strict: bool,
+    ranks: Chosen,
+    own_stdout: bool = False,
 ) -> int:
-    """Run and show what came of it; return the exit code."""
+    """Run and show what came of it; return the exit code.
+
+    With `own_stdout` what the workload prints goes to stderr: stdout is for the result.
+    """
     from unified_prof.pipeline import run as pipeline
 
     result = None
@@ -120,7 +163,7 @@ def _run(
         with (
             printing.progress_line(enabled=streams.is_terminal() and not shown.quiet) as progress,
             streams.as_found(),
-            streams.stdout_to_stderr(enabled=shown.json),
+            streams.stdout_to_stderr(enabled=shown.json or own_stdout),
             signals.ended_by_signals(in_children=False),
             signals.held_back_from_end_of_workload(),
         ):

@@ -120,6 +120,10 @@ class WhatToMeasure:
             show_default="model code of transformers, diffusers, timm, torchvision",
         ),
     ] = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ask the input provider for batches of this size."),
+    ] = None
     stop_after: Annotated[
         bool, typer.Option("--stop-after", help="End the script once all is measured.")
     ] = False
@@ -147,6 +151,7 @@ class WhatToMeasure:
             iterations=self.iterations,
             scope=self.scope.value,
             include=tuple(self.include or ()),
+            batch_size=self.batch_size,
             stop_after=self.stop_after,
             options={**npu_options, **_timeline_options(self.timeline_detail)},
         )

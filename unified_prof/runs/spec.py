@@ -90,6 +90,8 @@ class RunSpec:
     include: tuple[str, ...] = ()
     """Packages of others whose frames are kept besides the project's and those of the model code
     of known libraries, by their dotted names."""
+    batch_size: int | None = None
+    """What the input provider of a script is asked for; None: its own default."""
     stop_after: bool = False
     """End the script once the asked iterations are measured."""
     options: Mapping[str, object] = field(default_factory=dict)
@@ -121,6 +123,8 @@ class RunSpec:
             raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
         if self.iterations < 1:
             raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"a batch of {self.batch_size}; at least 1 is needed")
         if self.scope not in SCOPES:
             raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}")
 

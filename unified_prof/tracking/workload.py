@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unified_prof.errors import MeasuringError, UprofError
+from unified_prof.errors import CaptureError, MeasuringError, UprofError
 from unified_prof.runs.spec import Capture, RunSpec
 from unified_prof.tracking.program.instruments import Instrument
 from unified_prof.tracking.program.program import exit_code_of, find_program, last_user_line
@@ -46,12 +46,20 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
     except (SyntaxError, ValueError) as error:
         error = error.with_traceback(None)  # the text it quotes says it all
         return Capture(exit_code_of(error), failure=f"{program.name}: {last_user_line(error)}")
+    if prefix is None and spec.batch_size is not None:
+        raise CaptureError(
+            f"{program.name} has no providers, so nothing can be asked for a batch of "
+            f"{spec.batch_size}",
+            hint="--batch-size and --batch-sizes are for scripts with an input provider",
+        )
     if prefix is None:
         workload: ScriptRun | ProviderRun = ScriptRun(session, program, code)
     else:
         workload = ProviderRun(session, program, code, prefix)
     session.facts["workload"] = program.name
     session.facts["mode"] = "script" if prefix is None else f"{prefix} providers"
+    if spec.batch_size is not None:
+        session.facts["batch_size"] = str(spec.batch_size)
     try:
         raised = workload.run()
     finally:

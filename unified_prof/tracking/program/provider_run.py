@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -9,6 +11,7 @@ from unified_prof import signals
 from unified_prof.errors import UprofError
 from unified_prof.tracking.program.program import Program, call_program, execute, running_as
 from unified_prof.tracking.program.providers import (
+    Providers,
     checked_inputs,
     checked_iteration,
     checked_model,
@@ -80,7 +83,7 @@ class ProviderRun:
         model = call_program(providers.model)
         checked_model(providers, model, session.device.kind)
         session.add_model(model)
-        inputs = checked_inputs(providers, call_program(providers.inputs))
+        inputs = checked_inputs(providers, call_program(self._inputs(providers)))
         iteration = checked_iteration(providers, call_program(providers.iteration, model))
         driver.begin()
         while not driver.ended:
@@ -88,6 +91,10 @@ class ProviderRun:
             driver.boundary()
         if driver.finished:
             session.measured()
+
+    def _inputs(self, providers: Providers) -> Callable[[], Any]:
+        size = self._session.spec.batch_size
+        return providers.inputs if size is None else partial(providers.inputs, batch_size=size)
 
     def close(self) -> None:
         """End the run, whatever happened."""

@@ -26,7 +26,7 @@ class Providers:
     script: str
     names: tuple[str, str, str]
     model: Callable[[], Any]
-    inputs: Callable[[], Any]
+    inputs: Callable[..., Any]
     iteration: Callable[[Any], Any]
 
 

@@ -1,0 +1,124 @@
+"""`uprof run --batch-sizes`: throughput, memory and the largest batch."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_run_cpu import providers
+from unified_prof.analysis.batch_fit import Measured, fit
+from unified_prof.cli import batch_sizes
+from unified_prof.cli.app import main
+from unified_prof.errors import UsageError
+from unified_prof.runs.spec import RunSpec
+
+MIB = 1 << 20
+
+
+def peaks(*sizes: tuple[int, int]) -> list[Measured]:
+    return [Measured(size, 10.0, peak * MIB) for size, peak in sizes]
+
+
+def test_the_largest_batch_follows_from_the_line_through_the_peaks() -> None:
+    found = fit(peaks((8, 180), (16, 260), (32, 420)), 1100 * MIB)
+    assert found is not None
+    assert found.bytes_per_sample == pytest.approx(10 * MIB)
+    assert found.fixed_bytes == pytest.approx(100 * MIB)
+    assert found.error_bytes == pytest.approx(0, abs=1)
+    assert found.largest_without_error in (99, 100)
+
+
+def test_what_lies_off_the_line_makes_the_batch_smaller() -> None:
+    found = fit(peaks((8, 180), (16, 290), (24, 340)), 1100 * MIB)
+    assert found is not None
+    assert found.error_bytes is not None
+    assert found.error_bytes == pytest.approx(20 * MIB, rel=0.01)
+    assert found.largest_batch is not None
+    assert found.largest_without_error is not None
+    assert found.largest_batch < found.largest_without_error
+
+
+def test_two_sizes_tell_no_error_and_one_no_line() -> None:
+    two = fit(peaks((8, 180), (16, 260)), None)
+    assert two is not None
+    assert two.error_bytes is None
+    assert two.largest_batch is None
+    assert fit(peaks((8, 180))) is None
+    assert fit([Measured(8, 1.0, None), Measured(16, 1.0, None)]) is None
+
+
+def test_a_batch_that_never_fits() -> None:
+    found = fit(peaks((8, 180), (16, 260)), 50 * MIB)
+    assert found is not None
+    assert found.largest_batch is None
+
+
+def spec() -> RunSpec:
+    here = Path()
+    return RunSpec(target="t.py", reports=("run-time",), output_dir=here, project_root=here)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "memory"), [("0,8", None), ("a", None), ("", None), ("8", "much"), (None, "1GiB")]
+)
+def test_what_are_no_sizes(sizes: str | None, memory: str | None) -> None:
+    with pytest.raises(UsageError):
+        batch_sizes.Wanted.of(sizes, memory, spec())
+
+
+def test_sizes_are_run_in_rising_order_once_each() -> None:
+    wanted = batch_sizes.Wanted.of("32, 8,8", "2GiB", spec())
+    assert [one.batch_size for one in wanted.specs] == [8, 32]
+    assert wanted.memory_bytes == 2 << 30
+
+
+def test_a_script_is_run_for_each_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = providers(inputs="print('asked', batch_size); return (torch.ones(batch_size, 4),)")
+    Path("net.py").write_text(script)
+    words = "run --backend cpu -o out --iterations 2 --batch-sizes 4,2 --memory 1GiB --json net.py"
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert not ended.value.code
+    said = capfd.readouterr()
+    assert "asked 4" in said.err
+    document = json.loads(said.out)  # and nothing else is there
+    assert [one["batch_size"] for one in document["batch_sizes"]] == [2, 4]
+    for one in document["batch_sizes"]:
+        assert one["samples_per_s"] == pytest.approx(one["batch_size"] / one["iteration_ms"] * 1e3)
+    with closing(sqlite3.connect("out/batch-4/run_time.sqlite")) as db:
+        facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
+    assert facts["batch_size"] == "4"
+
+
+@pytest.mark.slow
+def test_a_size_that_fails_ends_the_series_and_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    failing = "assert batch_size < 4; return (torch.ones(batch_size, 4),)"
+    Path("net.py").write_text(providers(inputs=failing))
+    words = "run --backend cpu -o out --iterations 2 --batch-sizes 2,4,8 net.py"
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 1
+    told = capfd.readouterr().err
+    assert "batch 4: the workload ended with exit code 1" in told
+    assert not Path("out/batch-8").exists()
+
+
+def test_a_script_without_providers_has_no_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\ntorch.ones(3).sum()\n")
+    with pytest.raises(SystemExit) as ended:
+        main("run --backend cpu -o out --batch-sizes 2,4 train.py".split())
+    assert ended.value.code
+    assert "no providers" in capfd.readouterr().err
