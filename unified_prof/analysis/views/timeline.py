@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, Labels
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.tasks import Tasks
+from unified_prof.analysis.read.tasks import TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 
 Ints = NDArray[np.int64]
@@ -69,120 +70,241 @@ def build(
         names: what those are called.
         limit: at most about this many blocks; None is no limit.
     """
-    labels = Labels()
-    # The profiler's own marks stand at both ends, and would stretch the time that is drawn.
-    shown = np.flatnonzero(tasks.of_the_program)
-    name = np.concatenate(
-        (
-            tasks.kernel_labels(labels, shown),
-            names.names(labels),
-        )
-    )
-    start = np.concatenate((tasks.start_ns[shown], comms.start_ns))
-    if not len(start):
+    rows = _Rows(tasks, comms, names)
+    if not rows.count:
         return None
-    duration = np.concatenate((tasks.duration_ns[shown], comms.duration_ns))
-    kind = np.concatenate((tasks.kind[shown], np.full(len(comms), COMMUNICATION, np.int8)))
-    # Lanes in order of device, then collectives, then streams.
-    device = np.concatenate((tasks.device[shown].astype(np.int64), comms.device))
-    stream_of = tasks.stream[shown] & 0x7FFFFFFF
-    place = np.concatenate((stream_of, np.full(len(comms), -1)))
-    places, lane = np.unique(device << 32 | (place + 1), return_inverse=True)
-    origin = int(start.min())
-    order = np.lexsort((start, lane))
-    start, duration, lane = start[order] - origin, duration[order], lane[order]
-    name, kind = name[order], kind[order]
-    window = int((start + duration).max())
-    busiest = (
-        None if limit is None or len(start) <= limit else _busiest(start, max(1, limit // _PART))
-    )
-    shortest, heads = _resolution(start, duration, lane, window, limit, busiest)
-    blocks = _blocks(start, duration, heads)
-    bounds = np.searchsorted(lane[heads], np.arange(len(places) + 1))
+    busiest = resolution = None
+    if limit is not None and rows.count > limit:
+        busiest = _busiest(rows, max(1, limit // _PART))
+        resolution = max(1, rows.window_ns * len(rows.places) // (4 * limit))
+    drawn = _Drawn(limit, resolution, rows.window_ns)
+    for part in rows.parts(busiest):
+        drawn.add(part)
+    blocks = drawn.blocks()
+    bounds = np.searchsorted(blocks.lane, np.arange(len(rows.places) + 1))
     lanes = []
-    for number, where in enumerate(places.tolist()):
+    for number, where in enumerate(rows.places.tolist()):
         own = slice(bounds[number], bounds[number + 1])
-        longest = blocks.longest[own]
         stream = (where & 0xFFFFFFFF) - 1
         lanes.append(
             Lane(
                 device=device_name(where >> 32),
                 name="collectives" if stream < 0 else f"stream {stream}",
                 start_ns=blocks.start_ns[own],
-                duration_ns=blocks.duration_ns[own],
+                duration_ns=blocks.end_ns[own] - blocks.start_ns[own],
                 busy_ns=blocks.busy_ns[own],
                 count=blocks.count[own],
-                label=name[longest],
-                kind=kind[longest],
+                label=blocks.label[own],
+                kind=blocks.kind[own],
             )
         )
     return Timeline(
-        origin, window, tuple(labels.texts), tuple(lanes), shortest, len(order), busiest
+        rows.origin_ns,
+        rows.window_ns,
+        tuple(rows.labels.texts),
+        tuple(lanes),
+        drawn.resolution or 0,
+        rows.count,
+        busiest,
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
+    """Tasks, or several of them as one, by lane and in order of time."""
+
+    lane: Ints
     start_ns: Ints
-    duration_ns: Ints
+    end_ns: Ints
     busy_ns: Ints
     count: Ints
-    longest: Ints
-    """Row of the longest task of each block."""
+    longest_ns: Ints
+    """Duration of the longest task, which `label` and `kind` are of."""
+    label: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    kept: NDArray[np.bool_]
+    """Whether it stays as it is, however short."""
 
+    def __len__(self) -> int:
+        return len(self.lane)
 
-def _busiest(start: Ints, tasks: int) -> tuple[int, int] | None:
-    """Return the shortest time in which so many tasks start, None where far more start at once."""
-    ordered = np.sort(start)
-    length = ordered[tasks - 1 :] - ordered[: len(ordered) - tasks + 1]
-    first = int(length.argmin())
-    begin, end = int(ordered[first]), int(ordered[first + tasks - 1]) + 1
-    inside = np.searchsorted(ordered, end) - np.searchsorted(ordered, begin)
-    return (begin, end) if inside <= 2 * tasks else None
+    def at(self, rows: NDArray[np.integer]) -> _Blocks:
+        """Return some of them."""
+        return _Blocks(*(getattr(self, one.name)[rows] for one in fields(self)))
 
-
-def _resolution(
-    start: Ints,
-    duration: Ints,
-    lane: Ints,
-    window: int,
-    limit: int | None,
-    whole: tuple[int, int] | None,
-) -> tuple[int, Ints]:
-    """Return how short a task may be merged, and the first row of each block.
-
-    Tasks of one lane that are shorter than the resolution and start in the same slot of that
-    length become one block; longer ones, and those that start in `whole`, stay as they are.
-    """
-    shown = np.arange(len(start))
-    if limit is None or len(start) <= limit:
-        return 0, shown
-    kept = np.zeros(len(start), bool)
-    if whole is not None:
-        kept = (start >= whole[0]) & (start < whole[1])
-    resolution = max(1, window * int(lane[-1] + 1) // (4 * limit))
-    while True:
-        slot = start // resolution
-        first = np.ones(len(start), bool)
-        apart = (duration >= resolution) | kept
-        first[1:] = (slot[1:] != slot[:-1]) | (lane[1:] != lane[:-1]) | apart[1:] | apart[:-1]
+    def merged(self, resolution: int) -> _Blocks:
+        """Return what is shorter than the resolution joined with its neighbours in its slot."""
+        if not len(self):
+            return self
+        slot = self.start_ns // resolution
+        first = np.ones(len(self), bool)
+        apart = self.kept | ((self.count == 1) & (self.longest_ns >= resolution))
+        first[1:] = (slot[1:] != slot[:-1]) | (self.lane[1:] != self.lane[:-1])
+        first[1:] |= apart[1:] | apart[:-1]
         heads = np.flatnonzero(first)
-        if len(heads) <= limit or resolution > window:
-            return resolution, heads
-        resolution *= 2
+        if len(heads) == len(self):
+            return self
+        longest_ns = np.maximum.reduceat(self.longest_ns, heads)
+        block = np.cumsum(first) - 1
+        is_longest = np.flatnonzero(self.longest_ns == longest_ns[block])
+        longest = np.empty(len(heads), np.int64)
+        longest[block[is_longest][::-1]] = is_longest[::-1]
+        return _Blocks(
+            lane=self.lane[heads],
+            start_ns=self.start_ns[heads],
+            end_ns=np.maximum.reduceat(self.end_ns, heads),
+            busy_ns=np.add.reduceat(self.busy_ns, heads),
+            count=np.add.reduceat(self.count, heads),
+            longest_ns=longest_ns,
+            label=self.label[longest],
+            kind=self.kind[longest],
+            kept=self.kept[heads],
+        )
 
 
-def _blocks(start: Ints, duration: Ints, heads: Ints) -> _Blocks:
-    count = np.diff(np.append(heads, len(start)))
-    end = np.maximum.reduceat(start + duration, heads)
-    block = np.repeat(np.arange(len(heads)), count)
-    is_longest = np.flatnonzero(duration == np.maximum.reduceat(duration, heads)[block])
-    longest = np.empty(len(heads), np.int64)
-    longest[block[is_longest][::-1]] = is_longest[::-1]
-    return _Blocks(
-        start_ns=start[heads],
-        duration_ns=end - start[heads],
-        busy_ns=np.add.reduceat(duration, heads),
-        count=count,
-        longest=longest,
-    )
+class _Rows:
+    """What is drawn: the program's tasks and the collectives, some at a time.
+
+    The profiler's own marks stand at both ends, and would stretch the time that is drawn.
+    """
+
+    def __init__(self, tasks: Tasks, comms: Collectives, names: CollectiveNames) -> None:
+        self._tasks, self._comms = tasks, comms
+        self.labels = Labels()
+        self._names = tasks.kernel_names(self.labels, self._is_shown)
+        self._comm_names = names.names(self.labels)
+        first, last, self.count = [], [], 0
+        places = [np.zeros(0, np.int64)]
+        for rows in tasks.windows():
+            shown = rows.where(self._is_shown(rows))
+            if len(shown):
+                first.append(int(shown.start_ns.min()))
+                last.append(int(shown.end_ns.max()))
+                places.append(np.unique(self._places(shown)))
+                self.count += len(shown)
+        if len(comms):
+            first.append(int(comms.start_ns.min()))
+            last.append(int(comms.end_ns.max()))
+            places.append(comms.device << 32)
+            self.count += len(comms)
+        self.places = np.unique(np.concatenate(places))
+        """The lanes, in order of device, then collectives, then streams."""
+        self.origin_ns = min(first, default=0)
+        self.window_ns = max(last, default=0) - self.origin_ns
+
+    def parts(self, whole: tuple[int, int] | None) -> Iterator[_Blocks]:
+        """Yield all rows, those of each lane in order of time.
+
+        Args:
+            whole: the time in which all stay as they are.
+        """
+        for rows in self._tasks.in_time():
+            shown = rows.where(self._is_shown(rows))
+            start, duration = shown.start_ns - self.origin_ns, shown.duration_ns.astype(np.int64)
+            place = self._places(shown)
+            yield self._part(place, start, duration, self._names.of(shown), shown.kind, whole)
+        order = np.argsort(self._comms.start_ns, kind="stable")
+        start = self._comms.start_ns[order] - self.origin_ns
+        kind = np.full(len(order), COMMUNICATION, np.int8)
+        place, duration = self._comms.device[order] << 32, self._comms.duration_ns[order]
+        yield self._part(place, start, duration, self._comm_names[order], kind, whole)
+
+    def starts(self) -> Iterator[Ints]:
+        """Yield the starts of all rows in their order."""
+        comms = np.sort(self._comms.start_ns)
+        at = 0
+        for rows in self._tasks.in_time():
+            until = int(np.searchsorted(comms, rows.until_ns))
+            start = rows.start_ns[self._is_shown(rows)]
+            if until > at:
+                start = np.sort(np.concatenate((start, comms[at:until])))
+            at = until
+            yield start - self.origin_ns
+        yield comms[at:] - self.origin_ns
+
+    def _part(
+        self,
+        place: Ints,
+        start: Ints,
+        duration: Ints,
+        label: NDArray[np.int32],
+        kind: NDArray[np.int8],
+        whole: tuple[int, int] | None,
+    ) -> _Blocks:
+        kept = np.zeros(len(start), bool)
+        if whole is not None:
+            kept = (start >= whole[0]) & (start < whole[1])
+        lane = np.searchsorted(self.places, place)
+        one = np.ones(len(start), np.int64)
+        blocks = _Blocks(lane, start, start + duration, duration, one, duration, label, kind, kept)
+        return blocks.at(np.argsort(lane, kind="stable"))
+
+    def _is_shown(self, rows: TaskRows) -> NDArray[np.bool_]:
+        return self._tasks.program_types.take(rows.type)
+
+    def _places(self, rows: TaskRows) -> Ints:
+        stream = rows.stream.astype(np.int64) & 0x7FFFFFFF
+        place: Ints = rows.device.astype(np.int64) << 32 | (stream + 1)
+        return place
+
+
+class _Drawn:
+    """Blocks, no more of them at a time than three times as many as are wanted.
+
+    Tasks of one lane that are shorter than the resolution and start in the same slot of that length
+    become one block; longer ones, and those that are kept, stay as they are. What does not fit with
+    some of the tasks fits even less with all of them, so the resolution doubles on the way.
+    """
+
+    def __init__(self, limit: int | None, resolution: int | None, window_ns: int) -> None:
+        self._limit, self._window_ns = limit, window_ns
+        self.resolution = resolution
+        """None: all tasks fit."""
+        self._parts: list[_Blocks] = []
+        self._count = 0
+
+    def add(self, part: _Blocks) -> None:
+        """Take more of them."""
+        self._parts.append(part if self.resolution is None else part.merged(self.resolution))
+        self._count += len(self._parts[-1])
+        if self._limit is not None and self._count > 3 * self._limit:
+            self._join()
+
+    def blocks(self) -> _Blocks:
+        """Return all."""
+        self._join()
+        return self._parts[0]
+
+    def _join(self) -> None:
+        joined = _Blocks(
+            *(
+                np.concatenate([getattr(part, one.name) for part in self._parts])
+                for one in fields(_Blocks)
+            )
+        )
+        joined = joined.at(np.argsort(joined.lane, kind="stable"))
+        if self.resolution is not None:
+            assert self._limit is not None
+            joined = joined.merged(self.resolution)
+            while len(joined) > self._limit and self.resolution <= self._window_ns:
+                self.resolution *= 2
+                joined = joined.merged(self.resolution)
+        self._parts, self._count = [joined], len(joined)
+
+
+def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
+    """Return the shortest time in which so many tasks start, None where far more start at once."""
+    best: tuple[int, int, int] | None = None
+    last = np.zeros(0, np.int64)
+    for starts in rows.starts():
+        ordered = np.concatenate((last, starts))
+        length = ordered[tasks - 1 :] - ordered[: max(len(ordered) - tasks + 1, 0)]
+        if len(length):
+            first = int(length.argmin())
+            if best is None or length[first] < best[0]:
+                best = int(length[first]), int(ordered[first]), int(ordered[first + tasks - 1]) + 1
+        last = ordered[max(len(ordered) - tasks + 1, 0) :] if tasks > 1 else ordered[:0]
+    assert best is not None, "there are more tasks than that"
+    _, begin, end = best
+    inside = sum(int(((one >= begin) & (one < end)).sum()) for one in rows.starts())
+    return (begin, end) if inside <= 2 * tasks else None
