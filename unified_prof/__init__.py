@@ -20,6 +20,7 @@ _EXPORTS: dict[str, str] = {
     "open_report": "unified_prof.store.reader",
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
+    "trace_handler": "unified_prof.integrations.traces",
     "upgrade": "unified_prof.migrate.upgrade",
     "what_if": "unified_prof.analysis.asked",
 }
@@ -33,6 +34,7 @@ __all__ = [
     "open_report",
     "profile",
     "step",
+    "trace_handler",
     "upgrade",
     "what_if",
 ]
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from unified_prof.analysis.advised import advise
     from unified_prof.analysis.asked import what_if
     from unified_prof.analysis.compare.compared import diff
+    from unified_prof.integrations.traces import trace_handler
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile
     from unified_prof.store.detect import detect

@@ -1,0 +1,97 @@
+"""A profile between two callbacks: it begins once, ends once, and never ends the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unified_prof.errors import CaptureError
+from unified_prof.integrations import measurement
+from unified_prof.integrations.measurement import Measurement
+from unified_prof.pipeline.live import Profile
+
+
+class Recorder:
+    """Stands for `unified_prof.profile`, and fails where it is told."""
+
+    def __init__(self, begin: Exception | None = None, end: Exception | None = None) -> None:
+        self.begin, self.end = begin, end
+        self.seen: list[object] = []
+
+    @contextmanager
+    def __call__(self, output: Path | None, **options: Any) -> Iterator[Profile]:
+        if self.begin is not None:
+            raise self.begin
+        self.seen.append((output, options))
+        try:
+            yield Profile(Path("out"))
+        except RuntimeError as err:
+            self.seen.append(str(err))
+            raise
+        self.seen.append("ended")
+        if self.end is not None:
+            raise self.end
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    made = Recorder()
+    monkeypatch.setattr(measurement, "profile", made)
+    return made
+
+
+def test_it_begins_once_and_ends_once(recorder: Recorder) -> None:
+    measured = Measurement("out", iterations=3)
+    for _ in range(2):
+        measured.begin()
+    under_way = measured.is_under_way
+    for _ in range(2):
+        measured.end()
+    measured.begin()
+    assert (under_way, measured.is_under_way) == (True, False), "a second fit is not measured"
+    assert recorder.seen == [("out", {"iterations": 3}), "ended"]
+
+
+def test_the_error_of_the_loop_is_told_to_the_profile_and_not_raised_twice(
+    recorder: Recorder,
+) -> None:
+    measured = Measurement()
+    measured.begin()
+    measured.end(RuntimeError("out of memory"))
+    assert recorder.seen[-1] == "out of memory"
+
+
+def _begin_and_end(measured: Measurement) -> None:
+    measured.begin()
+    measured.end()
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_what_goes_wrong_with_the_measurement_is_a_warning(when: str, recorder: Recorder) -> None:
+    setattr(recorder, when, CaptureError("nothing to measure", hint="train longer"))
+    measured = Measurement()
+    with pytest.warns(RuntimeWarning, match="nothing to measure.*train longer"):
+        _begin_and_end(measured)
+    assert measured.failure == "nothing to measure"
+    assert "nothing was measured: nothing to measure" in measured.summary()
+
+
+def test_wrong_options_do_not_end_a_training_either() -> None:
+    measured = Measurement(reports=("speed",))
+    with pytest.warns(RuntimeWarning, match="no report 'speed'"):
+        measured.begin()
+    assert not measured.is_under_way
+    assert measured.failure == "no report 'speed'"
+
+
+def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> None:
+    measured = Measurement()
+    assert "yet" in measured.summary()
+    measured.begin()
+    assert "yet" in measured.summary()
+    measured.end()
+    assert "yet" not in measured.summary()

@@ -1,0 +1,95 @@
+"""A callback and a profiler for Lightning, of `lightning` or `pytorch_lightning`.
+
+    from unified_prof.integrations.lightning import UprofCallback, UprofProfiler
+
+    Trainer(callbacks=[UprofCallback("out", iterations=20)])
+    Trainer(profiler=UprofProfiler("out"))
+
+The package that the program has imported already is taken, `lightning` where both or neither are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from unified_prof.integrations.measurement import Measurement, is_imported
+
+_EPOCH = "run_training_epoch"
+
+
+def _package() -> Any:
+    old = "pytorch_lightning"
+    if importlib.util.find_spec("lightning") is None or (
+        is_imported(old) and not is_imported("lightning.pytorch")
+    ):
+        return import_module(old)
+    return import_module("lightning.pytorch")
+
+
+_lightning: Any = _package()
+_Callback: Any = _lightning.Callback
+_Profiler: Any = import_module(f"{_lightning.__name__}.profilers").Profiler
+
+
+class UprofCallback(_Callback):  # type: ignore[misc]
+    """Measures the optimizer's steps of a fit and writes the Skyline reports.
+
+    Args:
+        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+
+    Attributes:
+        measurement: What came of it: `profile`, `failure`, `summary()`.
+    """
+
+    def __init__(self, output: str | Path | None = None, **options: Any) -> None:
+        self.measurement = Measurement(output, **options)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to measure; the sanity check of the validation is over."""
+        self.measurement.begin()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write the reports, and say where they are."""
+        self.measurement.end()
+        if getattr(trainer, "is_global_zero", True):
+            print(self.measurement.summary())
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Write what was measured until the fit failed."""
+        self.measurement.end(exception)
+
+
+class UprofProfiler(_Profiler):  # type: ignore[misc]
+    """The same as Lightning's `profiler`: measures the training epochs of the fit.
+
+    Args:
+        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+    """
+
+    def __init__(self, output: str | Path | None = None, **options: Any) -> None:
+        super().__init__(dirpath=None, filename=None)
+        self.measurement = Measurement(output, **options)
+
+    def start(self, action_name: str) -> None:
+        """Begin to measure with the first training epoch."""
+        if action_name == _EPOCH:
+            self.measurement.begin()
+
+    def stop(self, action_name: str) -> None:
+        """Do nothing: the measurement goes on until the fit ends."""
+
+    def summary(self) -> str:
+        """Return where the reports are, for Lightning's log."""
+        self.measurement.end()
+        return self.measurement.summary()
+
+    def teardown(self, stage: str | None) -> None:
+        """Write the reports."""
+        if hasattr(self, "measurement"):
+            self.measurement.end()
+        super().teardown(stage)

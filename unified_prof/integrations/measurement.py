@@ -1,0 +1,94 @@
+"""A profile that one callback begins and another one ends."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from unified_prof.errors import UprofError
+from unified_prof.pipeline.live import Profile, profile
+
+
+class Measurement:
+    """`unified_prof.profile` for programs that somebody else's loop runs.
+
+    A measurement never ends a training: what goes wrong with it is a warning, and `failure` says
+    it again. It ends at the latest with the program.
+
+    Attributes:
+        profile: What came of it, once it has begun.
+        failure: Why nothing, or not all, was measured; None: all was.
+    """
+
+    def __init__(self, output: str | Path | None = None, **options: Any) -> None:
+        self._output, self._options = output, options
+        self._open: AbstractContextManager[Profile] | None = None
+        self.profile: Profile | None = None
+        self.failure: str | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._open is not None
+
+    def begin(self) -> None:
+        """Begin to measure; where it has begun already, nothing happens."""
+        if self._open is not None or self.profile is not None:
+            return
+        opened = profile(self._output, **self._options)
+        try:
+            self.profile = opened.__enter__()
+        except UprofError as err:
+            self._fail(err)
+            return
+        self._open = opened
+        atexit.register(self.end)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End it and write the reports; where it is not under way, nothing happens.
+
+        Args:
+            error: What ended the loop, if that did not end well.
+        """
+        if self._open is None:
+            return
+        opened, self._open = self._open, None
+        atexit.unregister(self.end)
+        try:
+            if error is None:
+                opened.__exit__(None, None, None)
+            else:
+                opened.__exit__(type(error), error, error.__traceback__)
+        except UprofError as err:
+            self._fail(err)
+        except BaseException as err:
+            if err is not error:  # the loop's own is raised where it happened
+                raise
+        if self.profile is not None and self.profile.failure is not None:
+            self.failure = self.failure or self.profile.failure
+
+    def summary(self) -> str:
+        """Return where the reports are and what an iteration takes, in a few lines of text."""
+        if self.failure is not None and (self.profile is None or not self.profile.files):
+            return f"uprof: nothing was measured: {self.failure}"
+        if self.profile is None or self.is_under_way:
+            return "uprof: nothing was measured yet"
+        found = self.profile.summary
+        lines = [f"uprof: {kind} report: {path}" for kind, path in self.profile.files.items()]
+        if found is not None and found.iteration_ms is not None:
+            lines.insert(0, f"uprof: an iteration takes {found.iteration_ms:,.4g} ms")
+        return "\n".join(lines)
+
+    def _fail(self, err: UprofError) -> None:
+        self.failure = str(err)
+        hint = f" ({err.hint})" if err.hint else ""
+        warnings.warn(f"uprof measured nothing: {err}{hint}", RuntimeWarning, stacklevel=3)
+
+
+def is_imported(package: str) -> bool:
+    """Return whether the program uses a package."""
+    return package in sys.modules

@@ -1,0 +1,40 @@
+"""A callback for `transformers.Trainer` (and whatever takes its callbacks).
+
+from unified_prof.integrations.transformers import UprofCallback
+
+trainer = Trainer(..., callbacks=[UprofCallback("out", iterations=20)])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from unified_prof.integrations.measurement import Measurement
+
+
+class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
+    """Measures the optimizer's steps of a training and writes the Skyline reports.
+
+    Args:
+        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+
+    Attributes:
+        measurement: What came of it: `profile`, `failure`, `summary()`.
+    """
+
+    def __init__(self, output: str | Path | None = None, **options: Any) -> None:
+        self.measurement = Measurement(output, **options)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to measure."""
+        self.measurement.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the reports, and say where they are."""
+        self.measurement.end()
+        if getattr(state, "is_local_process_zero", True):
+            print(self.measurement.summary())
