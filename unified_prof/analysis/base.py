@@ -172,7 +172,8 @@ class Analysis(ABC):
     def launch_delay(self) -> Distribution | None:
         """Return the time from the start of a host call that launched work to that work's start.
 
-        Of several tasks that one call launched the first counts; queueing is included.
+        Work is what computes, communicates or copies. Of several tasks that one call launched the
+        first counts; queueing is included.
         """
         return None
 

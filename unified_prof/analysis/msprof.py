@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import SUMMED, UNKNOWN, Calls, Ints
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, SUMMED, UNKNOWN, Calls, Ints
 from unified_prof.analysis.explain import queues
 from unified_prof.analysis.explain.advice import registry
 from unified_prof.analysis.finding import Advice
@@ -187,12 +187,12 @@ class MsprofAnalysis(Analysis):
         return len(self.recording.steps), step_of(start_ns.astype(np.int64), self.recording.steps)
 
     def launch_delay(self) -> Distribution | None:
-        """Return the time from a launching host call's start to the start of its first task."""
+        """Return the time from a launching host call's start to the start of its first work."""
         tasks, calls = self.recording.tasks, self.recording.host_calls
         if not len(tasks) or not len(calls):
             return None
         row = calls.launching(tasks.connection)
-        linked = row >= 0
+        linked = (row >= 0) & np.isin(tasks.kind, (KERNEL, COPY, COMMUNICATION))
         if not linked.any():
             return None
         never = np.iinfo(np.int64).max

@@ -64,6 +64,10 @@ def test_a_replayed_graph_is_one_launch_and_waiting_tasks_are_none(path: Path) -
             device.task(start, start + 100, connection=7, stream=start // 500, kernel=("k", "K"))
         device.runtime(2000, 2100, "aclrtStreamWaitEvent", 8)
         device.task(5000, 6000, "EVENT_WAIT", connection=8, stream=1)
+    with open_analyses(path) as (analysis,):
+        delay = analysis.launch_delay()
+    assert delay is not None
+    assert (delay.count, delay.max_ns) == (1, 500)
     found = rows(path, "launch")
     assert list(found) == ["cudaGraphLaunch"]
     graph = found["cudaGraphLaunch"]

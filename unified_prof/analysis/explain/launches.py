@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import sort_rows
-from unified_prof.analysis.model import Breakdown, Distribution, Row
+from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.breakdowns import finish
@@ -32,14 +32,6 @@ NOT_RECORDED = "(launch not recorded)"
 def offered(recording: Recording) -> bool:
     """Tell whether there are calls and tasks to join."""
     return len(recording.tasks) > 0 and len(recording.host_calls) > 0
-
-
-def delays(recording: Recording) -> Distribution | None:
-    """Return the time from the start of each launching call to the start of its first work."""
-    if not offered(recording):
-        return None
-    found = recording.launches.of_calls
-    return Distribution.of(found.started_ns - found.called_ns)
 
 
 def _breakdown(recording: Recording) -> Breakdown:

@@ -57,18 +57,22 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     (the profiler knew times that it then rounded), else size over time; those of which neither is
     known are left out.
     """
-    copies = np.flatnonzero((tasks.kind == COPY) & (tasks.duration_ns > 0))
-    if not len(copies):
+    if not tasks.counts[COPY]:
         return ()
-    rates = _rates(source, tasks.identity[copies], tasks.duration_ns[copies])
-    copies, rates = copies[rates > 0], rates[rates > 0]
+    columns = ("start_ns", "duration_ns", "identity", "device", "rows")
+    found = []
+    for rows in tasks.windows():
+        chosen = rows.where((rows.kind == COPY) & (rows.duration_ns > 0))
+        found.append([getattr(chosen, column).astype(np.int64) for column in columns])
+    start, lasted, identity, device, copies = map(np.concatenate, zip(*found, strict=True))
+    rates = _rates(source, identity, lasted)
     labels = Labels()
     what = tasks.operator_labels(labels, copies).astype(np.int64)
     result = []
-    for place, own in by_key(tasks.device[copies].astype(np.int64) << 32 | what):
-        chosen = copies[own]
-        start, lasted = tasks.start_ns[chosen], tasks.duration_ns[chosen].astype(np.int64)
-        time_ns, value = thinned(*stacked(start, start + lasted, rates[own]))
+    known = np.flatnonzero(rates > 0)
+    for place, mine in by_key(device[known] << 32 | what[known]):
+        own = known[mine]
+        time_ns, value = thinned(*stacked(start[own], start[own] + lasted[own], rates[own]))
         name = labels.texts[place & 0xFFFFFFFF]
         result.append(Series(name, "B/s", device_name(place >> 32), time_ns, value))
     return tuple(result)
