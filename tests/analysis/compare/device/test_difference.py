@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 import unified_prof
 from tests.analysis.compare.device.recordings import NPU, Op, on_npu, recording
 from unified_prof.analysis.compare.compared import of_devices
+from unified_prof.analysis.compare.device import leaves
 from unified_prof.analysis.compare.device.difference import DeviceDifference, Line
 from unified_prof.analysis.compare.device.side import PARTS
 from unified_prof.analysis.compare.diff import Difference
+from unified_prof.analysis.read import tasks
 
 
 def compared(base: Path, new: Path) -> DeviceDifference:
@@ -246,3 +248,17 @@ def test_kernels_without_operations_are_paired_by_their_type(tmp_path: Path) -> 
     new = on_npu(tmp_path / "b.db", many[100:], steps=1, host=False, marked=False)
     found = compared(base, new)
     assert sum(row.side == "both" for row in found.operations) >= 100
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_work_read_in_many_windows_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: bool
+) -> None:
+    base, new = recording(tmp_path / "a.db", host=host), on_npu(tmp_path / "b.db", host=host)
+    whole = compared(base, new)
+    monkeypatch.setattr(tasks, "WINDOW", 3)
+    monkeypatch.setattr(leaves, "_MANY", 4)
+    parts = compared(base, new)
+    assert parts.operations == whole.operations
+    assert parts.kernels == whole.kernels
+    assert parts.left_out == whole.left_out

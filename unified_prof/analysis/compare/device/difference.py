@@ -15,13 +15,12 @@ from unified_prof.analysis.calls import UNKNOWN, Labels
 from unified_prof.analysis.compare.between import Between, Noise, Sample
 from unified_prof.analysis.compare.comparable import PEAK, TOTAL
 from unified_prof.analysis.compare.device.allowed import Allowed, allowed
+from unified_prof.analysis.compare.device.leaves import Naming, distinct
 from unified_prof.analysis.compare.device.pairing import Pairing, pair
 from unified_prof.analysis.compare.device.side import (
     PARTS,
     UNKNOWN_DEVICE,
-    Naming,
     Side,
-    distinct,
     has_framework,
     models,
     read,

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN
-from unified_prof.analysis.compare.device.side import Leaves, Side, distinct
+from unified_prof.analysis.compare.device.leaves import Leaves, distinct
+from unified_prof.analysis.compare.device.side import Side
 
 Ints = NDArray[np.int64]
 

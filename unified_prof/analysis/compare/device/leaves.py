@@ -1,0 +1,336 @@
+"""The work of one recording, summed up as finely as it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
+from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
+from unified_prof.analysis.compare.device import names
+from unified_prof.analysis.explain.classes import CLASSES, classes_of
+from unified_prof.analysis.read.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS
+from unified_prof.analysis.recording import Recording
+from unified_prof.analysis.views.work import Pieces
+from unified_prof.arrays.packed import Packing
+
+Ints = NDArray[np.int64]
+
+KEPT: Final = ("class", "operation", "shape", "module", "line", "kernel", "called", "dtype")
+"""What identifies work; each is a column of numbers in the labels."""
+
+_UNKNOWN_KIND: Final = "collective of unknown kind"
+NO_OPERATION: Final = "(kernels of no operation)"
+_ROOM: Final = 1 << 62
+_UNNAMED: Final = "(unnamed)"
+_MANY: Final = 1 << 20
+"""Rows that are put together before more are made."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leaves:
+    """Device work summed up as finely as it is compared: one row for each combination of columns.
+
+    `calls` counts the operations that launched work of a class, each in one row only; `runs` counts
+    kernels, copies and collectives.
+    """
+
+    columns: Mapping[str, Ints]
+    calls: Ints
+    runs: Ints
+    total_ns: Ints
+
+    def __len__(self) -> int:
+        return len(self.total_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What work counts for; both sides have to agree on it."""
+
+    by_framework: bool = True
+    """For the framework's operations, where they are known; else for the kind of kernel."""
+    by_kernel: bool = True
+    """Where neither is known, for the kernel by its name; else for the kernels of its class."""
+
+
+def leaves_of(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
+    """Return the work of the steps (all work, where there are none), and the time of the rest."""
+    reader = _Reader(recording, labels, naming)
+    parts = [joined([])]
+    outside = 0
+    for pieces in recording.work.windows():
+        rows = reader.of_steps(pieces)
+        outside += int(pieces.duration_ns.sum(dtype=np.int64))
+        leaves = reader.leaves(pieces, rows)
+        outside -= int(leaves.total_ns.sum())
+        parts.append(leaves)
+        if sum(map(len, parts)) > _MANY:
+            parts = [joined(parts)]
+    return joined(parts), outside
+
+
+class _Reader:
+    """Reads pieces of work, some at a time: what is of a call is looked up once for all of it."""
+
+    def __init__(self, recording: Recording, labels: Labels, naming: Naming) -> None:
+        self._recording, self._labels, self._naming = recording, labels, naming
+        self._own = np.zeros(0, np.int64)
+        self._shapes = _ShapesOfKernels(recording, labels)
+        self._collectives = _collectives(recording, labels)
+        framework = recording.framework
+        self._launches = None if framework is None else recording.work.launches
+        self._of_range, self._texts = self._calls()
+        size = 0 if framework is None else len(framework)
+        self._counted = np.zeros(size, np.uint16)
+        """The classes that each call was counted for, one bit each."""
+
+    def of_steps(self, pieces: Pieces) -> NDArray[np.intp]:
+        """Return the rows that belong to steps; all of them where there are no steps."""
+        if not self._recording.steps:
+            return np.arange(len(pieces))
+        of = self._recording.of_steps
+        step = of.comms if pieces.tasks is None else of.of(pieces.tasks)
+        return np.flatnonzero(step != UNKNOWN)
+
+    def leaves(self, pieces: Pieces, rows: NDArray[np.intp]) -> Leaves:
+        """Sum some pieces up."""
+        kind = pieces.kind[rows].astype(np.int64)
+        call = np.full(len(rows), NONE, np.int64)
+        in_optimizer = np.zeros(len(rows), np.int64)
+        if self._launches is not None:
+            at = pieces.first + rows
+            call = self._launches[0][at]
+            in_optimizer = (self._launches[1][at] == OTHER_PASS).astype(np.int64)
+        if pieces.tasks is None:
+            operator, shape, kernel = (one[rows] for one in self._collectives)
+        else:
+            kernel, operator = (self._in_labels(one) for one in (pieces.kernel, pieces.operator))
+            kernel, operator = kernel[rows], operator[rows]
+            shape = self._shapes.of(pieces.tasks.info[rows])
+        of_call = self._of_range[call]
+        # All pieces that differ in nothing are one row; its class is told once.
+        number, first = distinct(of_call, kernel, operator, kind, in_optimizer, shape)
+        columns = {name: values[of_call[first]] for name, values in self._texts.items()}
+        columns |= {
+            "told": columns["shape"],
+            "kernel": kernel[first],
+            "operator": operator[first],
+            "kind": kind[first],
+            "in_optimizer": in_optimizer[first],
+            "shape": shape[first],
+        }
+        columns = _classified(columns, self._labels, self._naming)
+        size = len(first)
+        return Leaves(
+            columns,
+            self._count(call, number, columns["class"], size),
+            np.bincount(number, minlength=size).astype(np.int64),
+            _exact_sum(number, pieces.duration_ns[rows], size),
+        )
+
+    def _in_labels(self, theirs: NDArray[np.integer]) -> Ints:
+        """Return numbers of the work's own labels as numbers of ours."""
+        texts = self._recording.work.labels.texts
+        if len(texts) > len(self._own):
+            more = self._labels.numbers(texts[len(self._own) :]).astype(np.int64)
+            self._own = np.concatenate((self._own, more))
+        numbers: Ints = np.append(self._own, UNKNOWN)[theirs]
+        return numbers
+
+    def _calls(self) -> tuple[NDArray[np.int32], dict[str, Ints]]:
+        """Return the kind of each range that launched work, the last being none, and their texts.
+
+        Ranges are of one kind that agree in all that identifies them.
+        """
+        wanted = ("operation", "called", "module", "line", "shape", "dtype")
+        nothing = {name: np.full(1, UNKNOWN, np.int64) for name in wanted}
+        framework, labels = self._recording.framework, self._labels
+        if framework is None or self._launches is None:
+            return np.zeros(1, np.int32), nothing
+        used = np.zeros(len(framework) + 1, bool)
+        used[self._launches[0]] = True  # NONE is the last
+        calls = np.flatnonzero(used[:-1])
+        texts, of_name = framework.names(calls)
+        modules, of_module = framework.modules(calls)
+        stacks, of_stack = framework.stacks(calls)
+        inputs, of_input = framework.inputs(calls)
+        columns = [
+            labels.numbers(told)[which].astype(np.int64)
+            for told, which in (
+                ([names.canonical(text) for text in texts], of_name),
+                (texts, of_name),
+                ([None if path == NOT_ATTRIBUTED else path for path in modules], of_module),
+                ([one and one.rpartition("\n")[2] for one in stacks], of_stack),
+                ([names.shape_of_inputs(one) for one in inputs], of_input),
+                ([names.dtype_of_inputs(one) for one in inputs], of_input),
+            )
+        ]
+        kind, first = distinct(*columns)
+        of_range = np.full(len(framework) + 1, len(first), np.int32)
+        of_range[calls] = kind
+        return of_range, {
+            name: np.append(column[first], UNKNOWN)
+            for name, column in zip(wanted, columns, strict=True)
+        }
+
+    def _count(self, call: Ints, number: Ints, classes: Ints, size: int) -> Ints:
+        """Count each call once for every class of work that it launches; work of no call is one."""
+        alone = call == NONE
+        counted = np.bincount(number[alone], minlength=size)
+        inside = np.flatnonzero(~alone)
+        if len(inside):
+            numbers = self._labels.numbers(CLASSES)
+            place = np.zeros(int(numbers.max()) + 1, np.int64)
+            place[numbers] = np.arange(len(CLASSES))
+            bit = place[classes[number[inside]]]
+            # A call's work may lie in several windows.
+            key, first = np.unique(call[inside] * len(CLASSES) + bit, return_index=True)
+            ranges, bits = key // len(CLASSES), (1 << (key % len(CLASSES))).astype(np.uint16)
+            fresh = (self._counted[ranges] & bits) == 0
+            np.bitwise_or.at(self._counted, ranges, bits)
+            counted += np.bincount(number[inside[first[fresh]]], minlength=size)
+        return counted.astype(np.int64)
+
+
+class _ShapesOfKernels:
+    """The input shapes that kernels' own records have, as numbers of labels."""
+
+    def __init__(self, recording: Recording, labels: Labels) -> None:
+        packing = Packing()
+        column = {"shape": "coalesce(inputShapes, -1)"}
+        for piece in recording.source.pieces("COMPUTE_TASK_INFO", column):
+            packing.add(np.maximum(piece["shape"], UNKNOWN))
+        self._column = packing.done()
+        self._ids = self._column.distinct()
+        texts = [names.shape(text) for text in recording.strings.texts(self._ids.tolist())]
+        self._numbers = labels.numbers(texts).astype(np.int64)
+
+    def of(self, info: NDArray[np.integer]) -> Ints:
+        """Return those of tasks by their rows in COMPUTE_TASK_INFO, UNKNOWN where there is none."""
+        result = np.full(len(info), UNKNOWN, np.int64)
+        known = np.flatnonzero(info >= 0)
+        if len(known):
+            ids = self._column.at(info[known])
+            result[known] = self._numbers[np.searchsorted(self._ids, ids)]
+        return result
+
+
+def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints]:
+    """Return of each collective what it does in which kind of group, its size, and its name."""
+    if not len(recording.comms):
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, nothing
+    said = Labels()
+    collective_names = recording.collective_names
+    kinds = collective_names.plain_types(said)
+    groups, group = collective_names.kinds()
+    pairs, of_pair = np.unique(kinds * len(groups) + group, return_inverse=True)
+    called, plain = [], []
+    for pair in pairs.tolist():
+        kind, where = said.texts[pair // len(groups)], groups[pair % len(groups)]
+        does = kind_of_collective(kind)
+        does = _UNKNOWN_KIND if does == "unknown" else does
+        called.append(does if where is None else f"{does} ({where})")
+        plain.append(kind)
+    sizes, of_size = np.unique(collective_names.size_bytes, return_inverse=True)
+    shown = [None if size == UNKNOWN else f"{size} B" for size in sizes.tolist()]
+    return (
+        labels.numbers(called).astype(np.int64)[of_pair],
+        labels.numbers(shown).astype(np.int64)[of_size],
+        labels.numbers(plain).astype(np.int64)[of_pair],
+    )
+
+
+def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dict[str, Ints]:
+    """Return rows of work with their class, and with the operation that they count for."""
+    kind, kernel, operator = columns["kind"], columns["kernel"], columns["operator"]
+    places = classes_of(labels, kind, kernel, operator, columns["called"], columns["in_optimizer"])
+    operation, shape = columns["operation"].copy(), columns["shape"].copy()
+    collective, copy = kind == COMMUNICATION, kind == COPY
+    operation[collective] = operator[collective]
+    rows = np.flatnonzero(copy)
+    operation[rows] = _mapped(
+        operator[rows], labels, lambda text: (text or _UNNAMED).lower().replace("_async", "")
+    )
+    shape[rows] = UNKNOWN
+    alone = ~collective & ~copy
+    if naming.by_framework:
+        # What the framework gave the operation; kernels inside of it have other shapes.
+        owned = np.flatnonzero(alone & (operation != UNKNOWN))
+        shape[owned] = columns["told"][owned]
+        alone &= operation == UNKNOWN
+    rows = np.flatnonzero(alone)
+    told = (operator[rows] != UNKNOWN) & (operator[rows] != kernel[rows])
+    operation[rows[told]] = _mapped(
+        operator[rows[told]], labels, lambda text: names.canonical(text or _UNNAMED)
+    )
+    rest = rows[~told]
+    if naming.by_kernel:
+        operation[rest] = _mapped(kernel[rest], labels, lambda text: text or _UNNAMED)
+    else:
+        operation[rest] = labels.number(NO_OPERATION)
+    return {
+        "class": labels.numbers(CLASSES).astype(np.int64)[places],
+        "operation": operation,
+        "shape": shape,
+        "module": columns["module"],
+        "line": columns["line"],
+        "kernel": kernel,
+        "called": columns["called"],
+        "dtype": columns["dtype"],
+    }
+
+
+def _mapped(numbers: Ints, labels: Labels, said: Callable[[str | None], str]) -> Ints:
+    """Return the numbers of what is said instead of each text."""
+    values, code = np.unique(numbers, return_inverse=True)
+    return labels.numbers([said(labels.text(one)) for one in values.tolist()]).astype(np.int64)[
+        code
+    ]
+
+
+def _exact_sum(number: Ints, values: NDArray[np.integer], groups: int) -> Ints:
+    """Return the sums by group in whole numbers."""
+    total = np.zeros(groups, np.int64)
+    np.add.at(total, number, values.astype(np.int64))
+    return total
+
+
+def distinct(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
+    """Number the distinct rows of columns that are at least UNKNOWN; return numbers and firsts."""
+    key, room = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        width = int(column.max(initial=UNKNOWN)) + 2
+        if room > _ROOM // width:
+            key = np.unique(key, return_inverse=True)[1].astype(np.int64)
+            room = int(key.max(initial=0)) + 1
+        key = key * width + (column + 1)
+        room *= width
+    _, first, number = np.unique(key, return_index=True, return_inverse=True)
+    return number.astype(np.int64), first.astype(np.int64)
+
+
+def joined(parts: Sequence[Leaves]) -> Leaves:
+    """Return the rows of some leaves together, equal ones as one."""
+    if len(parts) == 1:
+        return parts[0]
+    nothing = np.zeros(0, np.int64)
+    columns = {
+        name: np.concatenate([nothing, *(part.columns[name] for part in parts)]) for name in KEPT
+    }
+    number, first = distinct(*columns.values())
+    size = len(first)
+    return Leaves(
+        {name: values[first] for name, values in columns.items()},
+        *(
+            _exact_sum(
+                number, np.concatenate([nothing, *(getattr(part, name) for part in parts)]), size
+            )
+            for name in ("calls", "runs", "total_ns")
+        ),
+    )
