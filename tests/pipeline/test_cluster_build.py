@@ -96,21 +96,29 @@ def tables(target: str) -> dict[str, list[Any]]:
     return rows
 
 
-def test_large_partials_are_not_held_while_others_are_made(
-    run: Path, target: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("jobs", "limit", "held"),
+    [
+        (1, "OPERATIONS_IN_MEMORY", False),
+        (1, "_WORTH_THE_WAY", True),
+        (2, "_WORTH_THE_WAY", False),
+    ],
+)
+def test_large_partials_are_neither_held_nor_sent_beside_their_files(
+    run: Path, target: str, monkeypatch: pytest.MonkeyPatch, jobs: int, limit: str, held: bool
 ) -> None:
-    monkeypatch.setattr(cluster_map, "OPERATIONS_IN_MEMORY", 4)
-    held: list[Any] = []
+    monkeypatch.setattr(cluster_map, limit, 1)
+    found: list[bool] = []
     real = cluster_map._kept
 
     def kept(*given: Any) -> list[cluster_map.RankFile]:
-        found = real(*given)
-        held.extend(one.partial for one in found)
-        return found
+        files = real(*given)
+        found.extend(one.partial is not None for one in files)
+        return files
 
     monkeypatch.setattr(cluster_map, "_kept", kept)
-    assert build([str(run)], target, jobs=1).new == 4
-    assert held == [None] * 4
+    assert build([str(run)], target, jobs=jobs).new == 4
+    assert found == [held] * 4
 
 
 def test_a_folder_is_looked_through_for_left_overs_once(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from unified_prof.errors import OutputError
+from unified_prof.store import atomic
 from unified_prof.store.atomic import replacing
 
 
@@ -147,3 +148,25 @@ def test_what_the_system_refuses_is_said_with_the_path(
     with pytest.raises(OutputError, match=f"cannot write .*out: .*{message}"):
         work()
     assert names(tmp_path) == []
+
+
+def test_a_small_file_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "it"
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    atomic.write_small(target, b"first")
+    atomic.write_small(link, b"second")
+    assert (target.read_bytes(), link.is_symlink()) == (b"second", True)
+    with pytest.raises(OutputError, match="not an existing folder"):
+        atomic.write_small(tmp_path / "no" / "it", b"")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match="no space left"):
+        atomic.write_small(target, b"third")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["it", "link"]
+    assert target.read_bytes() == b"second"

@@ -19,6 +19,7 @@ from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Crew, Failure, each
+from unified_prof.pipeline.executors.base import Here
 from unified_prof.pipeline.remote import Folder, fetched
 from unified_prof.store.ownership import temporary_folder
 
@@ -27,6 +28,9 @@ Progress = Callable[[str], None]
 _NAME = re.compile(
     r"(?P<rank>\d+)-(?P<content>[0-9a-f]{20})-v(?P<version>\d+)-(?P<count>\d+)\.parquet\Z"
 )
+_WORTH_THE_WAY = 2_000
+"""Operations of a partial that goes to another process as it is: of more, its file is so much
+smaller that reading it again costs less, and between machines nothing else is to travel."""
 _END = b"PAR1"
 """How a Parquet file ends; after a machine went down, one on its disk may not."""
 
@@ -107,6 +111,8 @@ def mapped(
                 ranks.append(RankFile(rank, one.location, name))
     elsewhere = folder is not None and folder.is_remote
     most = OPERATIONS_IN_MEMORY // max(len(inputs), 1)
+    if not isinstance(crew, Here):
+        most = min(most, _WORTH_THE_WAY)
     tasks = (
         _Task(one, folder.location if elsewhere and folder else None, folder is not None, most)
         for one in todo

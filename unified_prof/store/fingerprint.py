@@ -103,7 +103,8 @@ def _known(db: sqlite3.Connection, schema: Shape) -> _Known:
             f"SELECT {begin + at}, id, name FROM (SELECT id, name FROM {quoted(table)} LIMIT 1000)"
             for at, table in enumerate(names[begin : begin + _ENUMS_AT_ONCE])
         )
-        rows += db.execute(" UNION ALL ".join(parts)).fetchall()
+        found_rows = db.execute(" UNION ALL ".join(parts)).fetchall()
+        rows += [row for row in found_rows if isinstance(row[1], int)]  # 1.0 equals 1
     key = tuple(rows)
     found = schema.contents.get(key)
     if not isinstance(found, _Known):

@@ -7,6 +7,7 @@ longer than reading a small one of them. So what the same statements declare is 
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -50,20 +51,22 @@ class Shape:
 
 
 _shapes: OrderedDict[tuple[object, ...], Shape] = OrderedDict()
+_alone = threading.Lock()
 
 
 def shape(db: sqlite3.Connection) -> Shape:
     """Return what the main database of a connection declares."""
     rows = tuple(db.execute(_MASTER).fetchall())
-    found = _shapes.get(rows)
-    if found is None:
-        found = _read(db, rows)
-        if sum(len(str(sql)) for _, sql, _, _ in rows) <= _LONGEST:
+    with _alone:
+        if (found := _shapes.get(rows)) is not None:
+            _shapes.move_to_end(rows)
+            return found
+    found = _read(db, rows)
+    if sum(len(str(sql)) for _, sql, _, _ in rows) <= _LONGEST:
+        with _alone:
             _shapes[rows] = found
-        while len(_shapes) > _KEPT:
-            _shapes.popitem(last=False)
-    else:
-        _shapes.move_to_end(rows)
+            while len(_shapes) > _KEPT:
+                _shapes.popitem(last=False)
     return found
 
 
