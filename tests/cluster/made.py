@@ -51,6 +51,8 @@ class Plan:
     noise: float = 0.01
     setup_ns: int = 0
     skew_ns: int = 2_000_000
+    drift_ppm: float = 0.0
+    """Standard deviation of by how much hosts' clocks go wrong."""
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict)
     slow_host: int | None = None
@@ -96,6 +98,14 @@ class Made:
     clock: list[int]
     """Of each host."""
     wait: list[int]
+    drift: list[float]
+    """Of each host: what its clock gains in a second, s."""
+
+    def seen(self, rank: int, times: Any) -> Any:
+        """Return true times as the clock of a rank's host shows them."""
+        host = self.plan.host(rank)
+        gained = np.rint(np.asarray(times) * self.drift[host]).astype(np.int64)
+        return times + START + self.clock[host] + gained
 
     @property
     def step_ns(self) -> float:
@@ -141,6 +151,7 @@ class _Simulation:
             [[] for _ in empty],
             clock,
             [0] * plan.world,
+            np.random.default_rng(plan.seed + 1).normal(0, plan.drift_ppm * 1e-6, hosts).tolist(),
         )
         self.now = rng.integers(1_000_000, 1_200_000, plan.world).tolist()
         self.rng = rng
@@ -318,7 +329,6 @@ class _Simulation:
 def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     """Return what a rank's recording would map to, in the clock of its host."""
     plan = made.plan
-    shift = START + made.clock[plan.host(rank)]
     rows = sorted(made.operations[rank], key=lambda row: int(row["start"]))
     groups = [group for group in made.groups if rank in group]
     kinds = ("all_reduce", "all_to_all", "receive", "send")
@@ -328,8 +338,8 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
                 groups.index(row["group"]),
                 kinds.index(row["kind"]),
                 row["seq"],
-                row["start"] + shift,
-                row["end"] + shift,
+                int(made.seen(rank, row["start"])),
+                int(made.seen(rank, row["end"])),
                 row["bytes"],
                 row["peer"],
                 row["move"] if vendor == "huawei" else NONE,
@@ -341,12 +351,12 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
     names = [*partials.COMMUNICATION[:8]]
     operations = {name: table[:, at] for at, name in enumerate(names)}
     kernels = sorted(made.kernels[rank])
-    start = np.array([k[0] for k in kernels], np.int64) + shift
-    end = np.array([k[1] for k in kernels], np.int64) + shift
+    start = made.seen(rank, np.array([k[0] for k in kernels], np.int64))
+    end = made.seen(rank, np.array([k[1] for k in kernels], np.int64))
     cover = Cover(intervals.merge(start, end), start)
-    bounds = np.array(made.steps[rank], np.int64) + shift
+    bounds = made.seen(rank, np.array(made.steps[rank], np.int64))
     steps = {"step": np.arange(len(bounds)), "start": bounds[:, 0], "end": bounds[:, 1]}
-    waits = np.array(made.inputs[rank], np.int64).reshape(-1, 2) + shift
+    waits = made.seen(rank, np.array(made.inputs[rank], np.int64).reshape(-1, 2))
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
     operations["step"] = rank_columns.step_of(operations["start"], steps)

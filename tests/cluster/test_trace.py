@@ -113,3 +113,22 @@ def test_what_holds_no_ranks_is_refused(tmp_path: Path) -> None:
     report = training_step(tmp_path / "a.db")
     out = tmp_path / "o.json"
     refused(uprof("trace", report, "--ranks", "0", "-o", out), 2, "several ranks of one run")
+
+
+def test_a_clock_that_drifts_is_moved_by_more_the_later_it_is(run: Path, tmp_path: Path) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    assert uprof("trace", run, "--ranks", "0-1", "-o", before).returncode == 0
+    old = {rank: starts_of(events(before), rank) for rank in (0, 1)}
+    with closing(sqlite3.connect(run.parent / "rank0.db")) as db:
+        ((at,),) = db.execute("SELECT MIN(startNs) FROM TASK")
+    told = {"at_ns": int(at), "ppb": {"1": 1e8}}  # a tenth, to be seen in a short recording
+    with closing(sqlite3.connect(run / "cluster.sqlite")) as db:
+        db.execute("INSERT INTO META_DATA VALUES ('clock_drift', ?)", [json.dumps(told)])
+        db.commit()
+    assert uprof("trace", run, "--ranks", "0-1", "-o", after).returncode == 0
+    new = {rank: starts_of(events(after), rank) for rank in (0, 1)}
+    assert new[0] == old[0]
+    later = [time - before for before, time in zip(old[1], new[1], strict=True)]
+    first = old[1][0]
+    for time, moved in zip(old[1], later, strict=True):
+        assert moved - later[0] == pytest.approx((time - first) / 10, abs=2)

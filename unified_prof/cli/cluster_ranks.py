@@ -94,7 +94,7 @@ def timelines(
             reports = stack.enter_context(open_reports(ready.path))
             told = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
             found += [
-                (f"{told}: ", Shifted(one, rank.clock_offset_ns or 0, window))
+                (f"{told}: ", Shifted(one, overview.run.clock(rank), window))
                 for one in reports.analyses
             ]
         together = islands(chosen)

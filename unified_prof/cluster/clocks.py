@@ -2,8 +2,10 @@
 
 All members of a collective leave it together, as do both ends of a transfer: the difference of
 their ends is that of their clocks. Differences are taken along a tree of the surest edges, then
-all edges pull everything into its place. Ranks that share nothing with the others are an island
-of their own: between islands nothing is known, and nothing is guessed.
+all edges pull everything into its place. In long recordings a difference changes, as no two
+crystals are alike: how quickly it does, along the same tree, tells by how much each clock goes
+slow. Ranks that share nothing with the others are an island of their own: between islands nothing
+is known, and nothing is guessed.
 
 Only merged timelines, one-way times and orders between hosts need this; waiting does not.
 """
@@ -17,15 +19,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.cluster.common_clock import CommonClock
 from unified_prof.cluster.matching import Matched
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 _ROUNDS = 60
 _SAME_CLOCK_NS = 5_000.0
 """Ranks of one host whose clocks differ by less, in the middle, share one."""
 _TO_DEVIATION = 1.4826  # of the median of absolute deviations of a normal distribution
 _LEAST_SPREAD_NS = 200.0
+_PPB = 1e9
+_ASKED = 64
+"""So many events of each group and kind tell how quickly clocks drift apart."""
+_LEAST_FOR_DRIFT = 12
+_LEAST_DRIFT_NS = 1_000.0
+"""What drifts less over a recording is as good as one offset."""
+_SURE = 5.0
+"""In so many standard errors, as many pairs are asked."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +49,14 @@ class Clocks:
     error: Ints
     """One standard error of that."""
     island: Ints
+    drift: Floats
+    """By how much its clock goes slow, seconds in one; 0 where that cannot be told from nothing."""
+    at: int
+    """When the offsets are those, by whichever clock."""
+
+    def of(self, index: int) -> CommonClock:
+        """Return the clock of a rank."""
+        return CommonClock(int(self.offset[index]), float(self.drift[index]), self.at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,8 +70,30 @@ class _Edges:
 
 def clocks(matched: Matched) -> Clocks:
     """Align the clocks of all ranks that are connected by what they did together."""
+    ends = matched.rows.end[matched.events.first] if len(matched.events) else np.empty(0, np.int64)
+    at = (int(ends.min()) + int(ends.max())) // 2 if len(ends) else 0
+    slopes = _slopes(matched)
+    drift = np.zeros(len(matched.ranks))
+    unsure = np.zeros(len(matched.ranks))
+    if slopes is not None:
+        drift, unsure, _ = _solved(matched, slopes)
+        drift, unsure = drift / _PPB, unsure / _PPB
+    offset, error, island = _solved(matched, _edges(matched, drift, at))
+    # Who did things together long ago is sure of that time alone.
+    half = (int(ends.max()) - int(ends.min())) / 2 if len(ends) else 0.0
+    error = np.hypot(error, unsure * half)
+    return Clocks(
+        np.rint(offset).astype(np.int64),
+        np.ceil(error).astype(np.int64),
+        _largest_first(island),
+        drift,
+        at,
+    )
+
+
+def _solved(matched: Matched, edges: _Edges) -> tuple[Floats, Floats, Ints]:
+    """Return each rank's value, its error and its island, from the differences of pairs."""
     count = len(matched.ranks)
-    edges = _edges(matched)
     offset = np.zeros(count)
     error = np.zeros(count)
     island = np.full(count, -1, np.int64)
@@ -69,9 +111,72 @@ def clocks(matched: Matched) -> Clocks:
             number += 1
     offset = _relaxed(edges, offset, roots, island)
     offset, error = _by_host(matched, offset, error, island)
-    return Clocks(
-        np.rint(offset).astype(np.int64), np.ceil(error).astype(np.int64), _largest_first(island)
+    return offset, error, island
+
+
+def _slopes(matched: Matched) -> _Edges | None:
+    """Return how quickly clocks of pairs drift apart, ns in a second; None: none does for sure.
+
+    The difference of the ends at the begin of the recording is compared with that at its end.
+    Some events of each group are enough for that.
+    """
+    events, rows = matched.events, matched.rows
+    if not len(events):
+        return None
+    keys = [np.where(events.src >= 0, -1 - events.src, events.group), events.dst, events.kind]
+    usable = np.flatnonzero(events.members > 1)
+    usable = usable[_some([key[usable] for key in keys])]
+    a, b, first, others = _members(matched, usable)
+    difference, time = rows.end[others] - rows.end[first], rows.end[first]
+    order = np.lexsort((time, b, a))
+    a, b, difference, time = a[order], b[order], difference[order], time[order]
+    heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)][: len(a)])
+    sizes = np.diff(np.r_[heads, len(a)])
+    found: list[tuple[int, int, float, float]] = []
+    sure = False
+    for head, n in zip(heads.tolist(), sizes.tolist(), strict=True):
+        if n < _LEAST_FOR_DRIFT:
+            continue
+        part = slice(head, head + n)
+        apart, when = difference[part] - difference[head], (time[part] - time[head]) / 1e9
+        third = n // 3
+        run = float(np.median(when[-third:]) - np.median(when[:third]))
+        if run <= 0:
+            continue
+        slope = float(np.median(apart[-third:]) - np.median(apart[:third])) / run
+        rest = apart - slope * when
+        spread = _TO_DEVIATION * float(np.median(np.abs(rest - np.median(rest))))
+        doubt = 1.2533 * max(spread, _LEAST_SPREAD_NS) * (2 / third) ** 0.5 / run
+        found.append((int(a[head]), int(b[head]), slope, doubt))
+        sure |= abs(slope) * run > max(_LEAST_DRIFT_NS, _SURE * doubt * run)
+    if not sure:
+        return None
+    table = np.array(found)
+    return _Edges(
+        table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2], table[:, 3]
     )
+
+
+def _some(keys: Sequence[Ints]) -> NDArray[np.bool_]:
+    """Choose some of the events that have equal keys, which follow one another."""
+    count = len(keys[0])
+    new = np.ones(count, bool)
+    new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    heads = np.flatnonzero(new)
+    n = np.diff(np.r_[heads, count])
+    place = np.arange(count) - np.repeat(heads, n)
+    return np.asarray(place % np.repeat(np.maximum(-(-n // _ASKED), 1), n) == 0)
+
+
+def _members(matched: Matched, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pair each member of events with the first: both ranks, and both rows."""
+    rows = matched.rows
+    size = matched.events.members[events]
+    first = np.repeat(matched.events.first[events], size - 1)
+    others = (
+        first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
+    )
+    return rows.rank[first], rows.rank[others], first, others
 
 
 def _largest_first(island: Ints) -> Ints:
@@ -81,17 +186,15 @@ def _largest_first(island: Ints) -> Ints:
     return place[inverse]
 
 
-def _edges(matched: Matched) -> _Edges:
+def _edges(matched: Matched, drift: Floats, at: int) -> _Edges:
     """Pair each member of an event with its first member, and sum up by pairs of ranks."""
-    events, rows = matched.events, matched.rows
-    whole = np.flatnonzero(events.members > 1)
-    size = events.members[whole]
-    first = np.repeat(events.first[whole], size - 1)
-    others = (
-        first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
-    )
-    a, b = rows.rank[first], rows.rank[others]
+    rows = matched.rows
+    a, b, first, others = _members(matched, np.flatnonzero(matched.events.members > 1))
     difference = rows.end[others] - rows.end[first]
+    if drift.any():
+        difference = difference + np.rint(
+            (rows.end[others] - at) * drift[b] - (rows.end[first] - at) * drift[a]
+        ).astype(np.int64)
     order = np.lexsort((difference, b, a))
     a, b, difference = a[order], b[order], difference[order]
     if not len(a):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster import partial
+from unified_prof.cluster.common_clock import CommonClock
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.partial import Partial
 from unified_prof.cluster.stored import Rank, Run
@@ -76,7 +77,7 @@ def chosen_lanes(
         for number in chosen
         if number in by_number and (columns := _partial(run, by_number[number])) is not None
     ]
-    return _lanes(found, step) if found else None
+    return _lanes(run, found, step) if found else None
 
 
 def telling_ranks(overview: Overview, *, most: int = _MOST) -> list[int]:
@@ -119,7 +120,7 @@ def _partial(run: Run, rank: Rank) -> Partial | None:
         return None
 
 
-def _lanes(found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
+def _lanes(run: Run, found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
     labels: dict[str, int] = {KERNELS: 0}
     lanes = []
     island = found[0][0].clock_island
@@ -129,8 +130,8 @@ def _lanes(found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
             continue
         begin, end = (int(columns.steps[name][rows[0]]) for name in ("start", "end"))
         aligned = rank.clock_island is not None and rank.clock_island == island
-        shift = (rank.clock_offset_ns or 0) if aligned else 0
-        lanes.append(_lane(rank, columns, (begin, end), shift, aligned, labels))
+        clock = run.clock(rank) if aligned else CommonClock()
+        lanes.append(_lane(rank, columns, (begin, end), clock, aligned, labels))
     if not lanes:
         return None
     return Lanes(
@@ -147,7 +148,7 @@ def _lane(
     rank: Rank,
     columns: Partial,
     step: tuple[int, int],
-    shift: int,
+    clock: CommonClock,
     aligned: bool,
     labels: dict[str, int],
 ) -> Lane:
@@ -170,10 +171,10 @@ def _lane(
         rank.rank,
         rank.host,
         aligned,
-        begin + shift,
-        end + shift,
-        start_ns[order] + shift,
-        end_ns[order] + shift,
+        clock.common_at(begin),
+        clock.common_at(end),
+        clock.common(start_ns[order]),
+        clock.common(end_ns[order]),
         label[order],
         max(0, len(start_ns) - _BLOCKS),
     )

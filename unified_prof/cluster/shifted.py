@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.base import OverTime
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.views.tracks import Track
+from unified_prof.cluster.common_clock import CommonClock
 from unified_prof.cluster.stored import Rank, Run
 from unified_prof.errors import UsageError
 
@@ -24,9 +25,11 @@ class Shifted:
     Slices that reach into the window are kept whole: a cut one would tell a wrong duration.
     """
 
-    def __init__(self, timeline: OverTime, offset_ns: int, window: Window | None = None) -> None:
+    def __init__(
+        self, timeline: OverTime, clock: CommonClock, window: Window | None = None
+    ) -> None:
         self._timeline = timeline
-        self._offset_ns = offset_ns
+        self._clock = clock
         self._window = window
 
     @property
@@ -45,8 +48,8 @@ class Shifted:
         several = len(track.category) > 1
         return replace(
             track,
-            start_ns=track.start_ns[kept] + self._offset_ns,
-            end_ns=track.end_ns[kept] + self._offset_ns,
+            start_ns=self._clock.common(track.start_ns[kept]),
+            end_ns=self._clock.common(track.end_ns[kept]),
             label=track.label[kept],
             category=[track.category[index] for index in np.flatnonzero(kept).tolist()]
             if several
@@ -69,7 +72,7 @@ class Shifted:
         for one in found:
             kept = self._kept(one.time_ns, one.time_ns)
             if kept.any():
-                time_ns = one.time_ns[kept] + self._offset_ns
+                time_ns = self._clock.common(one.time_ns[kept])
                 moved.append(replace(one, time_ns=time_ns, value=one.value[kept]))
         return tuple(moved)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.cluster.common_clock import CommonClock
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import CLUSTER
 from unified_prof.store.reader import Report, open_report
@@ -213,6 +214,17 @@ class Run:
     def ranks(self) -> tuple[Rank, ...]:
         """All ranks that are known of, in their order."""
         return tuple(Rank(*row) for row in self._records(Rank, "RANK", order="rank"))
+
+    def clock(self, rank: Rank) -> CommonClock:
+        """Return what takes times of a rank to the common clock of its island."""
+        told = self._drift
+        drift = float(told.get("ppb", {}).get(str(rank.rank), 0.0)) / 1e9
+        return CommonClock(rank.clock_offset_ns or 0, drift, int(told.get("at_ns", 0)))
+
+    @cached_property
+    def _drift(self) -> dict[str, Any]:
+        told = json.loads(self.facts.get("clock_drift", "{}"))
+        return told if isinstance(told, dict) else {}
 
     @cached_property
     def blame(self) -> dict[int, Blame]:

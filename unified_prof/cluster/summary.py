@@ -96,7 +96,12 @@ def summarise(
     if read is not None:
         ask = read
         whole = streamed.sums(matched, lambda index: ask(matched.ranks[index]))
-    offset = clock.offset if int(clock.island.max(initial=0)) == 0 else np.zeros_like(clock.offset)
+    offset = np.zeros_like(clock.offset)
+    if int(clock.island.max(initial=0)) == 0:
+        times = [one.marks["time"] for one in matched.partials]
+        begins = [int(time[0]) if len(time) else clock.at for time in times]
+        shifts = [clock.of(at).common_at(begin) - begin for at, begin in enumerate(begins)]
+        offset = np.array(shifts, np.int64)
     case = Case(
         matched,
         waited,

@@ -38,7 +38,7 @@ def fact_rows(
 ) -> list[Row]:
     """Return META_DATA: what holds for the run as a whole; values are JSON."""
     nameless = [{"file": one.file, "why": one.why} for one in unread if one.rank is None]
-    facts = {
+    facts: dict[str, Any] = {
         "world_size": world,
         "ranks_read": len(matched.ranks),
         "steps": steps,
@@ -49,6 +49,12 @@ def fact_rows(
             for name, (count, detail) in matched.left_out.items()
         ],
     }
+    drifting = np.flatnonzero(clock.drift).tolist()
+    if drifting:
+        facts["clock_drift"] = {
+            "at_ns": clock.at,
+            "ppb": {str(matched.ranks[one]): round(clock.drift[one] * 1e9, 1) for one in drifting},
+        }
     return [(name, json.dumps(value)) for name, value in facts.items()]
 
 
