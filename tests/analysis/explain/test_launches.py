@@ -9,9 +9,11 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.analysis.model import Row
 from unified_prof.errors import UsageError
+from unified_prof.report import text
+from unified_prof.report.formats import Request
 
 US = 1000
 
@@ -149,3 +151,27 @@ def test_a_recorded_rate_is_better_than_one_of_rounded_times(path: Path) -> None
     with open_analyses(path) as (analysis,):
         (line,) = analysis.counter_series()
     assert line.value.tolist() == [0.75e9, 0]
+
+
+@pytest.mark.parametrize(
+    ("delays", "words"),
+    [
+        (
+            [5, 6, 300],
+            "half of 3 launches began within 6.00 µs of their call on the host, "
+            "90 % within 6.00 µs, the latest after 300 µs",
+        ),
+        ([5], "the only launch began 5.00 µs after its call on the host"),
+    ],
+)
+def test_the_headline_says_what_a_launch_delay_is(
+    path: Path, delays: list[int], words: str
+) -> None:
+    with Device(path) as device:
+        for number, delay in enumerate(delays):
+            called = 1000 * US * number
+            device.runtime(called, called + US, "cudaLaunchKernel", number + 1)
+            start = called + delay * US
+            device.task(start, start + US, connection=number + 1, kernel=("k", "K"))
+    with open_reports(path) as opened:
+        assert f"launch delay  {words}" in text.produce(opened, Request())
