@@ -1,0 +1,107 @@
+"""Figures do not depend on how many tasks are looked at together."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.builders import Device
+from unified_prof.analysis.compare import runs
+from unified_prof.analysis.compare.compared import of_devices
+from unified_prof.analysis.load import open_reports
+from unified_prof.analysis.read import tasks as read_tasks
+from unified_prof.arrays import packed
+from unified_prof.report import figures
+from unified_prof.report.formats import Request
+
+WINDOWS = (64, 200)
+
+
+def _recording(path: Path, *, devices: int, steps: bool, in_order: bool, seed: int) -> Path:
+    """Write 700 tasks that overlap, of kernels, copies, waits and parts of collectives."""
+    rng = np.random.default_rng(seed)
+    start = np.cumsum(rng.integers(0, 40, 700))
+    if not in_order:
+        start = rng.permutation(start)
+    with Device(path) as db:
+        for at in start.tolist():
+            place: dict[str, Any] = {
+                "device": int(rng.integers(devices)),
+                "stream": int(rng.integers(3)),
+            }
+            end = at + int(rng.integers(0, 90 if rng.random() < 0.98 else 9000))
+            what = rng.integers(10)
+            if what < 6:
+                number = int(rng.integers(12))
+                db.task(at, end, kernel=(f"kernel_{number}", f"Type{number % 5}"), **place)
+            elif what < 8:
+                db.task(at, end, "MEMCPY_ASYNC", copy=64, **place)
+            else:
+                db.task(at, end, "EVENT_WAIT" if what == 8 else "PROFILING_ENABLE", **place)
+        for number in range(20):
+            at = int(rng.integers(30_000))
+            db.collective(at, at + 300, f"c{number}", "hcom_allReduce_", group=f"g{number % 2}")
+        if steps:
+            begins = np.arange(4) * 7000 + db.T0
+            db.writer.write(
+                "STEP_TIME", {"id": np.arange(4), "startNs": begins, "endNs": begins + 6000}
+            )
+    return path
+
+
+def _told(path: Path) -> list[Any]:
+    with open_reports(path) as opened:
+        document = figures.as_document(figures.gather(opened, Request(), everything=True))
+        (analysis,) = opened.analyses
+        drawn = analysis.timeline(limit=120)
+        assert drawn is not None
+        lanes = [[np.asarray(one).tolist() for one in astuple(lane)] for lane in drawn.lanes]
+        pairs = analysis.kernels_of_operations()
+        about = (drawn.start_ns, drawn.merged_below_ns, drawn.whole_ns, drawn.labels)
+    run = runs.load([path])
+    operations = [
+        (place, *row)
+        for place, row in zip(run.operations.places, run.operations.total_ns.tolist(), strict=True)
+    ]
+    compared = of_devices([path], [path])
+    assert compared is not None
+    leaves = compared.base.leaves
+    # Which number a text has depends on when it was met, and so does the order of rows.
+    of_device = sorted(
+        zip(*(one.tolist() for one in (leaves.calls, leaves.runs, leaves.total_ns)), strict=True)
+    )
+    return [document, lanes, about, pairs, repr(operations), of_device]
+
+
+@pytest.mark.parametrize(
+    ("devices", "steps", "in_order"),
+    [
+        (2, True, False),
+        pytest.param(1, False, True, marks=pytest.mark.slow),
+        pytest.param(1, True, False, marks=pytest.mark.slow),
+        pytest.param(2, False, False, marks=pytest.mark.slow),
+    ],
+)
+def test_windows_of_any_size_tell_the_same(
+    devices: int,
+    steps: bool,
+    in_order: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = _recording(
+        tmp_path / "msprof_1.db", devices=devices, steps=steps, in_order=in_order, seed=devices
+    )
+    monkeypatch.setattr(runs, "_MAX_CALLS", 100)
+    whole = _told(path)
+    monkeypatch.setattr(packed, "_SHIFT", 6)
+    monkeypatch.setattr(packed, "BLOCK", 64)
+    monkeypatch.setattr(read_tasks, "_KEPT_ROWS", 10)
+    for window in WINDOWS:
+        monkeypatch.setattr(read_tasks, "WINDOW", window)
+        for mine, theirs in zip(_told(path), whole, strict=True):
+            assert mine == theirs
