@@ -9,6 +9,8 @@ import pytest
 
 import unified_prof
 from tests.analysis.advice.plants import US, Plant
+from tests.cluster import summaries
+from tests.cluster.ranks import databases
 from unified_prof.cli.app import main
 
 
@@ -98,3 +100,29 @@ def test_programs_ask_by_function(slow_host: Path) -> None:
     (advice,) = unified_prof.advise(slow_host)
     assert [one.kind for one in advice.findings] == ["host_bound"]
     assert advice.findings[0].sure == "certain"
+
+
+def test_of_several_ranks_their_run_comes_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = databases(tmp_path / "ranks", slow_2=1.4)
+    document = json.loads(run(capsys, str(folder), "--json"))
+    slow = next(one for one in document["run"] if one["kind"] == "slow_rank")
+    assert slow["ranks"] == [2]
+    assert slow["advice"].startswith("uprof cluster report")
+    assert len(document["reports"]) == 4
+    one = json.loads(run(capsys, str(folder), "--json", "--rank", "2"))
+    assert len(one["reports"]) == 1
+
+
+def test_a_run_that_was_built_is_judged_without_its_recordings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = summaries.make(tmp_path / "run.cluster", summaries.Made(slow={3: 1.5}))
+    text = run(capsys, str(made))
+    assert text.startswith("what costs the run of all ranks time")
+    assert "rank" in text
+    document = json.loads(run(capsys, str(made), "--json"))
+    assert document["run"]
+    assert document["reports"] == []
+    assert "costs the run" in run(capsys, str(made), "--format", "markdown")

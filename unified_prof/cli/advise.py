@@ -93,6 +93,13 @@ def advise(
                 of_run = _findings(overview)
             if rank is not None:
                 path = report_ranks.file_of(overview, path, rank)
+            elif overview is not None and overview.run.file.parent == path:
+                # A run that was built: its ranks are elsewhere, or there no more.
+                text = _of_run_alone(of_run, shape, top, to_file=file is not None, full=full_names)
+                _show(text, shape, file, force=force)
+                if not quiet:
+                    printing.say("uprof: hint: --rank N judges the recording of one rank")
+                return
         ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
         stack.enter_context(hints.for_reports(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
@@ -102,8 +109,7 @@ def advise(
         elif shape == "markdown":
             text = told.as_markdown(reports, of_run, top=top or _FOR_PEOPLE)
         else:
-            to_terminal = file is None and sys.stdout.isatty()
-            width, color = printing.terminal() if to_terminal else (None, False)
+            width, color = _terminal(to_file=file is not None)
             text = told.text(
                 reports,
                 of_run,
@@ -113,13 +119,37 @@ def advise(
                 full_names=full_names,
             )
         missing = opened.coverage.sentence
+    _show(text, shape, file, force=force)
+    if missing:
+        printing.say(f"uprof: error: {missing}")
+        raise typer.Exit(StoreError.exit_code)
+
+
+def _show(text: str, shape: str, file: Path | None, *, force: bool) -> None:
     if file is None:
         printing.put(text, for_people=shape == "text")
     else:
         printing.write(file, text, force=force)
-    if missing:
-        printing.say(f"uprof: error: {missing}")
-        raise typer.Exit(StoreError.exit_code)
+
+
+def _terminal(*, to_file: bool) -> tuple[int | None, bool]:
+    return printing.terminal() if not to_file and sys.stdout.isatty() else (None, False)
+
+
+def _of_run_alone(
+    of_run: tuple[Finding, ...], shape: str, top: int | None, *, to_file: bool, full: bool
+) -> str:
+    """Return what costs all ranks time, without reports of single ones."""
+    from unified_prof.report import advice as told
+
+    if shape == "json":
+        return told.json_text([], None, of_run[:top], top=top)
+    if shape == "markdown":
+        return told.as_markdown([], of_run, top=top or _FOR_PEOPLE)
+    width, color = _terminal(to_file=to_file)
+    return told.text(
+        [], of_run, top=top or _FOR_PEOPLE, width=width, color=color, full_names=full, is_run=True
+    )
 
 
 def _findings(overview: Overview) -> tuple[Finding, ...]:

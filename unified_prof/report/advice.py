@@ -47,7 +47,7 @@ def gather(opened: Opened) -> list[Advised]:
 
 
 def json_text(
-    reports: Iterable[Advised], opened: Opened, of_run: Sequence[Finding], *, top: int | None
+    reports: Iterable[Advised], opened: Opened | None, of_run: Sequence[Finding], *, top: int | None
 ) -> str:
     """Return all of it as JSON."""
     return dumped(
@@ -64,7 +64,7 @@ def json_text(
                 }
                 for one in reports
             ],
-            "coverage": coverage_fields(opened.coverage),
+            "coverage": None if opened is None else coverage_fields(opened.coverage),
         }
     )
 
@@ -77,11 +77,14 @@ def text(
     width: int | None,
     color: bool,
     full_names: bool,
+    is_run: bool = False,
 ) -> str:
-    """Return all of it for a terminal."""
+    """Return all of it for a terminal; of a run of many ranks also that nothing was found."""
     page = Page(width=width, color=color, full_names=full_names)
-    if of_run:
+    if of_run or is_run:
         page.title("what costs the run of all ranks time")
+        if not of_run:
+            page.plain(f"  {_HEALTHY}")
         for cause in of_run[:top]:
             page.plain(f"  {words.neutral(cause.text)}")
     for number, one in enumerate(reports):
@@ -124,7 +127,7 @@ def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: i
             lines += [markdown.escape(_HEALTHY), ""]
         lines += [f"- {markdown.escape(line)}" for line in _not_judged(one.advice)]
         parts.append("\n".join(lines).rstrip())
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts or [markdown.escape(_HEALTHY)]) + "\n"
 
 
 def _first(advice: Advice, top: int | None) -> Advice:

@@ -96,10 +96,10 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
             WAITING_FOR_RANKS,
             exposed * waiting,
             f"communication stands alone {percent(case.share(exposed))} of the time, and "
-            f"{percent(waiting)} of its time is more than moving takes: this rank waits for others",
+            f"{percent(waiting)} of it is more than moving takes: waiting, mostly for other ranks",
             advice="put the recordings of all ranks together: `uprof cluster build` names the "
             "rank, host or link that is waited for",
-            sure="likely",
+            sure="possible",
             figures=figures,
             evidence=_kinds(talk),
         )
