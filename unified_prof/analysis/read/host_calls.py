@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
+from unified_prof.analysis.read.tasks import codes
 from unified_prof.arrays.lookup import NOWHERE, Lookup
 
 Ints = NDArray[np.int64]
@@ -41,6 +42,11 @@ class HostCalls:
         for unconnected in UNCONNECTED:
             row[connection == unconnected] = NOWHERE
         return row
+
+    @cached_property
+    def names(self) -> tuple[list[int], NDArray[np.int32]]:
+        """The distinct names, and which is whose."""
+        return codes(self.name)
 
     @cached_property
     def _by_connection(self) -> Lookup:

@@ -14,7 +14,7 @@ from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
+from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, possible
 from unified_prof.analysis.views.device import DeviceWork, StepWindows
 from unified_prof.analysis.views.idle import (
     HOST,
@@ -234,7 +234,7 @@ class IdleTime:
     def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
         """Return the synchronising calls of threads that matter, united, and their labels."""
         calls = self._calls
-        ids, number = codes(calls.name)
+        ids, number = calls.names
         wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
         chosen = np.flatnonzero(np.array([*wanted, False])[number] if ids else np.zeros(0, bool))
         with np.errstate(over="ignore"):

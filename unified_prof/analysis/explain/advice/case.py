@@ -188,6 +188,13 @@ class Case:
         piece = np.append(which, -1)[ended]
         return Idle(start, end, segments.reason[at], piece, segments.sync[at].astype(np.int64))
 
+    def at_most(self, reason: int) -> int:
+        """Return a bound of the idle time for a reason, at less cost than `idle`."""
+        assert self.device is not None
+        segments, _ = self.recording.idle_time.of(self.device)
+        mine = segments.reason == reason
+        return int(segments.end_ns[mine].sum() - segments.start_ns[mine].sum())
+
     @cached_property
     def pieces(self) -> Pieces:
         """The device's work."""

@@ -27,6 +27,8 @@ MANY_LAUNCHES = 100
 
 def host_bound(case: Case) -> Iterator[Finding]:
     """Idle time before work that the host had not launched yet."""
+    if case.share(case.at_most(HOST)) < IDLE_SHARE:
+        return
     idle = case.idle
     mine = (idle.reason == HOST) & (idle.piece >= 0)
     cost = int(idle.length_ns[mine].sum())
@@ -76,6 +78,8 @@ def _gaps(case: Case, gaps: NDArray[np.intp]) -> list[Evidence]:
 
 def small_kernels(case: Case) -> Iterator[Finding]:
     """Kernels that take less time than their launches, in steps that wait for the host."""
+    if case.share(case.at_most(HOST)) < IDLE_SHARE:
+        return
     idle, pieces = case.idle, case.pieces
     waited = (idle.reason == HOST) & (idle.piece >= 0)
     if case.share(int(idle.length_ns[waited].sum())) < IDLE_SHARE:

@@ -32,6 +32,8 @@ def input_wait(case: Case) -> Iterator[Finding]:
     if case.device is None:
         waits = case.within(start, end)
     else:
+        if case.share(case.at_most(INPUT)) < LEAST_SHARE:
+            return
         idle = case.idle
         # Behind the last work nobody waits for a batch: that is the end of an epoch.
         mine = (idle.reason == INPUT) & (idle.piece >= 0)

@@ -20,7 +20,7 @@ from unified_prof.analysis.explain.advice.case import (
 )
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
-from unified_prof.analysis.read.tasks import codes, possible
+from unified_prof.analysis.read.tasks import possible
 from unified_prof.arrays import intervals
 
 GARBAGE_COLLECTION = "garbage_collection"
@@ -52,6 +52,8 @@ def garbage_collection(case: Case) -> Iterator[Finding]:
     good = possible(found["start"], found["duration"]) & (found["duration"] >= LONG_PAUSE_NS)
     start, length = found["start"][good], found["duration"][good]
     pauses = case.within(start, start + length)
+    if case.share(pauses.total_ns) < LEAST_SHARE:
+        return
     cost = intervals.intersect(pauses, case.idle_time).total_ns
     if not len(pauses) or case.share(cost) < LEAST_SHARE:
         return
@@ -110,6 +112,8 @@ def _stalls(
 ) -> Iterator[Finding]:
     start, end, number, texts = _called(case, names)
     stalls = case.within(start, end)
+    if case.share(stalls.total_ns) < share:
+        return
     cost = intervals.intersect(stalls, case.idle_time).total_ns
     # Without steps nobody knows what is warm-up: what the program begins with is.
     if not case.steps or stalls.total_ns < least_ns or not cost or case.share(cost) < share:
@@ -129,7 +133,7 @@ def _stalls(
 def _called(case: Case, names: re.Pattern[str]) -> tuple[Ints, Ints, Ints, list[str]]:
     """Return the calls of the runtime and ranges of the framework that a pattern names."""
     calls = case.recording.host_calls
-    ids, number = codes(calls.name)
+    ids, number = calls.names
     said = [text or "" for text in case.recording.strings.texts(ids)]
     wanted = np.array([bool(names.search(text)) for text in said] or [False])
     rows = np.flatnonzero(wanted[number]) if len(ids) else np.zeros(0, np.int64)

@@ -27,6 +27,8 @@ FEW_LAUNCHES = 20
 
 def synchronising_calls(case: Case) -> Iterator[Finding]:
     """Idle time from the return of a synchronising call to the next work."""
+    if not case.at_most(SYNCHRONISING):
+        return
     idle, host = case.idle, case.recording.idle_time.host
     mine = np.flatnonzero((idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0))
     mine = mine[~_ends_a_step(case, mine)]
