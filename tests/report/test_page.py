@@ -419,3 +419,16 @@ def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
     )
     assert took < 2000, "five redraws"
     assert window.console() == []
+
+
+def test_words_of_the_page(window: Browser, page: Path, folder: Path) -> None:
+    window.open(page)
+    choose_report(window, 1)
+    labels = "return [...document.querySelectorAll('.figure .what')].map((one) => one.textContent)"
+    assert "Idle in steps" in window.run(labels)
+    assert window.run("return document.title").endswith(" - uprof")
+    with Device(folder.parent / "msprof_words.db") as device:
+        device.task(0, 100, kernel=("one", "one"))
+        device.task(300, 400, kernel=("two", "two"))
+    window.open(written(folder.parent / "msprof_words.db"))
+    assert "Idle in window" in window.run(labels)

@@ -6,7 +6,6 @@ The page's style and script stand beside this module in `page/`; `page_file` put
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
@@ -36,12 +35,13 @@ def _blocks(opened: Opened) -> int:
 
 
 def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
-    files_shown = ", ".join(Path(report["figures"]["path"]).name for report in reports[:3])
     data = {
         "coverage": coverage_fields(coverage) | {"headline": coverage.headline},
         "reports": reports,
     }
-    return page_file.filled(f"{files_shown} - uprof report", ("page.css",), _SCRIPTS, data)
+    return page_file.filled(
+        reports[0]["title"] if reports else "uprof report", ("page.css",), _SCRIPTS, data
+    )
 
 
 def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
@@ -66,12 +66,14 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
     for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
         anomaly["words"] = oddities.name(found.name)
     trees = page_data.trees(analysis)
+    over_time = page_data.over_time(analysis, blocks)
     words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
     report = {
         "figures": figures,
+        "title": page_data.title(figures, over_time["began"]),
         "words": words,
         "trees": trees,
-        **page_data.over_time(analysis, blocks),
+        **over_time,
     }
     if request.source_root is not None:
         lines = SourceLines(request.source_root)

@@ -18,6 +18,8 @@ ELLIPSIS = "..."
 _FUNCTION = re.compile(r"[A-Za-z_~][\w$]*$")
 _C_PARAMETERS = re.compile(r"[*&]|\b(void|bool|char|short|int|long|float|double|unsigned)\b")
 _COUNT = re.compile(r" x[\d,]+$")
+_PLACE = re.compile(r"[^/\\\s]+:\d+(?: \(\+[\d,]+\))?$")
+_PATH = re.compile(r"(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?")
 _AFTER_PARAMETERS = re.compile(r"( const)?( \[clone [^\]]*\]| \(\.[^)]*\))*")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
 _OPENING = {"<": ">", "(": ")", "{": "}", "[": "]"}
@@ -79,12 +81,17 @@ def symbol(name: str, *, arguments: bool = False) -> str:
 def middle(text: str, width: int) -> str:
     """Return text of at most `width` characters; of a longer one the middle is left out.
 
-    The end of a name often tells more than its middle: a line's number, a size, a version.
+    The end of a name often tells more than its middle: a line's number, a size, a version. A path
+    is cut in front, and where a name ends with a place in a source file that stays whole.
     """
     if len(text) <= width:
         return text
     room = max(0, width - len(ELLIPSIS))
     tail = room * 2 // 5
+    if _PATH.fullmatch(text):
+        tail = room
+    elif place := _PLACE.search(text):
+        tail = max(tail, min(room, len(place[0])))
     return f"{text[: room - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,44 @@ _SMALLEST_SHARE = 0.0005
 """Below this share of every measure a node of a tree joins its siblings as one."""
 _POINTS = 1200
 _SMALLER = "(smaller ones)"
+_FIRST_DAY_NS = 978_307_200 * 1_000_000_000
+"""2001: no recording is older."""
+
+
+def title(figures: dict[str, Any], began: str | None) -> str:
+    """Return what the page's window is called: the workload, on what, and when.
+
+    Args:
+        figures: of one report, as JSON has them.
+        began: the day of its first moment, if that is known.
+    """
+    facts = figures["facts"]
+    device = next((facts[one] for one in ("device", "device 0", "backend") if one in facts), None)
+    device = device or next((value for name, value in facts.items() if "device " in name[:7]), None)
+    day = facts.get("started", "")[:10] or began
+    parts = [_workload(figures["path"], facts), device, day]
+    return f"{', '.join(part for part in parts if part)} - uprof"
+
+
+def _workload(path: str, facts: dict[str, str]) -> str:
+    """Return the program that was run, the trace that was imported, else the name of the file."""
+    try:
+        command = json.loads(facts.get("command", ""))
+    except ValueError:
+        command = None
+    if isinstance(command, list):
+        for word in command:
+            if isinstance(word, str) and word.endswith(".py"):
+                return PurePath(word).name
+    names = [PurePath(one.replace("\\", "/")).name for one in path.split(", ")]
+    return facts.get("trace") or ", ".join(names)
+
+
+def _day(time_ns: int) -> str | None:
+    """Return the day of a Unix time; times since a machine was started have none."""
+    if time_ns < _FIRST_DAY_NS:
+        return None
+    return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d")
 
 
 def trees(analysis: Analysis) -> list[dict[str, Any]]:
@@ -88,6 +129,7 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
         spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
     origin_ns = min((begin for begin, _ in spans), default=0)
     return {
+        "began": _day(origin_ns),
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
         "timeline": None if lanes is None else _timeline(lanes, origin_ns),
         "memory": series(memory, origin_ns),

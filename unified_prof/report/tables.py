@@ -169,7 +169,8 @@ def _sizes(rows: tuple[Row, ...]) -> list[Column]:
         values = [getattr(row, attribute) for row in rows]
         if any(value is not None for value in values):
             result.append(Column(heading, tuple(map(words.size, values)), importance=5))
-    if len(result) > 1:
+    # What was asked of an allocator was not all in use at once: with it no sum is memory.
+    if len(result) > 1 and all(row.allocated_bytes is None for row in rows):
         cells = tuple(words.size(row.size_bytes) for row in rows)
         result.insert(0, Column("memory", cells, importance=6))
     return result
@@ -182,17 +183,19 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
         return tuple(_of_time(value_of(one.told_of), one.told_of.window_ns) for one in devices)
 
     stepped = any(one.steps is not None for one in devices)
+
+    def whole(one: DeviceTime) -> str:
+        text = words.duration(one.told_of.window_ns)
+        return f"window {text}" if stepped and one.steps is None else text
+
     result = [
         Column("device", tuple(words.neutral(one.device) for one in devices), is_name=True),
-        Column(
-            "in steps" if stepped else "window",
-            tuple(words.duration(one.told_of.window_ns) for one in devices),
-        ),
+        Column("in steps" if stepped else "window", tuple(map(whole, devices))),
         Column("compute", part(lambda one: one.compute_ns)),
         Column("communication", part(lambda one: one.communication_ns), importance=9),
         Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
         Column("copies", part(lambda one: one.copy_ns), importance=6),
-        Column("idle", part(lambda one: one.idle_ns)),
+        Column("idle" if stepped else "idle in window", part(lambda one: one.idle_ns)),
     ]
     if stepped:
         window = tuple(words.duration(one.window_ns) for one in devices)
@@ -263,7 +266,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
     if known:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
-    lines += [("idle", text) for text in _why_idle(figures.why_idle)]
+    lines += [("idle", text) for text in _why_idle(figures.why_idle, summary.devices)]
     lines += [("matrix work", text) for text in _model_use(figures.model_use)]
     if (delay := figures.launch_delay) is not None:
         lines.append(("launch delay", _launch_delay(delay)))
@@ -325,8 +328,9 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     return lines
 
 
-def _why_idle(found: Iterable[WhyIdle]) -> list[str]:
-    """Say of each device what most of its idle time was spent waiting for."""
+def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
+    """Say of each device how long it was idle, of what, and what it was waiting for."""
+    stepped = {one.device for one in devices if one.steps is not None}
     whole = [one for one in found if one.step is None and one.idle_ns]
     lines = []
     for one in whole:
@@ -336,7 +340,9 @@ def _why_idle(found: Iterable[WhyIdle]) -> list[str]:
             for ns, reason in parts
             if ns
         )
-        lines.append(f"{words.neutral(one.device)}: {told}" if len(whole) > 1 else told)
+        within = "the steps" if one.device in stepped else "the window"
+        told = f"{words.duration(one.idle_ns)} of {within}: {told}"
+        lines.append(f"{words.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
 
 

@@ -84,6 +84,12 @@ const words = {
   },
 };
 
+/** A path cut in front, so that file and line stay to be read; other text as it is. */
+function cutInFront(text, room) {
+  if (text.length <= room || !/^(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?$/.test(text)) return text;
+  return `\u2026${text.slice(text.length - Math.max(1, room - 1))}`;
+}
+
 /** Numbers from 0, seven bits a byte, the lowest first (LEB128), as base64. */
 function numbersOf(text, count) {
   const bytes = atob(text);

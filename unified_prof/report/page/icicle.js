@@ -4,12 +4,16 @@ const LEVEL = 27;
 const SLIVER = 0.0015;
 const TREE_NAMES = { module: "Modules", line: "Source lines", operation: "Operations" };
 const MEASURE_NAMES = { total_ns: "Time", forward_ns: "Forward", backward_ns: "Backward", size_bytes: "Memory" };
+const ALLOCATED = "Allocated";
 
 function icicleSection(report) {
   const trees = report.trees.map(prepareTree);
   if (!trees.length) return null;
   const state = { tree: trees[0], measure: trees[0].measures[0], root: 0, focus: 0 };
-  const picture = make("div", { class: "icicle", role: "tree", "aria-label": "share of time or memory" });
+  const picture = make("div", { class: "icicle", role: "tree", "aria-label": "shares of the whole" });
+  // Sums of what was asked of an allocator are not the memory that was in use at any moment.
+  const allocated = Object.values(report.figures.breakdowns).some((one) => one.rows.some((row) => row.allocated_bytes !== undefined));
+  const measureName = (one) => (one === "size_bytes" && allocated ? ALLOCATED : MEASURE_NAMES[one]);
   const detail = make("div", { class: "detail", "aria-live": "polite" });
   const measures = make("span");
   const section = card(
@@ -34,7 +38,7 @@ function icicleSection(report) {
   );
 
   function offerMeasures() {
-    measures.replaceChildren(choice("Measure", state.tree.measures.map((one) => [one, MEASURE_NAMES[one]]), state.measure, (one) => {
+    measures.replaceChildren(choice("Measure", state.tree.measures.map((one) => [one, measureName(one)]), state.measure, (one) => {
       state.measure = one;
       draw();
     }));
@@ -84,7 +88,7 @@ function icicleSection(report) {
         "aria-label": sentence(one.node),
         tabindex: one.node === state.focus ? 0 : -1,
         "data-node": one.node,
-        text: one.width * wide > 34 ? name : "",
+        text: one.width * wide > 34 ? cutInFront(name, Math.floor((one.width * wide - 12) / 6.7)) : "",
         title: sentence(one.node),
         style: {
           left: `${one.left * 100}%`, width: `${one.width * 100}%`, top: `${one.level * LEVEL}px`, "--hue": hueOf(name),
@@ -112,7 +116,7 @@ function icicleSection(report) {
 
   function describe(node) {
     const { tree } = state;
-    const figures = tree.measures.map((one) => `${MEASURE_NAMES[one].toLowerCase()} ${words.of(one, tree.values[one][node])}`);
+    const figures = tree.measures.map((one) => `${measureName(one).toLowerCase()} ${words.of(one, tree.values[one][node])}`);
     const source = tree.kind === "line" ? report.source?.[tree.names[node]] : null;
     const path = [];
     for (let one = node; one > 0; one = tree.parent[one]) path.unshift(tree.names[one]);

@@ -21,7 +21,7 @@ function figures(report) {
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
-    found.push(figure("Device idle", words.percent((100 * of.idle_ns) / Math.max(1, of.window_ns)), `${words.duration(of.idle_ns)} of the ${device.steps ? "steps" : "window"}`, `${of.idle_ns} ns`, "idle_ns"));
+    found.push(figure(device.steps ? "Idle in steps" : "Idle in window", words.percent((100 * of.idle_ns) / Math.max(1, of.window_ns)), `${words.duration(of.idle_ns)} of the ${device.steps ? "steps" : "window"}`, `${of.idle_ns} ns`, "idle_ns"));
   }
   for (const use of (report.figures.model_use ?? []).slice(0, 1)) {
     const rate = `${words.flops((use.flops / use.time_ns) * 1e9)}/s`;
@@ -136,6 +136,7 @@ function factText(name, value) {
 function reportView(report) {
   const { figures: shown } = report;
   report.view = makeView(report.span_ns);
+  document.title = report.title;
   const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => shown.facts[name]);
   const intro = make("header", { class: "intro" },
     make("h1", { text: shown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),

@@ -1,6 +1,7 @@
 // A table that sorts by any column and narrows to what is searched for.
 
 const FIRST_ROWS = 100;
+const PATH_ROOM = 34;
 
 /**
  * @param columns [{key, label, kind: "text" | "number" | "share", show(value, row), exact(value)}]
@@ -60,7 +61,8 @@ function sortableTable(label, columns, rows, state, announce) {
       const whole = String(value ?? "");
       const short = column.key === "name" ? row.short : undefined;
       // A long symbol is shown by what tells it apart, unless the search found another part of it.
-      const text = short !== undefined && (!wanted || short.toLowerCase().includes(wanted)) ? short : whole;
+      const brief = short ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
+      const text = !wanted || brief.toLowerCase().includes(wanted) ? brief : whole;
       const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
       if (column.extra) cell.append(...column.extra(row));
       return cell;
@@ -91,7 +93,7 @@ const COLUMN_LABELS = {
 function breakdownColumns(by, rows, report) {
   const keys = new Set(rows.flatMap((row) => Object.keys(row)));
   const sizes = ["weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes"].filter((key) => keys.has(key));
-  const order = ["count", "total_ns", "percent", "average_ns", "forward_ns", "backward_ns", ...(sizes.length > 1 ? ["size_bytes"] : []), ...sizes];
+  const order = ["count", "total_ns", "percent", "average_ns", "forward_ns", "backward_ns", ...(sizes.length > 1 && !keys.has("allocated_bytes") ? ["size_bytes"] : []), ...sizes];
   const known = new Set([...order, "size_bytes", "name", "short", "kind", "detail"]);
   const extras = [...keys].filter((key) => !known.has(key));
   const source = (row) => (by === "line" && report.source?.[row.name] ? [make("pre", { text: report.source[row.name] })] : []);

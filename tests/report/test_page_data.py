@@ -1,0 +1,69 @@
+"""What the page is given, and the words that it shares with other formats."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.analysis.builders import Device, training_step
+from unified_prof.analysis.load import open_reports
+from unified_prof.report import html, names, page_data, text
+from unified_prof.report.figures import as_document, collect
+from unified_prof.report.formats import Request
+
+LINE = "site-packages/transformers/models/bert/modeling_bert.py:364"
+
+
+def data_of(path: Path) -> dict[str, Any]:
+    """Return what the page of a report holds."""
+    with open_reports(path) as opened:
+        page = html.produce(opened, Request())
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def document_of(path: Path) -> dict[str, Any]:
+    """Return the JSON of a report."""
+    with open_reports(path) as opened:
+        found = as_document([collect(analysis) for analysis in opened.analyses])["reports"][0]
+    document: dict[str, Any] = json.loads(json.dumps(found))
+    return document
+
+
+def test_a_path_is_cut_in_front() -> None:
+    assert names.middle(LINE, 30) == "...s/bert/modeling_bert.py:364"
+    assert names.middle(f"{LINE} (+5)", 30).endswith("modeling_bert.py:364 (+5)")
+    assert names.middle(f"most before aten::linear, {LINE}", 40).endswith("modeling_bert.py:364")
+    assert names.middle("a_kernel_of_a_long_name_64x64", 20) == "a_kernel_of..._64x64"
+
+
+def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
+    stepped = training_step(tmp_path / "msprof_1.db")
+    with Device(tmp_path / "msprof_2.db") as device:
+        device.task(0, 100, kernel=("one", "one"))
+        device.task(300, 400, kernel=("two", "two"))
+    for path, step, window in (
+        (stepped, " of the steps: ", " of the window: "),
+        (tmp_path / "msprof_2.db", " of the window: ", " of the steps: "),
+    ):
+        with open_reports(path) as opened:
+            shown = text.produce(opened, Request())
+        (idle,) = (line for line in shown.splitlines() if line.startswith("idle "))
+        assert step in idle
+        assert window not in idle
+
+
+def test_a_title_names_workload_device_and_date() -> None:
+    facts = {"command": '["uprof", "run", "src/train.py"]', "started": "2026-03-04T05:06:07"}
+    assert page_data.title({"path": "a/msprof_1.db", "facts": facts}, None) == (
+        "train.py, 2026-03-04 - uprof"
+    )
+    facts = {"command": "import", "trace": "bert.json.gz", "device 0": "NVIDIA H100"}
+    assert page_data.title({"path": "a/bert.db", "facts": facts}, "2025-07-01") == (
+        "bert.json.gz, NVIDIA H100, 2025-07-01 - uprof"
+    )
+    assert page_data.title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
