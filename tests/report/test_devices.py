@@ -127,6 +127,13 @@ def test_other_ways_to_divide_it(sides: tuple[Path, Path], by: str) -> None:
         assert "Takes longer" not in told.stdout
 
 
+def test_a_large_ratio_has_no_decimals(tmp_path: Path) -> None:
+    fast, slow = ([Op("aten::linear", [("gemm", "aten::mm", took)])] for took in (1, 900))
+    told = uprof(recording(tmp_path / "a.db", fast), recording(tmp_path / "b.db", slow)).stdout
+    assert "900 x" in told
+    assert "900.00" not in told
+
+
 def test_rows_beyond_the_limit_are_counted(sides: tuple[Path, Path]) -> None:
     assert "and 4 more (--top)" in uprof(*sides, "--top", "1").stdout
 

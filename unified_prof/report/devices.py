@@ -21,6 +21,8 @@ from unified_prof.report.terminal import Page
 _NONE: Final = "-"
 _SHAPES: Final = 3
 """Shapes that are shown under an operation."""
+_MANY_TIMES: Final = 100
+"""From here on a ratio has no decimals."""
 _IDLE: Final = "idle "
 
 Table = tuple[str, list[Column], int]
@@ -261,8 +263,7 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
         Column(
             "ratio",
             tuple(
-                f"{after / before:.2f} x" if before and after else _NONE
-                for _, before, after in rows
+                _ratio(after / before if before and after else None) for _, before, after in rows
             ),
             importance=8,
         ),
@@ -341,7 +342,9 @@ def _time(amount: Amount | None, side: Side) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.2f} x"
+    if value is None:
+        return _NONE
+    return f"{value:.2f} x" if value < _MANY_TIMES else f"{value:,.0f} x"
 
 
 def _allowed(limits: Allowed | None) -> str:
