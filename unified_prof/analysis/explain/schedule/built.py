@@ -94,20 +94,17 @@ def of_recording(recording: Recording) -> Scheduled | None:
     takes = np.concatenate((np.zeros(points, np.int64), pieces.takes_ns, np.zeros(steps, np.int64)))
     launches = np.append(threads.launched_by, NOWHERE)[pieces.call]
     edges = [*threads.edges, *device.edges(recording, pieces, launches, points)]
-    awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
-    known = np.flatnonzero(awaited != NOWHERE)
-    returned = threads.time_ns[threads.waits.end[known]] - pieces.end_ns[awaited[known]]
-    waited = pieces.end_ns[awaited[known]] > threads.time_ns[threads.waits.begin[known]]
-    usual = int(np.median(returned[waited])) if waited.any() else 0
-    edges.append(
-        Edges.of(
-            awaited[known] + points,
-            threads.waits.end[known],
-            np.clip(returned, 0, usual),
-            behind=True,
-            kind=kinds.SYNCHRONISING,
-        )
-    )
+    which, awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
+    ends = threads.waits.end[which]
+    returned = threads.time_ns[ends] - pieces.end_ns[awaited]
+    # What a return takes is told by what each call waited for last, if it waited at all.
+    order = np.lexsort((pieces.end_ns[awaited], ends))
+    last = order[np.append(ends[order][1:] != ends[order][:-1], True)[: len(order)]]
+    begins = threads.time_ns[threads.waits.begin[which[last]]]
+    waited = last[pieces.end_ns[awaited[last]] > begins]
+    usual = int(np.median(returned[waited])) if len(waited) else 0
+    lag = np.clip(returned, 0, usual)
+    edges.append(Edges.of(awaited + points, ends, lag, behind=True, kind=kinds.SYNCHRONISING))
     edges += _ends(steps_walked, pieces, threads, end, points)
     # Of what begins together: records come before what waits for them, and that before work.
     of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from unified_prof.analysis.calls import COMMUNICATION, UNKNOWN
 from unified_prof.analysis.explain.schedule import kinds
 from unified_prof.analysis.explain.schedule.graph import Edges, Ints
 from unified_prof.analysis.read import waits
-from unified_prof.analysis.read.tasks import WAIT
+from unified_prof.analysis.read.tasks import WAIT, codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays.lookup import NOWHERE, Lookup
@@ -209,6 +210,10 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
         both = (awaited != NOWHERE) & (waiting != NOWHERE)
         source.append(awaited[both])
         target.append(waiting[both])
+    elif not pieces.waits.any():
+        awaited, waiting = _asked(recording, pieces)
+        source.append(awaited)
+        target.append(waiting)
     for _, rows in by_key(pieces.device):
         records, waiting = rows[pieces.records[rows]], rows[pieces.waits[rows]]
         if not len(records):
@@ -230,6 +235,50 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
     one, other = np.concatenate(source), np.concatenate(target)
     lag = np.clip(moment[other] - pieces.end_ns[one], 0, usual_gap)
     return Edges.of(one, other, lag, behind=True, kind=kinds.EVENT)
+
+
+def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
+    """Return what waited for what by the order of calls, where nobody recorded events.
+
+    What a thread launches next after it made a stream wait is what waits; for the last work that
+    was launched before on another stream and that was done by then.
+    """
+    calls, moment = recording.host_calls, pieces.moment_ns
+    nothing = np.zeros(0, np.int64)
+    known = np.flatnonzero(pieces.call[: pieces.work] >= 0)
+    if len(np.unique(pieces.stream[known])) < 2:
+        return nothing, nothing
+    ids, number = codes(calls.name)
+    flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
+    asked = np.flatnonzero(np.array([*flags, False])[number])
+    known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
+    launched = pieces.launched_ns[known]
+    thread = calls.thread[pieces.call[known]]
+    source, target = [nothing], [nothing]
+    for one, rows in by_key(calls.thread[asked]):
+        own = np.flatnonzero(thread == one)
+        at = calls.start_ns[asked[rows]]
+        following = np.searchsorted(launched[own], at, side="left")
+        inside = following < len(own)
+        waiting = known[own[following[inside]]]
+        last = np.searchsorted(launched, at[inside], side="left") - 1
+        looking = np.flatnonzero(last >= 0)
+        for _ in range(_TRIES):
+            done = known[last[looking]]
+            fits = pieces.stream[done] != pieces.stream[waiting[looking]]
+            fits &= pieces.device[done] == pieces.device[waiting[looking]]
+            fits &= pieces.end_ns[done] <= moment[waiting[looking]]
+            source.append(done[fits])
+            target.append(waiting[looking[fits]])
+            last[looking[~fits]] -= 1
+            looking = looking[~fits]
+            looking = looking[last[looking] >= 0]
+            if not len(looking):
+                break
+    return np.concatenate(source), np.concatenate(target)
+
+
+_STREAM_WAITS = re.compile(r"StreamWaitEvent", re.IGNORECASE)
 
 
 def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int) -> Edges:
@@ -306,8 +355,10 @@ class Launched:
         return low.astype(np.int64), place
 
 
-def waited_for(recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]) -> Ints:
-    """Return the piece whose end each synchronising call waited for, NOWHERE where none is known.
+def waited_for(
+    recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    """Return what synchronising calls waited for: which of them, and a piece whose end it was.
 
     Args:
         recording: the recording.
@@ -316,38 +367,59 @@ def waited_for(recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np
         own: which of them wait for what they launched themselves.
     """
     calls = recording.host_calls
-    begin, end = calls.start_ns[call], calls.end_ns[call] - pieces.skew_ns
     known = np.flatnonzero(pieces.call >= 0)
     known = known[np.argsort(pieces.end_ns[known], kind="stable")]
-    result = np.full(len(call), NOWHERE, np.int64)
-    if not len(known):
-        return result
+    found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+
+    def look(which: Ints, rows: Ints) -> None:
+        """Take the last of some pieces, in order of their ends, that each call can have meant."""
+        begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
+        last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
+        looking = np.flatnonzero(last >= 0)
+        for _ in range(_TRIES):
+            at = rows[last[looking]]
+            mine = pieces.call[at] == call[which[looking]]
+            before = pieces.launched_ns[at] < begin[looking]
+            fits = np.where(own[which[looking]], mine, mine | before)
+            found.append((which[looking[fits]], at[fits]))
+            last[looking[~fits]] -= 1
+            looking = looking[~fits]
+            looking = looking[last[looking] >= 0]
+            if not len(looking):
+                break
+
     events = waits.of_calls(recording.source, calls, call)
-    if len(events):
-        its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
-        result[events.call] = its
-    done, launched = pieces.end_ns[known], pieces.launched_ns[known]
-    stream, launcher = pieces.stream[known], pieces.call[known]
-    only = np.full(len(call), NOWHERE, np.int64)
-    only[events.on_stream_call] = events.on_stream
-    last = np.searchsorted(done, end, side="right") - 1
-    looking = np.flatnonzero((last >= 0) & (result == NOWHERE))
-    for _ in range(_TRIES):
-        at = last[looking]
-        fits = np.where(
-            own[looking],
-            launcher[at] == call[looking],
-            (launched[at] < begin[looking]) | (launcher[at] == call[looking]),
-        )
-        fits &= (only[looking] == NOWHERE) | (stream[at] == only[looking])
-        result[looking[fits]] = known[at[fits]]
-        last[looking[~fits]] -= 1
-        looking = looking[~fits]
-        looking = looking[last[looking] >= 0]
-        if not len(looking):
-            break
-    return result
+    its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
+    found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
+    open_ones = np.ones(len(call), bool)
+    open_ones[events.call[its != NOWHERE]] = False
+    streams = {number: known[rows] for number, rows in by_key(pieces.stream[known])}
+    for number, rows in by_key(events.on_stream):
+        which = events.on_stream_call[rows]
+        which = which[open_ones[which]]
+        open_ones[which] = False
+        look(which, streams.get(number, known[:0]))
+    whole = np.flatnonzero(open_ones & ~own & _of_devices(recording, call))
+    if len(streams) <= _STREAMS:
+        for rows in streams.values():
+            look(whole, rows)
+        open_ones[whole] = False
+    look(np.flatnonzero(open_ones), known)
+    return (
+        np.concatenate([which for which, _ in found]),
+        np.concatenate([piece for _, piece in found]),
+    )
 
 
 _TRIES = 256
 """So many pieces that ended before a call returned are looked at for the one it waited for."""
+_STREAMS = 64
+"""Of up to so many streams the last work is what a wait for a device waits for, else of all."""
+_WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)
+
+
+def _of_devices(recording: Recording, call: Ints) -> NDArray[np.bool_]:
+    """Tell which calls wait for a device as a whole."""
+    ids, number = codes(recording.host_calls.name[call])
+    flags = [bool(_WHOLE.search(text or "")) for text in recording.strings.texts(ids)]
+    return np.array([*flags, False])[number]
