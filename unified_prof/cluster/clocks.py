@@ -33,6 +33,7 @@ _LEAST_SPREAD_NS = 200.0
 _PPB = 1e9
 _ASKED = 64
 """So many events of each group and kind tell how quickly clocks drift apart."""
+_PAIRS_ASKED = 200
 _LEAST_FOR_DRIFT = 12
 _LEAST_DRIFT_NS = 1_000.0
 """What drifts less over a recording is as good as one offset."""
@@ -132,25 +133,26 @@ def _slopes(matched: Matched) -> _Edges | None:
     a, b, difference, time = a[order], b[order], difference[order], time[order]
     heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)][: len(a)])
     sizes = np.diff(np.r_[heads, len(a)])
-    found: list[tuple[int, int, float, float]] = []
-    sure = False
-    for head, n in zip(heads.tolist(), sizes.tolist(), strict=True):
-        if n < _LEAST_FOR_DRIFT:
-            continue
-        part = slice(head, head + n)
-        apart, when = difference[part] - difference[head], (time[part] - time[head]) / 1e9
-        third = n // 3
-        run = float(np.median(when[-third:]) - np.median(when[:third]))
-        if run <= 0:
-            continue
-        slope = float(np.median(apart[-third:]) - np.median(apart[:third])) / run
-        rest = apart - slope * when
-        spread = _TO_DEVIATION * float(np.median(np.abs(rest - np.median(rest))))
-        doubt = 1.2533 * max(spread, _LEAST_SPREAD_NS) * (2 / third) ** 0.5 / run
-        found.append((int(a[head]), int(b[head]), slope, doubt))
-        sure |= abs(slope) * run > max(_LEAST_DRIFT_NS, _SURE * doubt * run)
-    if not sure:
-        return None
+    enough = np.flatnonzero(sizes >= _LEAST_FOR_DRIFT)
+    # Whether any drifts at all some of them tell.
+    for chosen in (enough[:: -(-len(enough) // _PAIRS_ASKED) or 1], enough):
+        found: list[tuple[int, int, float, float]] = []
+        sure = False
+        for head, n in zip(heads[chosen].tolist(), sizes[chosen].tolist(), strict=True):
+            part = slice(head, head + n)
+            apart, when = difference[part] - difference[head], (time[part] - time[head]) / 1e9
+            third = n // 3
+            run = float(np.median(when[-third:]) - np.median(when[:third]))
+            if run <= 0:
+                continue
+            slope = float(np.median(apart[-third:]) - np.median(apart[:third])) / run
+            rest = apart - slope * when
+            spread = _TO_DEVIATION * float(np.median(np.abs(rest - np.median(rest))))
+            doubt = 1.2533 * max(spread, _LEAST_SPREAD_NS) * (2 / third) ** 0.5 / run
+            found.append((int(a[head]), int(b[head]), slope, doubt))
+            sure |= abs(slope) * run > max(_LEAST_DRIFT_NS, _SURE * doubt * run)
+        if not sure:
+            return None
     table = np.array(found)
     return _Edges(
         table[:, 0].astype(np.int64), table[:, 1].astype(np.int64), table[:, 2], table[:, 3]

@@ -264,7 +264,7 @@ def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
     usable = np.flatnonzero(
         events.complete & (waits.transfer > 0) & (events.bytes > 0) & (events.step >= 0)
     )
-    if not len(usable):
+    if not len(usable) or int(events.step[usable].min()) == int(events.step[usable].max()):
         return []
     host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
     host = np.array([host_of[facts.host] for facts in matched.facts])
@@ -283,17 +283,15 @@ def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
     )
     sizes = np.array([one.size for one in matched.groups] or [0])
     across_hosts = np.where(sends, host[src] != host[dst], hosts[group])
-    likes = np.stack(
-        [
-            np.where(sends, NONE, events.kind[usable]),
-            events.bytes[usable],
-            np.where(sends, 2, sizes[group]),
-            across_hosts,
-        ],
-        1,
-    )
-    _, like = np.unique(likes, axis=0, return_inverse=True)
-    like = like.reshape(-1)
+    like = np.zeros(len(usable), np.int64)
+    for column in (
+        np.where(sends, NONE, events.kind[usable]),
+        events.bytes[usable],
+        np.where(sends, 2, sizes[group]),
+        across_hosts,
+    ):
+        found_here, code = np.unique(column, return_inverse=True)
+        like = like * len(found_here) + code.reshape(-1)
     took, step = waits.transfer[usable], events.step[usable]
     order = np.lexsort((took, step, who, like))
     usable, who, like, took, step = (one[order] for one in (usable, who, like, took, step))
