@@ -69,6 +69,21 @@ def test_products_in_single_precision(tmp_path: Path) -> None:
     target = FLOPS / (0.7 * 989e12) * 1e9
     assert cost_ns(said) == pytest.approx(10 * (400_000 - target), abs=2)
     assert said.figures["type"] == "bf16"
+    assert "TF32" in said.advice
+
+
+def test_an_older_device_is_not_told_of_types_that_it_has_not(tmp_path: Path) -> None:
+    path = product(
+        tmp_path / "run.db",
+        length=4_000_000,
+        types=FP32,
+        kernel="sgemm_128x64",
+        name="Tesla V100-SXM2-32GB",
+    )
+    said = found(path)["full_precision"]
+    assert said.figures["type"] == "fp16"
+    assert "GradScaler" in said.advice
+    assert "TF32" not in said.advice
 
 
 def test_tf32_is_not_single_precision(tmp_path: Path) -> None:

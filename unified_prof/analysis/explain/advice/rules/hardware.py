@@ -21,6 +21,7 @@ from unified_prof.analysis.explain.roofline.of_recording import (
     MEMORY_TARGET,
     Placed,
 )
+from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.finding import Evidence, Finding
 
 INEFFICIENT_OPERATION = "inefficient_operation"
@@ -142,12 +143,21 @@ def full_precision(case: Case) -> Iterator[Finding]:
         cost,
         f"matrix work in single precision takes {percent(total / whole)} of the time of kernels, "
         f"while the matrix units calculate {short.name} at {short.rate / 1e12:,.0f} TFLOP/s",
-        advice="torch.autocast with bfloat16 (float16 with a GradScaler), or TF32: "
-        "torch.set_float32_matmul_precision('high') (HF32 on an NPU)",
+        advice=_shorter(device),
         sure="likely",
         figures={"full_precision_ns": total, "operations": len(full), "type": short.name},
         evidence=_evidence(full),
     )
+
+
+def _shorter(device: Device) -> str:
+    """Return what to try on a device, by the types that its matrix units take."""
+    if device.cores is not None:
+        return "autocast with bfloat16 or float16, or HF32 (torch.npu.matmul.allow_hf32)"
+    if device.matrix("bf16") is None:
+        return "torch.autocast with float16 and a GradScaler"
+    tf32 = ", or TF32: torch.set_float32_matmul_precision('high')" if device.matrix("tf32") else ""
+    return f"torch.autocast with bfloat16{tf32}"
 
 
 def _evidence(rows: list[Placed]) -> list[Evidence]:
