@@ -49,6 +49,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Many ranks as one run: who is slow, who waits for whom, which link, which step.",
     ),
     "db": ("db", "Versions of report files: recognise, check, migrate and create them."),
+    "time": (
+        "skyline_names",
+        "Write the run time report of a script into one file, as Skyline's `time`.",
+    ),
+    "memory": (
+        "skyline_names",
+        "Write the memory report of a script into one file, as Skyline's `memory`.",
+    ),
     "recover": ("recover", "Make reports of what a killed run had measured."),
     "doctor": (
         "doctor",

@@ -69,6 +69,8 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof gate --self-test train.py", "how small a change is seen"),
         ("uprof gate base new --metric peak-memory", "by peak memory"),
     ),
+    "time": (("uprof time model.py -o time.sqlite", "one run time report"),),
+    "memory": (("uprof memory model.py -o memory.sqlite", "one memory report"),),
     "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),
     "baseline save": (("uprof baseline save main RUN", "main@1, then main@2 and so on"),),
     "baseline list": (("uprof baseline list", "the newest version of each"),),

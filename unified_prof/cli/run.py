@@ -142,6 +142,22 @@ def run(
     raise typer.Exit(exit_code)
 
 
+def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet: bool) -> int:
+    """Run a script for one report, which goes into `folder`; return the exit code.
+
+    Raises:
+        UprofError: as of `uprof run`.
+    """
+    say = _silent if quiet else streams.tell
+    chosen = _backend(backend, say, dry_run=False)
+    workload = WhatToRun([script]).workload(attach=False)
+    spec = WhatToMeasure(report=report).spec(workload, chosen, folder, {})
+    spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
+    shown = RunEnd(quiet=quiet, json=False, top=10)
+    every_rank = chosen_ranks_of("all")
+    return _run(chosen, spec, shown, force=True, strict=False, ranks=every_rank)
+
+
 def _run(
     backend: Backend,
     spec: RunSpec,

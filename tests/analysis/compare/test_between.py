@@ -35,8 +35,8 @@ def test_quantiles_are_those_of_printed_tables(
 def test_the_quantile_is_the_inverse_of_the_probability(t: float, degrees: float) -> None:
     p = student.two_sided(t, degrees)
     assert 0 <= p <= 1
-    if 1e-6 < p < 1:
-        assert student.quantile(p, degrees) == pytest.approx(t, rel=1e-6, abs=1e-9)
+    if 1e-6 < p < 1 - 1e-6:  # beyond, digits of the one are lost in the other
+        assert student.quantile(p, degrees) == pytest.approx(t, rel=1e-6)
 
 
 def test_a_sample_knows_its_runs() -> None:

@@ -1,0 +1,69 @@
+"""`uprof time` and `uprof memory`: one file each, where Skyline's commands would put it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_import import uprof
+from tests.conftest import ROOT
+
+MODEL = ROOT / "examples" / "mlp.py"
+
+
+@pytest.mark.parametrize("command", ["time", "memory"])
+def test_a_file_that_exists_is_never_replaced_unasked(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.sqlite").write_bytes(b"mine")
+    assert uprof(command, MODEL, "-o", tmp_path / "out.sqlite") == 9
+    assert (tmp_path / "out.sqlite").read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
+
+
+def test_a_folder_that_is_not_there_is_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("time", MODEL, "-o", tmp_path / "none" / "out.sqlite") == 9
+    assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "table"), [("time", "run_time_entries"), ("memory", "activation_entries")]
+)
+def test_the_report_is_the_file_and_nothing_is_left_beside_it(
+    command: str, table: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "unified_prof", command, str(MODEL), "-o", "out.sqlite"),
+            *("--backend", "cpu", "--debug", "--log-file", "log.txt"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (count,) = sqlite3.connect(tmp_path / "out.sqlite").execute(f"SELECT count(*) FROM {table}")
+    assert count[0] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_leaves_no_file_and_its_own_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise SystemExit(7)", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "unified_prof", "time", "bad.py", "-o", "out.sqlite"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 7, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.py"]
