@@ -31,11 +31,11 @@ def test_quantiles_are_those_of_printed_tables(
     assert student.quantile(alpha, degrees) == pytest.approx(expected, abs=1e-4)
 
 
-@given(st.floats(0, 50), st.floats(0.5, 100))
+@given(st.floats(0.01, 50), st.floats(0.5, 100))
 def test_the_quantile_is_the_inverse_of_the_probability(t: float, degrees: float) -> None:
     p = student.two_sided(t, degrees)
     assert 0 <= p <= 1
-    if 1e-6 < p < 1 - 1e-6:  # beyond, digits of the one are lost in the other
+    if p > 1e-6:  # beyond, digits of the one are lost in the other
         assert student.quantile(p, degrees) == pytest.approx(t, rel=1e-6)
 
 
