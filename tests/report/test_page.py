@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -432,3 +434,93 @@ def test_words_of_the_page(window: Browser, page: Path, folder: Path) -> None:
         device.task(300, 400, kernel=("two", "two"))
     window.open(written(folder.parent / "msprof_words.db"))
     assert "Idle in window" in window.run(labels)
+
+
+def test_an_address_keeps_what_is_shown(window: Browser, page: Path) -> None:
+    window.open(page)
+    click(window, "#table button[data-value=line]")
+    click(window, "th[data-key=name] button")
+    window.run("document.querySelector('#search').focus()")
+    window.press(*"py:1")
+    before = names(window)
+    address = window.run("return location.hash")
+    assert address == "#by=line&sort=name&order=up&q=py%3A1"
+    window.open(page)
+    window.run("location.hash = arguments[0]", address)
+    time.sleep(0.2)
+    assert names(window) == before
+    assert window.run("return document.querySelector('#search').value") == "py:1"
+    pressed = "return document.querySelector('#table [aria-pressed=true]').dataset.value"
+    assert window.run(pressed) == "line"
+    choose_report(window, 1)
+    assert window.run("return location.hash") == "#report=1", "of the other report nothing holds"
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("+")
+    time.sleep(0.4)
+    assert window.run("return location.hash") == "#report=1&from=760&to=2280"
+    window.open(page)
+    window.run("location.hash = '#report=1&from=760&to=2280'")
+    time.sleep(0.2)
+    assert window.run(VIEWS)[0] == [760, 2280]
+    click(window, "nav a[href='#timeline']")
+    assert window.run("return location.hash").endswith("&at=timeline")
+    assert window.console() == []
+
+
+def test_tables_are_copied_and_saved_whole(window: Browser, page: Path, document: Any) -> None:
+    window.open(page)
+    window.run(
+        "window.saved = []; URL.createObjectURL = (blob) => { saved.push(blob); return '#'; };"
+        "document.querySelector('#table [aria-label^=Save]').click();"
+    )
+    text = window.run("return saved[0].text()")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    expected = document[0]["breakdowns"]["operation"]["rows"]
+    assert len(rows) == len(expected) > 100, "those that are not drawn too"
+    for row, one in zip(rows, expected, strict=True):
+        assert row["name"] == one["name"]
+        for key in ("count", "total_ns", "backward_ns"):
+            assert row[key] == ("" if one[key] is None else str(one[key]))
+    window.run(
+        "Object.defineProperty(navigator, 'clipboard', {configurable: true, value:"
+        " {writeText: (text) => { window.copied = text; return Promise.resolve(); }}});"
+        "document.querySelector('#table [aria-label^=Copy]').click();"
+    )
+    copied = str(window.run("return window.copied"))
+    assert copied.splitlines()[0].startswith("name\tcount\ttotal_ns")
+    assert len(copied.splitlines()) == len(expected) + 1
+
+
+def test_counters_have_units_and_none_that_was_never_counted(
+    window: Browser, tmp_path: Path
+) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 100, kernel=("mm", "MatMul"))
+        device.task(200, 300, kernel=("add", "Add"))
+        for task, counter, value in (
+            (0, "aic_mac_ratio", 0.5),
+            (0, "aic_total_cycles", 900),
+            (0, "aic_never", 0),
+            (1, "aic_never", 0),
+        ):
+            device.writer.write(
+                "TASK_PMU_INFO",
+                {"globalTaskId": task, "name": device.text(counter), "value": [value]},
+            )
+        for kind, hbm in (("device", 0), ("app", 5)):
+            row: dict[str, Any] = {"type": device.text(kind), "hbm": [hbm, hbm], "deviceId": 0}
+            device.writer.write("NPU_MEM", row | {"timestampNs": device.T0 + np.array([0, 100])})
+    window.open(written(tmp_path / "msprof_1.db"))
+    heads = window.run(
+        "return [...document.querySelectorAll('#counters th')].map((one) => one.textContent)"
+    )
+    assert heads == [
+        "operator type", "tasks", "aic_mac_ratio (share of 1)", "aic_total_cycles (cycles)",
+    ]  # fmt: skip
+    assert "1 of 3 counters, 0 throughout, left out" in window.run(
+        "return document.querySelector('#counters').textContent"
+    )
+    legend = window.run("return document.querySelector('#memory .legend').textContent")
+    assert "app" in legend
+    assert "device" not in legend
+    assert window.console() == []

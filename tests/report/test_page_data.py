@@ -67,3 +67,10 @@ def test_a_title_names_workload_device_and_date() -> None:
         "bert.json.gz, NVIDIA H100, 2025-07-01 - uprof"
     )
     assert page_data.title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
+
+
+def test_counters_have_the_units_that_their_names_do_not_tell() -> None:
+    found = page_data.units(
+        ["aic_mac_ratio", "aic_total_cycles", "aicore_time(us)", "SMs Active [Throughput %]", "x"]
+    )
+    assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}

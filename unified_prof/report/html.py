@@ -72,6 +72,7 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
         "figures": figures,
         "title": page_data.title(figures, over_time["began"]),
         "words": words,
+        "units": page_data.units(one["counter"] for one in figures["pmu"]),
         "trees": trees,
         **over_time,
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -30,6 +32,17 @@ _FIRST_DAY_NS = 978_307_200 * 1_000_000_000
 """2001: no recording is older."""
 
 
+_UNITS_OF_COUNTERS = (
+    (r"\([^()]+\)$|\[[^\[\]]+\]$|%$", ""),
+    (r"ratio|hit_rate|utili[sz]ation", "share of 1"),
+    (r"cyc(le)?s?(_|$)", "cycles"),
+    (r"bytes?(_|$)", "bytes"),
+    (r"fops$|flops?$", "FLOP"),
+    (r"extra|num|count|cnt", "events"),
+)
+"""What the names of counters tell of their unit; the first that fits, and empty: the name does."""
+
+
 def title(figures: dict[str, Any], began: str | None) -> str:
     """Return what the page's window is called: the workload, on what, and when.
 
@@ -43,6 +56,18 @@ def title(figures: dict[str, Any], began: str | None) -> str:
     day = facts.get("started", "")[:10] or began
     parts = [_workload(figures["path"], facts), device, day]
     return f"{', '.join(part for part in parts if part)} - uprof"
+
+
+def units(counters: Iterable[str]) -> dict[str, str]:
+    """Return the units of hardware counters whose names do not say them already."""
+    found = {}
+    for counter in counters:
+        for pattern, unit in _UNITS_OF_COUNTERS:
+            if re.search(pattern, counter, re.IGNORECASE):
+                if unit:
+                    found[counter] = unit
+                break
+    return found
 
 
 def _workload(path: str, facts: dict[str, str]) -> str:

@@ -6,14 +6,19 @@ const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launche
 /** Units that a recording brings along are shown as they are. */
 const inUnit = (unit) => UNIT_WORDS[unit] || ((value) => `${words.count(Math.round(value * 1000) / 1000)} ${unit}`.trim());
 
+/** Whether a quantity was ever anything but 0. */
+const anything = (one) => one.value.some((value) => value !== 0);
+
 function chartSections(report) {
   const sections = [];
-  if (report.memory.length) sections.push(chartSection("memory", "Memory over time", report.memory, report.view));
-  const rates = report.counters.filter((one) => one.unit === "B/s");
+  const memory = report.memory.filter(anything);
+  const counters = report.counters.filter(anything);
+  if (memory.length) sections.push(chartSection("memory", "Memory over time", memory, report.view));
+  const rates = counters.filter((one) => one.unit === "B/s");
   if (rates.length) sections.push(chartSection("bandwidth", "Bandwidth over time", rates, report.view));
-  const units = [...new Set(report.counters.map((one) => one.unit))].filter((unit) => unit !== "B/s");
+  const units = [...new Set(counters.map((one) => one.unit))].filter((unit) => unit !== "B/s");
   for (const unit of units) {
-    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, UNIT_TITLES[unit] || "Counters over time", report.counters.filter((one) => one.unit === unit), report.view));
+    sections.push(chartSection(`counter-${unit === "%" ? "load" : unit}`, UNIT_TITLES[unit] || "Counters over time", counters.filter((one) => one.unit === unit), report.view));
   }
   return sections;
 }

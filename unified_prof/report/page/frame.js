@@ -8,6 +8,34 @@ const announce = (text) => { live.textContent = text; };
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 let theme = "auto";
 
+/** What is shown, in the address: whoever opens the same file by it sees the same. */
+const link = {
+  read() {
+    const text = window.location.hash.slice(1);
+    return new URLSearchParams(text.includes("=") ? text : "");
+  },
+  get: (key) => link.read().get(key),
+  /** Put values into the address, without a step in the history; null takes one out. */
+  set(values) {
+    const parts = link.read();
+    for (const [key, value] of Object.entries(values)) {
+      if (value === null || value === undefined || value === "") parts.delete(key);
+      else parts.set(key, String(value));
+    }
+    const text = parts.toString();
+    window.history.replaceState(null, "", text ? `#${text}` : "#");
+  },
+};
+
+/** Call once things have been quiet for a moment: browsers allow few changes of an address. */
+function whenQuiet(call) {
+  let waiting = 0;
+  return () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(call, 150);
+  };
+}
+
 function applyTheme() {
   document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
   document.dispatchEvent(new CustomEvent("themechange"));
@@ -44,20 +72,33 @@ function startPage(chooser, draw) {
   const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
   const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colours: ${theme}`); };
 
+  const goTo = (id, focus) => {
+    const section = main.querySelector(`#${CSS.escape(id)}`);
+    if (!section) return;
+    section.scrollIntoView();
+    section.tabIndex = -1;
+    if (focus) section.focus({ preventScroll: true });
+  };
+
   function show() {
     main.replaceChildren(...draw(), make("footer", { text: `Made by uprof ${page.uprof}. Everything on this page is in this file.` }));
     nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
-      make("a", { href: `#${section.id}`, text: section.querySelector("h2").textContent })));
+      make("a", {
+        href: `#${section.id}`, text: section.querySelector("h2").textContent,
+        on: { click: (event) => { event.preventDefault(); link.set({ at: section.id }); goTo(section.id, true); } },
+      })));
   }
 
   label();
   applyTheme();
   dark.addEventListener("change", applyTheme);
   document.body.append(
-    make("a", { class: "skip", href: "#content", text: "Skip to the report" }),
+    make("a", { class: "skip", href: "#content", text: "Skip to the report", on: { click: (event) => { event.preventDefault(); main.tabIndex = -1; main.focus(); } } }),
     make("div", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
     main, live);
   show();
+  const start = link.get("at") ?? (window.location.hash.includes("=") ? null : window.location.hash.slice(1));
+  if (start) goTo(start, false);
   document.documentElement.dataset.ready = "yes";
   return show;
 }

@@ -134,14 +134,21 @@ function factText(name, value) {
 }
 
 function reportView(report) {
-  const { figures: shown } = report;
+  const figuresShown = report.figures;
   report.view = makeView(report.span_ns);
+  const [from, to] = ["from", "to"].map((key) => Number(link.get(key) ?? NaN));
+  if (from < to) report.view.look(from, to);
+  const { view } = report;
+  view.follow(whenQuiet(() => {
+    const whole = view.from === view.whole[0] && view.to === view.whole[1];
+    if (page.reports[shown].view === view) link.set({ from: whole ? null : Math.round(view.from), to: whole ? null : Math.round(view.to) });
+  }));
   document.title = report.title;
-  const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => shown.facts[name]);
+  const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => figuresShown.facts[name]);
   const intro = make("header", { class: "intro" },
-    make("h1", { text: shown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
-    make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[shown.family] ?? shown.family }),
-      ...facts.map((name) => make("li", { text: factText(name, shown.facts[name]) }))));
+    make("h1", { text: figuresShown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
+    make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[figuresShown.family] ?? figuresShown.family }),
+      ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
   const sections = [splitSection(report), icicleSection(report), tableSection(report, announce), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
   const charts = sections.filter((one) => one.querySelector(".chart"));
@@ -162,9 +169,17 @@ function withoutCommonFolder(paths) {
 }
 
 const shortened = withoutCommonFolder(page.reports.map((report) => report.figures.path));
-let shown = 0;
+const asked = () => Math.min(page.reports.length - 1, Math.max(0, Math.trunc(Number(link.get("report"))) || 0));
+let shown = asked();
 const chooser = page.reports.length > 1
-  ? make("select", { "aria-label": "Report", on: { change: (event) => { shown = Number(event.target.value); drawPage(); } } },
-    ...page.reports.map((report, number) => make("option", { value: number, text: shortened[number] })))
+  ? make("select", { "aria-label": "Report", on: { change: (event) => { shown = Number(event.target.value); forget(); link.set({ report: shown || null }); drawPage(); } } },
+    ...page.reports.map((report, number) => make("option", { value: number, selected: number === shown, text: shortened[number] })))
   : null;
+/** What was chosen in one report says nothing about another. */
+const forget = () => link.set({ by: null, sort: null, order: null, q: null, from: null, to: null, find: null, span: null });
+window.addEventListener("hashchange", () => {
+  shown = asked();
+  if (chooser) chooser.value = String(shown);
+  drawPage();
+});
 const drawPage = startPage(chooser, () => reportView(page.reports[shown]));

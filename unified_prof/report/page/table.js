@@ -25,6 +25,7 @@ function sortableTable(label, columns, rows, state, announce) {
     state.descending = state.key === column.key ? !state.descending : !text;
     state.key = column.key;
     draw();
+    state.sorted?.();
     announce(`sorted by ${column.label}, ${state.descending ? "largest" : "smallest"} first`);
   }
 
@@ -39,11 +40,17 @@ function sortableTable(label, columns, rows, state, announce) {
     });
   }
 
-  function draw() {
+  /** The rows that match, in their order, those beyond the first hundred too. */
+  function chosen() {
     const wanted = state.search.trim().toLowerCase();
     const texts = columns.filter((column) => column.kind === "text").map((column) => column.key);
-    const found = wanted ? rows.filter((row) => texts.some((key) => String(row[key] ?? "").toLowerCase().includes(wanted))) : rows;
-    const shown = ordered(found).slice(0, state.all ? undefined : FIRST_ROWS);
+    return ordered(wanted ? rows.filter((row) => texts.some((key) => String(row[key] ?? "").toLowerCase().includes(wanted))) : rows);
+  }
+
+  function draw() {
+    const wanted = state.search.trim().toLowerCase();
+    const found = chosen();
+    const shown = found.slice(0, state.all ? undefined : FIRST_ROWS);
     headers.forEach((cell) => {
       const sorted = cell.dataset.key === state.key;
       cell.setAttribute("aria-sort", sorted ? (state.descending ? "descending" : "ascending") : "none");
@@ -76,7 +83,52 @@ function sortableTable(label, columns, rows, state, announce) {
     });
   }
 
-  return { element: make("div", {}, scroll, make("p", {}, more)), draw };
+  const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
+  const tools = make("p", { class: "tools" }, more,
+    button("Copy", `Copy the table ${label}`, async () => {
+      announce(await copied(asText(columns, chosen(), "\t")) ? `copied ${words.count(chosen().length)} rows` : "the browser did not allow copying");
+    }),
+    button("CSV", `Save the table ${label} as CSV`, () => {
+      saved(`${label.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`, asText(columns, chosen(), ","));
+      announce(`saved ${words.count(chosen().length)} rows`);
+    }));
+  return { element: make("div", {}, scroll, tools), draw };
+}
+
+/** Rows as lines, figures in whole ns and bytes, with the keys that JSON has. */
+function asText(columns, rows, separator) {
+  const cell = (value) => {
+    if (value === null || value === undefined) return "";
+    // A spreadsheet runs what begins like this as a formula: an apostrophe makes it text.
+    let text = typeof value === "string" && /^[=+\-@]/.test(value.slice(0, 1).normalize("NFKC")) ? `'${value}` : String(value);
+    if (separator === "\t") text = text.replace(/[\t\r\n]+/g, " ");
+    return separator === "," && /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  return [columns.map((column) => column.key), ...rows.map((row) => columns.map((column) => row[column.key]))]
+    .map((cells) => `${cells.map(cell).join(separator)}\n`).join("");
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = make("textarea", { class: "hidden", "aria-hidden": "true" });
+    const before = document.activeElement;
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    before?.focus();
+    return done;
+  }
+}
+
+function saved(name, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  make("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
 function highlighted(text, wanted) {
@@ -117,15 +169,24 @@ function tableSection(report, announce) {
   const input = make("input", { type: "search", placeholder: "Search names", "aria-label": "Search the table", id: "search" });
   const holder = make("div");
   const count = make("p", { class: "small soft", id: "matches" });
-  let by = bys[0];
+  let by = bys.includes(link.get("by")) ? link.get("by") : bys[0];
+  input.value = link.get("q") ?? "";
   let state = null;
   let table = null;
 
   function show(next) {
     by = next;
     const breakdown = report.figures.breakdowns[by];
-    state = { key: null, descending: true, search: input.value, all: false };
-    table = sortableTable(`By ${by}`, breakdownColumns(by, breakdown.rows, report), breakdown.rows, state, announce);
+    state = {
+      key: null, descending: true, search: input.value, all: false,
+      sorted: () => link.set({ sort: state.key, order: state.descending ? null : "up" }),
+    };
+    const columns = breakdownColumns(by, breakdown.rows, report);
+    if (columns.some((column) => column.key === link.get("sort"))) {
+      state.key = link.get("sort");
+      state.descending = link.get("order") !== "up";
+    }
+    table = sortableTable(`By ${by}`, columns, breakdown.rows, state, announce);
     holder.replaceChildren(table.element);
     draw();
   }
@@ -138,9 +199,9 @@ function tableSection(report, announce) {
       (left ? `; ${words.count(left)} smaller ones are not on this page (uprof report --format csv has all)` : "");
   }
 
-  input.addEventListener("input", () => { state.search = input.value; draw(); announce(count.textContent); });
+  input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
   const section = card("table", "In figures",
-    choice("Broken down by", bys.map((one) => [one, report.words[one].title]), by, show),
+    choice("Broken down by", bys.map((one) => [one, report.words[one].title]), by, (one) => { link.set({ by: one === bys[0] ? null : one, sort: null, order: null }); show(one); }),
     make("div", { class: "search" }, input));
   section.append(holder, count);
   show(by);
@@ -148,21 +209,27 @@ function tableSection(report, announce) {
 }
 
 function pmuSection(report, announce) {
-  const figures = report.figures.pmu;
+  const counted = new Set(report.figures.pmu.filter((one) => one.mean !== 0).map((one) => one.counter));
+  const types = new Set(report.figures.pmu.filter((one) => one.mean !== 0).map((one) => one.op_type));
+  const figures = report.figures.pmu.filter((one) => counted.has(one.counter) && types.has(one.op_type));
   if (!figures.length) return null;
-  const counters = [...new Set(figures.map((one) => one.counter))];
+  const counters = [...counted];
+  const left = [["counter", counted, "counters"], ["op_type", types, "operator types"]].flatMap(([key, kept, what]) => {
+    const all = new Set(report.figures.pmu.map((one) => one[key])).size;
+    return all > kept.size ? [`${words.count(all - kept.size)} of ${words.count(all)} ${what}, 0 throughout, left out`] : [];
+  });
   const rows = new Map();
   for (const one of figures) {
     if (!rows.has(one.op_type)) rows.set(one.op_type, { name: one.op_type, tasks: one.tasks });
     rows.get(one.op_type)[one.counter] = one.mean;
   }
   const precise = (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US", { maximumSignificantDigits: 4 }));
-  const number = (key) => ({ key, label: key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
+  const number = (key) => ({ key, label: report.units[key] ? `${key} (${report.units[key]})` : key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
   const columns = [{ key: "name", label: "operator type", kind: "text" }, number("tasks"), ...counters.map(number)];
   const state = { key: null, descending: true, search: "", all: false };
   const table = sortableTable("Hardware counters, mean of a task", columns, [...rows.values()], state, announce);
   table.draw();
   const section = card("counters", "Hardware counters by operator type");
-  section.append(table.element, make("p", { class: "small soft", text: "Means over the tasks of a type, as the device counted them." }));
+  section.append(table.element, make("p", { class: "small soft", text: ["Means over the tasks of a type, as the device counted them", ...left].join("; ") + "." }));
   return section;
 }
