@@ -181,8 +181,10 @@ class MsprofAnalysis(Analysis):
 
     def steps_of_calls(self) -> tuple[int, Ints] | None:
         """Return how many steps there are and the step of each call, UNKNOWN if in none."""
+        if not self.recording.steps:
+            return None
         start_ns = self.recording.calls.start_ns
-        if not self.recording.steps or start_ns is None:
+        if start_ns is None:
             return None
         return len(self.recording.steps), step_of(start_ns.astype(np.int64), self.recording.steps)
 
