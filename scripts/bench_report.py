@@ -4,9 +4,9 @@
 
 The database has TASK (eight streams, one in five tasks no kernel) and COMPUTE_TASK_INFO. The peer
 asks the sqlite3 shell for the twenty operator types that took most time: as one would write it
-down (`by name`), and grouped by id first, names last (`by id`). `diff` and `gate` compare the database
-with itself, so they read it twice. Contenders run in turn, a process a measurement; times are seconds,
-memory the highest resident size of the process. A database takes 107 bytes a task.
+down (`by name`), and grouped by id first, names last (`by id`). `diff` and `gate` compare the
+database with itself, so they read it twice. Contenders run in turn, a process a measurement; times
+are seconds, memory the highest resident size of the process. A database takes 107 bytes a task.
 """
 
 from __future__ import annotations

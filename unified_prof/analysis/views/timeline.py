@@ -249,7 +249,7 @@ class _Rows:
 
 
 class _Drawn:
-    """Blocks, no more of them at a time than three times as many as are wanted.
+    """Blocks, no more of them at a time than twice as many as are wanted, and those of one window.
 
     Tasks of one lane that are shorter than the resolution and start in the same slot of that length
     become one block; longer ones, and those that are kept, stay as they are. What does not fit with
@@ -267,7 +267,7 @@ class _Drawn:
         """Take more of them."""
         self._parts.append(part if self.resolution is None else part.merged(self.resolution))
         self._count += len(self._parts[-1])
-        if self._limit is not None and self._count > 3 * self._limit:
+        if self._limit is not None and self._count > 2 * self._limit:
             self._join()
 
     def blocks(self) -> _Blocks:
@@ -276,12 +276,13 @@ class _Drawn:
         return self._parts[0]
 
     def _join(self) -> None:
-        joined = _Blocks(
-            *(
-                np.concatenate([getattr(part, one.name) for part in self._parts])
-                for one in fields(_Blocks)
-            )
-        )
+        parts, self._parts = self._parts, []
+        columns = [
+            np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(_Blocks)
+        ]
+        del parts
+        joined = _Blocks(*columns)
+        del columns
         joined = joined.at(np.argsort(joined.lane, kind="stable"))
         if self.resolution is not None:
             assert self._limit is not None
