@@ -85,7 +85,7 @@ def test_there_is_a_license_and_it_is_the_one_declared() -> None:
     assert PROJECT["license"] == "Apache-2.0"
     assert "Apache License" in text.split("\n", 3)[1]
     assert "Version 2.0, January 2004" in text
-    assert PROJECT["license-files"] == ["LICENSE"]
+    assert PROJECT["license-files"] == ["LICENSE", "NOTICE"]
 
 
 @pytest.mark.parametrize("name", ["Homepage", "Repository", "Issues", "Changelog", "Documentation"])
