@@ -35,7 +35,8 @@ def test_text_says_what_it_costs_and_what_to_try(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = run(capsys, str(slow_host))
-    assert "1. host_bound: 3.86 ms a step, certain" in text
+    assert "1. host_bound: 3.86 ms of the recorded time, certain" in text
+    assert "a step" not in text
     assert "try: give each launch more work" in text
     assert "before Add" in text
     assert "not judged: input_wait" in text

@@ -134,6 +134,13 @@ def test_a_large_ratio_has_no_decimals(tmp_path: Path) -> None:
     assert "900.00" not in told
 
 
+def test_a_small_ratio_is_not_shown_as_nothing(tmp_path: Path) -> None:
+    fast, slow = ([Op("aten::linear", [("gemm", "aten::mm", took)])] for took in (1, 900))
+    told = uprof(recording(tmp_path / "a.db", slow), recording(tmp_path / "b.db", fast)).stdout
+    assert "<0.01 x" in told
+    assert "0.00 x" not in told
+
+
 def test_rows_beyond_the_limit_are_counted(sides: tuple[Path, Path]) -> None:
     assert "and 4 more (--top)" in uprof(*sides, "--top", "1").stdout
 

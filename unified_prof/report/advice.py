@@ -93,7 +93,7 @@ def text(
         page.title(one.title)
         page.fact("judged", _judged(one.advice))
         for place, found in enumerate(one.advice.findings[:top], start=1):
-            page.heading(f"{place}. {_heading(found)}")
+            page.heading(f"{place}. {_heading(found, one.advice)}")
             page.plain(f"   {words.neutral(found.text)}")
             if found.advice:
                 page.plain(f"   try: {found.advice}")
@@ -117,7 +117,7 @@ def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: i
     for one in reports:
         lines = [f"## {markdown.escape(one.title)}", "", markdown.escape(_judged(one.advice)), ""]
         for place, found in enumerate(one.advice.findings[:top], start=1):
-            lines += [f"### {place}. {markdown.escape(_heading(found))}", ""]
+            lines += [f"### {place}. {markdown.escape(_heading(found, one.advice))}", ""]
             lines += [markdown.escape(found.text), ""]
             if found.advice:
                 lines += [f"Try: {markdown.escape(found.advice)}", ""]
@@ -144,8 +144,11 @@ def _judged(advice: Advice) -> str:
     return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
 
 
-def _heading(found: Finding) -> str:
-    cost = f"{words.duration(found.cost_ms_per_step * 1e6)} a step, " * bool(found.cost_ms_per_step)
+def _heading(found: Finding, advice: Advice) -> str:
+    cost = ""
+    if found.cost_ms_per_step:
+        a_step = " a step" if advice.steps else " of the recorded time"
+        cost = f"{words.duration(found.cost_ms_per_step * 1e6)}{a_step}, "
     return f"{found.kind}: {cost}{found.sure}"
 
 

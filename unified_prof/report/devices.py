@@ -23,6 +23,8 @@ _SHAPES: Final = 3
 """Shapes that are shown under an operation."""
 _MANY_TIMES: Final = 100
 """From here on a ratio has no decimals."""
+_LEAST_TIMES: Final = 0.01
+"""Below, two decimals would say that nothing is left."""
 _IDLE: Final = "idle "
 
 Table = tuple[str, list[Column], int]
@@ -86,7 +88,7 @@ def headline(found: DeviceDifference) -> list[tuple[str, str]]:
     lines = [("base", _side(found.base)), ("new", _side(found.new))]
     before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
     if before and after:
-        change = f"{signed(after - before)}, {after / before:.2f} x"
+        change = f"{signed(after - before)}, {_ratio(after / before)}"
         lines.append(
             (_unit(found), f"{words.duration(before)} -> {words.duration(after)} ({change})")
         )
@@ -344,6 +346,8 @@ def _time(amount: Amount | None, side: Side) -> str:
 def _ratio(value: float | None) -> str:
     if value is None:
         return _NONE
+    if 0 < value < _LEAST_TIMES:
+        return f"<{_LEAST_TIMES:g} x"
     return f"{value:.2f} x" if value < _MANY_TIMES else f"{value:,.0f} x"
 
 

@@ -311,11 +311,14 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     lines = []
     for one in found:
         rate = one.flops / one.time_ns * 1e9
-        of = f"{words.number(one.steps)} steps" if (one.steps or 0) > 1 else "1 step"
-        where = f"in {of} of" if one.steps is not None else "in a window of"
-        text = (
-            f"{words.flops(one.flops)} {where} {words.duration(one.time_ns)}: {words.flops(rate)}/s"
-        )
+        length = words.duration(one.time_ns)
+        if one.steps is None:
+            where = f"a window of {length}"
+        elif one.steps > 1:
+            where = f"{words.number(one.steps)} steps, {length} in all"
+        else:
+            where = f"1 step of {length}"
+        text = f"{words.flops(one.flops)} in {where}: {words.flops(rate)}/s"
         if one.share is not None:
             mark = ", a peak that sources disagree on" if one.uncertain else ""
             text += f", MFU {words.percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"

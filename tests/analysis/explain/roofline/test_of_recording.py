@@ -327,6 +327,16 @@ def test_the_report_shows_the_breakdown_and_the_headline(tmp_path: Path) -> None
     assert use["share"] == pytest.approx(0.174, abs=1e-3)
 
 
+def test_the_headline_tells_the_length_of_several_steps_as_a_sum(tmp_path: Path) -> None:
+    with Shaped(tmp_path / "a.db") as device:
+        for number, at in enumerate((0, 100_000), start=1):
+            device.call(at, at + 100_000, f"ProfilerStep#{number}")
+            device.operation(at + 20, at + 800, "aten::mm", MM, BF16, launches=number)
+            device.kernel(at + 2000, at + 42_000, "gemm", number)
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "a.db")])
+    assert "34.4 GFLOP in 2 steps, 200 µs in all: 172 TFLOP/s" in result.output
+
+
 def test_a_recording_without_shapes_has_no_roofline(tmp_path: Path) -> None:
     with Device(tmp_path / "a.db") as device:
         device.task(0, 100, kernel=("gemm", "gemm"))
