@@ -17,7 +17,8 @@ from tests.analysis.builders import Device, memory_report, run_time_report, trai
 from tests.report import browser as chromium
 from tests.report.browser import Browser
 from unified_prof.analysis.load import open_analyses, open_reports
-from unified_prof.report import html
+from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.report import html, words
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.formats import Request
 
@@ -524,3 +525,129 @@ def test_counters_have_units_and_none_that_was_never_counted(
     assert "app" in legend
     assert "device" not in legend
     assert window.console() == []
+
+
+def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
+    window: Browser, tmp_path: Path
+) -> None:
+    path = stepping(tmp_path / "msprof_1.db")
+    with open_analyses(path) as analyses:
+        (analysis,) = analyses
+        (expected,) = json.loads(json.dumps(as_document([collect(analysis)])))["reports"]
+    window.open(written(path))
+    bars = window.run(
+        "return [...document.querySelectorAll('#steps .step')].map((one) => one.ariaLabel)"
+    )
+    rows = expected["breakdowns"]["step"]["rows"]
+    assert len(bars) == len(rows) == 3
+    for bar, row in zip(bars, rows, strict=True):
+        assert bar.startswith(f"step {row['name']}: {words.duration(row['total_ns'])}; compute ")
+        assert "idle: " in bar
+    (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
+    legend = window.run("return document.querySelector('#split .legend').textContent")
+    for reason, text in IN_WORDS.items():
+        told = f"idle: {text} {words.duration(whole[f'{reason}_ns'])}"
+        assert (told in legend) == (whole[f"{reason}_ns"] > 0)
+    window.run("document.querySelector('#steps .step').focus()")
+    window.press("\ue014")
+    said = window.run("return document.querySelector('#step-chosen').textContent")
+    assert said == bars[1]
+    window.press("\ue007")
+    begin, end = window.run(VIEWS)[0]
+    assert end - begin == rows[1]["total_ns"]
+    assert window.console() == []
+
+
+def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 100, kernel=("gemm_one", "mm"))
+        device.task(200, 300, kernel=("copy_it", "cp"))
+        device.task(400, 1000, kernel=("gemm_two", "mm"))
+    page = written(tmp_path / "msprof_1.db")
+    window.open(page)
+    window.run("document.querySelector('#find').focus()")
+    window.press(*"gemm")
+    found = "return document.querySelector('#found').textContent"
+    assert window.run(found).startswith("2 tasks match, 700 ns in all")
+    window.press("\ue007")
+    chosen = "return document.querySelector('#chosen').textContent"
+    assert window.run(chosen).startswith("gemm_one: 100 ns")
+    window.press("\ue007")
+    assert window.run(chosen).startswith("gemm_two: 600 ns")
+    window.press("\ue007")
+    assert window.run(chosen).startswith("gemm_one"), "after the last the first again"
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    assert selected(window) == {
+        "gemm_two": ("1", "600 ns"), "gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns"),
+    }  # fmt: skip
+    said = window.run("return document.querySelector('#selected').textContent")
+    assert said == (
+        "1.00 µs selected, from 0 ns: work ran for 800 ns (80.0 %), nothing for 200 ns."
+    )
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("\ue00c")
+    time.sleep(0.4)
+    assert selected(window) == {}
+    hold_shift(window, "ArrowRight", 15)  # 2 % each, from the chosen task's start
+    time.sleep(0.4)
+    assert selected(window) == {"gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns")}
+    assert "span=0-300" in window.run("return location.hash")
+    assert "find=gemm" in window.run("return location.hash")
+    drag(window, 450, 950)
+    time.sleep(0.4)
+    ((name, (count, _)),) = selected(window).items()
+    assert (name, count) == ("gemm_two", "1")
+    assert window.console() == []
+
+
+def stepping(path: Path) -> Path:
+    """Write three steps, each a while of work that the host launches late."""
+    with Device(path) as device:
+        for step in range(3):
+            begin = 10_000 * step
+            rows = {"id": step, "startNs": device.T0 + begin, "endNs": device.T0 + begin + 9_000}
+            device.writer.write("STEP_TIME", {name: [value] for name, value in rows.items()})
+            for task in range(3):
+                device.task(
+                    begin + 500 + 2000 * task, begin + 1500 + 2000 * task, kernel=("mm", "MatMul")
+                )
+    return path
+
+
+def selected(window: Browser) -> dict[str, tuple[str, str]]:
+    found = window.run(
+        "return [...document.querySelectorAll('#selection tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    return {cells[0]: (cells[1], cells[2]) for cells in found}
+
+
+def hold_shift(window: Browser, key: str, times: int) -> None:
+    window.run(
+        "for (let i = 0; i < arguments[1]; i += 1) document.querySelector('#timeline canvas')"
+        ".dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], shiftKey: true}))",
+        key,
+        times,
+    )
+
+
+def drag(window: Browser, begin: int, end: int) -> None:
+    """Drag with shift from one moment to another."""
+    window.run(
+        """
+        const canvas = document.querySelector('#timeline canvas');
+        canvas.setPointerCapture = () => {};
+        const box = canvas.getBoundingClientRect();
+        const [from, to] = [Number(canvas.dataset.from), Number(canvas.dataset.to)];
+        const at = (time) => box.left + box.width * (time - from) / (to - from);
+        const send = (kind, x) => canvas.dispatchEvent(new PointerEvent(kind, {
+            clientX: x, clientY: box.top + 60, shiftKey: true, pointerId: 1, bubbles: true }));
+        send('pointerdown', at(arguments[0]));
+        send('pointermove', at((arguments[0] + arguments[1]) / 2));
+        send('pointermove', at(arguments[1]));
+        send('pointerup', at(arguments[1]));
+        """,
+        begin,
+        end,
+    )

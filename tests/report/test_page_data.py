@@ -74,3 +74,21 @@ def test_counters_have_the_units_that_their_names_do_not_tell() -> None:
         ["aic_mac_ratio", "aic_total_cycles", "aicore_time(us)", "SMs Active [Throughput %]", "x"]
     )
     assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}
+
+
+def test_steps_stand_where_the_timeline_has_them(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(100, 200, kernel=("mm", "MatMul"))
+        device.task(400, 900, kernel=("mm", "MatMul"))
+        row = {"id": [7], "startNs": [device.T0 + 50], "endNs": [device.T0 + 950]}
+        device.writer.write("STEP_TIME", row)
+    (report,) = data_of(tmp_path / "msprof_1.db")["reports"]
+    assert report["steps"] == [{"name": "7", "start_ns": -50, "end_ns": 850}]
+    figures = document_of(tmp_path / "msprof_1.db")
+    assert report["figures"]["why_idle"] == figures["why_idle"]
+    assert set(report["idle_words"]) == {
+        key.removesuffix("_ns") for key in figures["why_idle"][0] if key not in _NO_REASON
+    }
+
+
+_NO_REASON = ("device", "step", "idle_ns")

@@ -89,6 +89,10 @@ class Analysis(ABC):
         """Return the measured iterations or recorded steps in order; empty: there are none."""
         return ()
 
+    def step_spans(self) -> tuple[tuple[str, int, int], ...]:
+        """Return name, begin and end of each recorded step in order, Unix time in ns."""
+        return ()
+
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
         return ()

@@ -108,6 +108,10 @@ class MsprofAnalysis(Analysis):
             Step(name, end_ns - start_ns) for name, start_ns, end_ns in self.recording.steps
         )
 
+    def step_spans(self) -> tuple[tuple[str, int, int], ...]:
+        """Return name, begin and end of each recorded step on the host."""
+        return tuple(self.recording.steps)
+
     def step_traces(self) -> tuple[StepTrace, ...]:
         """Return the steps as torch_npu counts them."""
         return self.recording.step_traces

@@ -12,12 +12,22 @@ from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.kinds import KINDS
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
+from unified_prof.analysis.views.idle import IN_WORDS
 from unified_prof.report import names, oddities, page_data, page_file
 from unified_prof.report.figures import answers, as_document, collect, coverage_fields
 from unified_prof.report.formats import Request
 from unified_prof.report.source_lines import SourceLines
 
-_SCRIPTS = ("base.js", "frame.js", "icicle.js", "table.js", "timeline.js", "chart.js", "main.js")
+_SCRIPTS = (
+    "base.js",
+    "frame.js",
+    "icicle.js",
+    "table.js",
+    "timeline.js",
+    "chart.js",
+    "steps.js",
+    "main.js",
+)
 _FEWEST_BLOCKS = 10_000
 _ROWS = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
@@ -70,6 +80,7 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
     words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
     report = {
         "figures": figures,
+        "idle_words": dict(IN_WORDS),
         "title": page_data.title(figures, over_time["began"]),
         "words": words,
         "units": page_data.units(one["counter"] for one in figures["pmu"]),

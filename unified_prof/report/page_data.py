@@ -22,6 +22,7 @@ from unified_prof.report.names import middle, shown
 BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
 _LANES = 64
+_STEPS = 5000
 _LABEL_BYTES = 400_000
 _LABEL_LENGTH = 240
 _SMALLEST_SHARE = 0.0005
@@ -159,6 +160,10 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
         "timeline": None if lanes is None else _timeline(lanes, origin_ns),
         "memory": series(memory, origin_ns),
         "counters": series(counters, origin_ns),
+        "steps": [
+            {"name": name, "start_ns": begin - origin_ns, "end_ns": end - origin_ns}
+            for name, begin, end in analysis.step_spans()[:_STEPS]
+        ],
     }
 
 

@@ -3,6 +3,7 @@
 
 const AXIS = 26;
 const LANE = 28;
+const STEP_BAND = 18;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
 
 /** The part of the recording that timeline and charts show: one zero and one zoom for all. */
@@ -45,17 +46,28 @@ function timelineSection(report, announce) {
   const lanes = data.lanes.map((lane) => decodeLane(lane, data.merged_below_ns > 0));
   const view = report.view;
   const { look, zoom, pan, whole } = view;
-  const state = { lane: 0, index: -1 };
+  const state = { lane: 0, index: -1, wanted: "", span: null, anchor: null, selecting: false };
+  const steps = report.steps;
+  const crown = AXIS + (steps.length ? STEP_BAND : 0);
+  const merged = data.merged_below_ns > 0;
   const canvas = make("canvas", {
     tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-describedby": "timeline-keys",
     "aria-label": `Device timeline, ${lanes.length} lanes, ${words.duration(data.duration_ns)}`,
   });
-  const names = make("div", { class: "lanes" }, ...lanes.map((lane) => make("div", { text: lane.title, title: lane.title })));
+  const names = make("div", { class: "lanes", style: { "padding-top": `${crown}px` } }, ...lanes.map((lane) => make("div", { text: lane.title, title: lane.title })));
   const range = make("span", { class: "small soft mono", id: "range" });
   const chosen = make("p", { class: "small", id: "chosen", "aria-live": "polite" });
   const tip = make("div", { class: "tip", hidden: true });
+  const find = make("input", { type: "search", placeholder: "Search tasks", "aria-label": "Search the timeline", id: "find", value: link.get("find") });
+  const found = make("p", { class: "small soft", id: "found", "aria-live": "polite" });
+  const selection = make("div", { id: "selection" });
   const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
-  const section = card("timeline", "Device timeline", range, make("div", { class: "group" },
+  const section = card("timeline", "Device timeline", range, make("div", { class: "search" }, find), make("div", { class: "group" },
+    make("button", { type: "button", text: "Select", "aria-label": "Dragging selects", "aria-pressed": false, on: { click: (event) => {
+      state.selecting = !state.selecting;
+      event.currentTarget.setAttribute("aria-pressed", String(state.selecting));
+    } } }),
+    button("Sum", "Sum up what is shown", () => select(view.from, view.to)),
     button("\u2212", "Zoom out", () => zoom(2)),
     button("+", "Zoom in", () => zoom(0.5)),
     button("Fit", "Show everything", () => look(...whole))));
@@ -63,10 +75,10 @@ function timelineSection(report, announce) {
   section.append(
     make("div", { class: "timeline" }, names, canvas), tip,
     make("ul", { class: "legend" }, ...kinds.map((kind) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${KINDS[kind]})` } }), KINDS[kind]))),
-    chosen,
+    found, chosen, selection,
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
-      key("n"), key("p"), " next and previous task, ", key("\u2191"), key("\u2193"), " lane."),
+      key("n"), key("p"), " next and previous task, ", key("\u2191"), key("\u2193"), " lane. ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that."),
     ...notes());
 
   function key(text) {
@@ -90,7 +102,7 @@ function timelineSection(report, announce) {
 
   function draw() {
     const width = canvas.clientWidth;
-    const height = AXIS + lanes.length * LANE;
+    const height = crown + lanes.length * LANE;
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -103,7 +115,12 @@ function timelineSection(report, announce) {
     pen.fillRect(0, 0, width, height);
     drawAxis(pen, width, height, color);
     const fills = KINDS.map((kind) => color(kind));
-    lanes.forEach((lane, number) => drawLane(pen, lane, number, width, fills, color));
+    drawSteps(pen, width, height, color);
+    lanes.forEach((lane, number) => {
+      drawLane(pen, lane, number, width, fills, color, null);
+      if (state.wanted) drawLane(pen, lane, number, width, fills, color, state.matches);
+    });
+    drawSelection(pen, width, height, color);
     range.textContent = `${words.duration(view.from)} to ${words.duration(view.to)}`;
     canvas.dataset.from = String(view.from);
     canvas.dataset.to = String(view.to);
@@ -127,24 +144,129 @@ function timelineSection(report, announce) {
     }
   }
 
+  /** A band of the steps above the lanes, with a line where each begins. */
+  function drawSteps(pen, width, height, color) {
+    pen.font = "11px system-ui, sans-serif";
+    steps.forEach((step, number) => {
+      const left = Math.max(0, place(step.start_ns, width));
+      const right = Math.min(width, place(step.end_ns, width));
+      if (right <= 0 || left >= width || right - left < 1) return;
+      pen.fillStyle = color(number % 2 ? "line" : "hover");
+      pen.fillRect(left, AXIS, right - left, STEP_BAND - 2);
+      pen.fillStyle = color("accent");
+      pen.fillRect(Math.round(left), AXIS, 1, height - AXIS);
+      if (right - left < 50) return;
+      pen.fillStyle = color("ink");
+      label(pen, `step ${step.name}`, left + 5, AXIS + STEP_BAND / 2 - 1, right - left - 9, 11);
+    });
+  }
+
+  function drawSelection(pen, width, height, color) {
+    if (!state.span) return;
+    const [left, right] = state.span.map((time) => place(time, width));
+    pen.fillStyle = color("accent");
+    pen.globalAlpha = 0.18;
+    pen.fillRect(left, 0, Math.max(1, right - left), height);
+    pen.globalAlpha = 1;
+    for (const x of [left, right]) pen.fillRect(Math.round(x), 0, 1, height);
+  }
+
+  /** Select a span of time, and tell what ran in it; null: none. */
+  function select(from, to) {
+    state.span = from === null ? null : [Math.max(0, Math.round(Math.min(from, to))), Math.min(whole[1], Math.round(Math.max(from, to)))];
+    if (from === null) state.anchor = null;
+    draw();
+    told();
+  }
+
+  const told = whenQuiet(() => {
+    const { span } = state;
+    link.set({ span: span ? span.join("-") : null });
+    if (!span || span[1] <= span[0]) {
+      selection.replaceChildren();
+      return;
+    }
+    const length = span[1] - span[0];
+    const { rows, busy } = ranIn(lanes, labelOf, span);
+    const columns = [
+      { key: "name", label: "ran in the selection", kind: "text" },
+      { key: "count", label: merged ? "blocks" : "tasks", kind: "number", show: (value) => words.count(value), exact: String },
+      { key: "total_ns", label: "time in it", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
+      { key: "percent", label: "of the selection", kind: "share", show: words.percent, exact: String },
+      { key: "kind", label: "kind", kind: "text", second: true },
+    ];
+    const table = sortableTable("What ran in the selection", columns, rows.map((row) => ({ ...row, percent: (100 * row.total_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
+    table.draw();
+    const text = `${words.duration(length)} selected, from ${words.duration(span[0])}: work ran for ${words.duration(busy)} (${words.percent((100 * busy) / length)}), nothing for ${words.duration(length - busy)}` +
+      (merged ? "; where tasks are merged these are estimates, and a block counts under its longest task" : "");
+    selection.replaceChildren(make("p", { class: "small", id: "selected", text: `${text}.` }), table.element);
+    announce(text);
+  });
+
+  function search() {
+    state.wanted = find.value.trim().toLowerCase();
+    state.matches = state.wanted ? data.labels.map((text) => text.toLowerCase().includes(state.wanted)) : null;
+    link.set({ find: find.value.trim() });
+    let [count, sum] = [0, 0];
+    for (const lane of state.wanted ? lanes : []) {
+      for (let index = 0; index < lane.count; index += 1) {
+        if (!state.matches[lane.label[index]]) continue;
+        count += 1;
+        sum += lane.busy[index];
+      }
+    }
+    found.textContent = state.wanted ? `${words.count(count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(sum)} in all; Enter shows the next.` : "";
+    draw();
+  }
+
+  /** Choose the first match that begins after the chosen task, or the first of all. */
+  function nextMatch() {
+    if (!state.matches) return;
+    const now = state.index < 0 ? -1 : lanes[state.lane].start[state.index];
+    let [first, next] = [null, null];
+    lanes.forEach((lane, number) => {
+      for (let index = 0; index < lane.count; index += 1) {
+        if (!state.matches[lane.label[index]]) continue;
+        const one = [number, index, lane.start[index]];
+        if (!first || one[2] < first[2]) first = one;
+        const after = one[2] > now || (one[2] === now && number > state.lane);
+        if (after && (!next || one[2] < next[2])) next = one;
+        if (after) break;
+      }
+    });
+    const hit = next ?? first;
+    if (hit) choose(hit[0], hit[1]);
+  }
+
+  /** Move the end of the selection by a part of what is shown. */
+  function stretch(part) {
+    if (!state.span) {
+      const at = state.index < 0 ? (view.from + view.to) / 2 : lanes[state.lane].start[state.index];
+      state.anchor = [at, at];
+    } else state.anchor ??= [...state.span];
+    state.anchor[1] = Math.min(whole[1], Math.max(0, state.anchor[1] + part * (view.to - view.from)));
+    select(...state.anchor);
+  }
+
   function place(time, width) {
     return ((time - view.from) / (view.to - view.from)) * width;
   }
 
-  function drawLane(pen, lane, number, width, fills, color) {
-    const top = AXIS + number * LANE;
+  function drawLane(pen, lane, number, width, fills, color, matches) {
+    const top = crown + number * LANE;
     pen.fillStyle = color("line");
     pen.fillRect(0, top + LANE - 1, width, 1);
     let covered = -1;
     for (let index = firstVisible(lane, view.from); index < lane.count && lane.start[index] <= view.to; index += 1) {
       const left = place(lane.start[index], width);
       const right = place(lane.start[index] + lane.duration[index], width);
+      if (matches && !matches[lane.label[index]]) continue;
       if (right < 0 || (Math.floor(right) <= covered && index !== state.index)) continue;
       const x = Math.max(0, left);
       const wide = Math.max(1, Math.min(width, right) - x);
       covered = Math.floor(x + wide - 0.5);
       pen.fillStyle = fills[lane.kind[index]];
-      pen.globalAlpha = lane.tasks[index] > 1 ? 0.45 + 0.55 * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
+      pen.globalAlpha = state.wanted && !matches ? 0.15 : lane.tasks[index] > 1 ? 0.45 + 0.55 * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
       pen.fillRect(x, top + 4, wide, LANE - 9);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
@@ -153,15 +275,15 @@ function timelineSection(report, announce) {
         pen.strokeRect(x + 1, top + 4, Math.max(2, wide - 2), LANE - 9);
         pen.lineWidth = 1;
       }
-      if (wide > 46) {
+      if (wide > 46 && (!state.wanted || matches)) {
         pen.fillStyle = color(KINDS[lane.kind[index]] === "compute" ? "on-compute" : "on-other");
         label(pen, labelOf(lane, index), x + 5, top + LANE / 2, wide - 9);
       }
     }
   }
 
-  function label(pen, text, x, y, room) {
-    pen.font = "12px system-ui, sans-serif";
+  function label(pen, text, x, y, room, size = 12) {
+    pen.font = `${size}px system-ui, sans-serif`;
     pen.save();
     pen.beginPath();
     pen.rect(x, y - LANE / 2, room, LANE);
@@ -183,7 +305,7 @@ function timelineSection(report, announce) {
   /** The task under a point of the canvas, as [lane number, index]. */
   function at(event) {
     const box = canvas.getBoundingClientRect();
-    const number = Math.floor((event.clientY - box.top - AXIS) / LANE);
+    const number = Math.floor((event.clientY - box.top - crown) / LANE);
     const lane = lanes[number];
     if (!lane) return null;
     const time = view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from);
@@ -228,6 +350,13 @@ function timelineSection(report, announce) {
   }
 
   canvas.addEventListener("keydown", (event) => {
+    const stretched = event.shiftKey ? { ArrowLeft: -0.02, ArrowRight: 0.02 }[event.key] : undefined;
+    if (stretched !== undefined || (event.key === "Escape" && state.span)) {
+      event.preventDefault();
+      if (stretched === undefined) select(null);
+      else stretch(stretched);
+      return;
+    }
     if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     keys[event.key]();
@@ -237,16 +366,25 @@ function timelineSection(report, announce) {
     const box = canvas.getBoundingClientRect();
     view.wheel(event, view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from), box.width);
   }, { passive: false });
+  const moment = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from);
+  };
+  find.addEventListener("input", search);
+  find.addEventListener("keydown", (event) => { if (event.key === "Enter") nextMatch(); });
   let grip = null;
   canvas.addEventListener("pointerdown", (event) => {
-    grip = { x: event.clientX, from: view.from, to: view.to, moved: false };
+    grip = { x: event.clientX, from: view.from, to: view.to, moved: false, at: moment(event), select: event.shiftKey || state.selecting };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
     if (grip) {
       const shift = ((grip.x - event.clientX) / canvas.clientWidth) * (grip.to - grip.from);
       if (Math.abs(event.clientX - grip.x) > 3) grip.moved = true;
-      if (grip.moved) look(grip.from + shift, grip.to + shift);
+      if (grip.moved && grip.select) {
+        state.anchor = [grip.at, moment(event)];
+        select(...state.anchor);
+      } else if (grip.moved) look(grip.from + shift, grip.to + shift);
       tip.hidden = true;
       return;
     }
@@ -274,6 +412,9 @@ function timelineSection(report, announce) {
   view.follow(draw);
   document.addEventListener("themechange", draw);
   new ResizeObserver(draw).observe(canvas);
+  if (find.value) search();
+  const span = (link.get("span") ?? "").split("-").map(Number);
+  if (span.length === 2 && span[0] < span[1]) select(...span);
   return section;
 }
 
@@ -292,6 +433,35 @@ function decodeLane(lane, merged) {
     tasks: merged ? numbersOf(lane.tasks, count) : new Float64Array(count).fill(1),
     busy: merged ? numbersOf(lane.busy, count) : duration,
   };
+}
+
+/** What ran in a span of time: rows by name, by falling time, and how long anything ran. */
+function ranIn(lanes, nameOf, [from, to]) {
+  const rows = new Map();
+  const pieces = [];
+  for (const lane of lanes) {
+    for (let index = firstVisible(lane, from); index < lane.count && lane.start[index] < to; index += 1) {
+      const [begin, end] = [Math.max(from, lane.start[index]), Math.min(to, lane.start[index] + lane.duration[index])];
+      if (end <= begin) continue;
+      const kind = KINDS[lane.kind[index]];
+      const alike = lane.tasks[index] > 1;
+      const time = alike ? Math.round(((end - begin) * Math.min(lane.busy[index], lane.duration[index])) / lane.duration[index]) : end - begin;
+      const name = alike ? nameOf(lane, index).replace(/^.*?, longest /, "") : nameOf(lane, index);
+      const key = `${kind} ${name}`;
+      if (!rows.has(key)) rows.set(key, { name, kind, count: 0, total_ns: 0 });
+      const row = rows.get(key);
+      row.count += 1;
+      row.total_ns += time;
+      if (kind !== "wait") pieces.push([begin, end]);
+    }
+  }
+  pieces.sort((a, b) => a[0] - b[0]);
+  let [busy, reach] = [0, from];
+  for (const [begin, end] of pieces) {
+    busy += Math.max(0, end - Math.max(begin, reach));
+    reach = Math.max(reach, end);
+  }
+  return { rows: [...rows.values()].sort((a, b) => b.total_ns - a.total_ns), busy };
 }
 
 /** The first block that reaches to `time` or beyond. */

@@ -1,0 +1,72 @@
+// Steps beside one another, and idle time by what the device waited for.
+
+const MOST_STEPS = 400;
+const REASONS = ["host", "input", "synchronising", "stream", "communication", "launched", "unknown"];
+
+/** The idle time of a device as parts of a strip: by reason where reasons add up to it. */
+function idleParts(report, device, idle, step = null) {
+  const why = report.figures.why_idle.find((one) => one.device === device && one.step === step && one.idle_ns === idle);
+  if (!why) return [{ name: "idle", value: idle, color: "idle" }];
+  return idleReasons(report, why);
+}
+
+function idleReasons(report, why) {
+  return REASONS.filter((reason) => why[`${reason}_ns`] > 0)
+    .map((reason) => ({ name: `idle: ${report.idle_words[reason]}`, value: why[`${reason}_ns`], color: `idle-${reason}` }));
+}
+
+/** One bar a step, divided as the strips are; of several devices only the length is drawn. */
+function stepsSection(report) {
+  const rows = report.figures.breakdowns.step?.rows ?? [];
+  if (rows.length < 2) return null;
+  const { devices } = report.figures;
+  const only = devices.length === 1 ? devices[0].device : null;
+  const why = report.figures.why_idle.filter((one) => one.step !== null && one.device === only);
+  const bars = rows.slice(0, MOST_STEPS).map((row, number) => ({ row, parts: only && row.idle_ns !== undefined ? stepParts(report, row, why[number]) : [{ name: "step", value: row.total_ns, color: "rest" }] }));
+  const longest = Math.max(1, ...bars.map(({ row }) => row.total_ns));
+  const ordered = rows.map((row) => row.total_ns).sort((a, b) => a - b);
+  const height = 180;
+  const chosen = make("p", { class: "small", "aria-live": "polite", id: "step-chosen" });
+  const say = ({ row, parts }) => `step ${row.name}: ${words.duration(row.total_ns)}; ${parts.map((one) => `${one.name} ${words.duration(one.value)}`).join(", ")}`;
+  const buttons = bars.map((bar, number) => make("button", {
+    type: "button", class: "step", "aria-label": say(bar), title: say(bar), tabindex: number ? -1 : 0, style: { height: `${(height * bar.row.total_ns) / longest}px` },
+    on: {
+      click() {
+        chosen.textContent = say(bar);
+        const span = report.steps[number];
+        if (report.timeline && span && report.steps.length === rows.length) report.view.look(span.start_ns, span.end_ns);
+      },
+      focus() { chosen.textContent = say(bar); },
+    },
+  }, ...bar.parts.map((one) => make("span", { style: { "flex-grow": String(one.value), background: `var(--${one.color})` } }))));
+  const holder = make("div", { class: "steps", role: "group", "aria-label": "Steps, the first to the last", style: { height: `${height}px` } }, ...buttons);
+  holder.addEventListener("keydown", (event) => {
+    const at = buttons.indexOf(document.activeElement);
+    const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
+    if (next === undefined || !buttons[next]) return;
+    event.preventDefault();
+    buttons[at].tabIndex = -1;
+    buttons[next].tabIndex = 0;
+    buttons[next].focus();
+  });
+  const names = new Map(bars.flatMap(({ parts }) => parts.map((one) => [one.name, one.color])));
+  const section = card("steps", "Steps");
+  section.append(holder,
+    make("ul", { class: "legend" }, ...[...names].map(([name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))),
+    chosen,
+    make("p", { class: "small soft", text: `${words.count(rows.length)} steps: shortest ${words.duration(ordered[0])}, longest ${words.duration(ordered[ordered.length - 1])}. ` +
+      (rows.length > bars.length ? `The first ${words.count(bars.length)} are drawn. ` : "") + (report.timeline ? "Click or Enter shows a step in the timeline; arrow keys move." : "Arrow keys move.") }));
+  return section;
+}
+
+function stepParts(report, row, why) {
+  const overlap = row.overlap_ns ?? 0;
+  const communication = (row.communication_ns ?? 0) - overlap;
+  const compute = row.compute_ns ?? 0;
+  return [
+    { name: "compute", value: compute, color: "compute" },
+    { name: "communication alone", value: communication, color: "communication" },
+    { name: "copies alone", value: row.total_ns - row.idle_ns - compute - communication, color: "copy" },
+    ...(why && why.step === row.name && why.idle_ns === row.idle_ns ? idleReasons(report, why) : [{ name: "idle", value: row.idle_ns, color: "idle" }]),
+  ].filter((one) => one.value > 0);
+}
