@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -651,3 +652,47 @@ def drag(window: Browser, begin: int, end: int) -> None:
         begin,
         end,
     )
+
+
+def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
+    window: Browser, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "mm [64,64]", "total_ns": 2000, "count": 2, "detail": "bf16, 989 TFLOP/s"}
+        | {"compute_tflop_per_s": 200.0, "intensity_flops_per_byte": 400.0, "of_peak_percent": 20},
+        {"name": "add [64]", "total_ns": 500, "count": 1, "detail": "memory, 3,350 GB/s"}
+        | {"compute_tflop_per_s": 0.1, "intensity_flops_per_byte": 0.08, "of_peak_percent": 4},
+        {"name": "copy", "total_ns": 100, "count": 1, "detail": "memory, 3,350 GB/s"},
+    ]
+    path = written(stepping(tmp_path / "msprof_1.db"))
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    breakdown = {"total_ns": 2600, "size_bytes": None, "rows_left_out": 0, "rows": rows}
+    data["reports"][0]["figures"]["breakdowns"]["roofline"] = breakdown
+    page = path.read_text("utf-8").replace(found[1], json.dumps(data).replace("<", "\\u003c"))
+    path.write_text(page, "utf-8")
+    for dark in (False, True):
+        window.open(path, width=390, dark=dark)
+        assert window.run("return document.documentElement.scrollWidth") <= 390
+    dots = "return [...document.querySelectorAll('#roofline .dot')].map((one) => one.dataset.name)"
+    assert window.run(dots) == ["mm [64,64]", "add [64]"]
+    limits = "return [...document.querySelectorAll('.limit')].map((one) => one.dataset.limit)"
+    assert window.run(limits) == ["bf16, 989 TFLOP/s", "memory, 3,350 GB/s"]
+    window.run("document.querySelector('.roofline').focus()")
+    window.press("\ue014", "\ue014")
+    said = window.run("return document.querySelector('#roofline-chosen').textContent")
+    assert said.startswith("add [64]: 100 GFLOP/s, 0.0800 FLOP/byte, 500 ns in 1 calls, 4.0 % of")
+    # The dot of memory-bound work lies below the slope of the memory: 0.08 x 3,350 GB/s is more.
+    below = window.run(
+        "const dot = document.querySelectorAll('#roofline .dot')[1];"
+        "const path = document.querySelector('[data-limit^=memory]');"
+        "const length = path.getTotalLength(), x = Number(dot.getAttribute('cx'));"
+        "for (let at = 0; at <= length; at += 0.25) {"
+        "  const point = path.getPointAtLength(at);"
+        "  if (point.x >= x) return Number(dot.getAttribute('cy')) - point.y; } return null"
+    )
+    assert below > 0
+    cells = "return [...document.querySelectorAll('#roofline td:first-child')].length"
+    assert window.run(cells) == 2
+    assert window.console() == []

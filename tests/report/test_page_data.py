@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.analysis.builders import Device, training_step
+from unified_prof.analysis.explain.roofline import breakdown
+from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.of_recording import Placed
+from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.load import open_reports
 from unified_prof.report import html, names, page_data, text
 from unified_prof.report.figures import as_document, collect
@@ -92,3 +99,22 @@ def test_steps_stand_where_the_timeline_has_them(tmp_path: Path) -> None:
 
 
 _NO_REASON = ("device", "step", "idle_ns")
+
+
+@pytest.mark.parametrize(
+    ("bound_ns", "told"), [(8.0, "bf16, 989 TFLOP/s (uncertain)"), (4.0, "memory, 3,350 GB/s")]
+)
+def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, told: str) -> None:
+    cost = Cost(unit="matrix", dtype="bf16", flops=10, moved_bytes=4 * 3350)
+    placed = Placed(
+        "mm", "[1]", "operation", "device 0", 1, 10, cost, Peak("bf16", 989e12, True),
+        Peak("memory", 3350e9), bound_ns,
+    )  # fmt: skip
+    said = breakdown.limits(placed)
+    assert said == told
+    script = files("unified_prof.report").joinpath("page", "roofline.js").read_text("utf-8")
+    pattern = re.search(r"const told = /(.*)/\.exec", script)
+    assert pattern is not None
+    found = re.match(pattern[1].replace("\\/", "/"), said)
+    assert found is not None
+    assert found[3] == ("TFLOP" if "TFLOP" in told else "GB")

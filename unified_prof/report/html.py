@@ -26,6 +26,7 @@ _SCRIPTS = (
     "timeline.js",
     "chart.js",
     "steps.js",
+    "roofline.js",
     "main.js",
 )
 _FEWEST_BLOCKS = 10_000

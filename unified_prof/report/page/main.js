@@ -149,7 +149,7 @@ function reportView(report) {
     make("h1", { text: figuresShown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
     make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[figuresShown.family] ?? figuresShown.family }),
       ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
-  const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), timelineSection(report, announce),
+  const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), rooflineSection(report), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
   const charts = sections.filter((one) => one.querySelector(".chart"));
   if (charts.length > 1) {

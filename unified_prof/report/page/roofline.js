@@ -1,0 +1,104 @@
+// Operations by what they do for each byte, against what the device could: both axes logarithmic.
+
+const ROOM = { left: 92, right: 26, top: 14, bottom: 40, height: 340 };
+
+/** The limits that the rows name, each once: FLOP/s are flat lines, bytes/s are slopes. */
+function limitsOf(rows) {
+  const found = new Map();
+  for (const { detail } of rows) {
+    const told = /^([^,;]+), ([\d,.]+) (TFLOP|GB)\/s( \(uncertain\))?/.exec(detail ?? "");
+    if (!told) continue;
+    const flat = told[3] === "TFLOP";
+    const rate = Number(told[2].replaceAll(",", "")) * (flat ? 1e12 : 1e9);
+    found.set(told[0], { name: told[0], flat, rate });
+  }
+  return [...found.values()];
+}
+
+function rooflineSection(report) {
+  const all = report.figures.breakdowns.roofline?.rows ?? [];
+  const rows = all.filter((row) => row.intensity_flops_per_byte > 0 && row.compute_tflop_per_s > 0);
+  if (!rows.length) return null;
+  const limits = limitsOf(all);
+  const most = Math.max(...rows.map((row) => row.total_ns));
+  const picture = makeSvg("svg", {
+    class: "chart roofline", tabindex: 0, role: "application", "aria-roledescription": "plot", "aria-describedby": "roofline-keys",
+    "aria-label": `Roofline of ${rows.length} operations; the table under it, and the breakdown Roofline, have the figures`,
+  });
+  const chosen = make("p", { class: "small", id: "roofline-chosen", "aria-live": "polite" });
+  let at = -1;
+  const say = (row) => `${row.name}: ${words.of("compute_tflop_per_s", row.compute_tflop_per_s)}, ${words.of("intensity_flops_per_byte", row.intensity_flops_per_byte)} FLOP/byte, ` +
+    `${words.duration(row.total_ns)} in ${words.count(row.count)} calls${row.of_peak_percent === undefined ? "" : `, ${words.percent(row.of_peak_percent)} of what it could reach`}${row.detail ? `; ${row.detail}` : ""}`;
+  const power = (value, round) => 10 ** round(Math.log10(value));
+  const span = (values) => [power(Math.min(...values), Math.floor), power(Math.max(...values) * 1.01, Math.ceil)];
+  const across = span(rows.map((row) => row.intensity_flops_per_byte));
+  const up = span([...rows.map((row) => row.compute_tflop_per_s * 1e12), ...limits.filter((one) => one.flat).map((one) => one.rate)]);
+
+  function draw() {
+    const width = picture.clientWidth || 800;
+    const { left, right, top, bottom, height } = ROOM;
+    const part = (value, [low, high]) => (Math.log10(value) - Math.log10(low)) / (Math.log10(high) - Math.log10(low));
+    const x = (value) => left + part(value, across) * (width - left - right);
+    const y = (value) => height - bottom - part(value, up) * (height - top - bottom);
+    const parts = [makeSvg("clipPath", { id: "roofline-clip" }, makeSvg("rect", { x: left, y: top, width: width - left - right, height: height - top - bottom }))];
+    const write = (text, where) => { const node = makeSvg("text", where); node.textContent = text; parts.push(node); };
+    for (let value = up[0]; value <= up[1] * 1.01; value *= 10) {
+      parts.push(makeSvg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+      write(`${words.flops(value).replace(".00", "").replace(".0", "")}/s`, { x: left - 8, y: y(value) + 4, "text-anchor": "end" });
+    }
+    for (let value = across[0]; value <= across[1] * 1.01; value *= 10) {
+      parts.push(makeSvg("line", { x1: x(value), x2: x(value), y1: top, y2: height - bottom }));
+      write(String(Number(value.toPrecision(1))), { x: x(value), y: height - bottom + 16, "text-anchor": "middle" });
+    }
+    write("FLOP per byte", { x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" });
+    limits.forEach((limit, number) => {
+      const [from, to] = limit.flat ? [limit.rate, limit.rate] : across.map((one) => one * limit.rate);
+      const path = makeSvg("path", { class: "limit", d: `M${x(across[0])} ${y(from)}L${x(across[1])} ${y(to)}`, "clip-path": "url(#roofline-clip)", "data-limit": limit.name, "stroke-dasharray": limit.flat ? "" : "7 4" });
+      path.style.stroke = `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% 50%)`;
+      parts.push(path);
+    });
+    rows.forEach((row, number) => {
+      const dot = makeSvg("circle", {
+        class: number === at ? "dot chosen" : "dot", cx: x(row.intensity_flops_per_byte), cy: y(row.compute_tflop_per_s * 1e12),
+        r: 4 + 9 * Math.sqrt(row.total_ns / most), "data-name": row.name, on: { click: () => choose(number) },
+      });
+      const title = makeSvg("title");
+      title.textContent = say(row);
+      dot.append(title);
+      parts.push(dot);
+    });
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.replaceChildren(...parts);
+  }
+
+  function choose(number) {
+    at = Math.min(rows.length - 1, Math.max(0, number));
+    chosen.textContent = say(rows[at]);
+    draw();
+  }
+
+  picture.addEventListener("keydown", (event) => {
+    const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: rows.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    choose(next);
+  });
+  const columns = [
+    { key: "name", label: "operation", kind: "text" },
+    ...[["total_ns", "time"], ["compute_tflop_per_s", "rate"], ["intensity_flops_per_byte", "FLOP per byte"], ["of_peak_percent", "of peak"]].map(([key, label]) => ({
+      key, label, kind: "number", show: (value) => words.of(key, value), exact: (value) => words.exactly(key, value),
+    })),
+    { key: "detail", label: "limit", kind: "text", second: true },
+  ];
+  const table = sortableTable("Operations of the roofline", columns, rows, { key: null, descending: true, search: "", all: false }, announce);
+  table.draw();
+  const section = card("roofline", "Roofline");
+  section.append(picture,
+    make("ul", { class: "legend" }, ...limits.map((limit, number) => make("li", {}, make("span", { class: "swatch", style: { background: `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% 50%)` } }), limit.name))),
+    chosen,
+    make("p", { class: "small soft", id: "roofline-keys", text: "A dot is an operation of one shape, its size the time it takes; arrow keys go from one to the next, the most time first." +
+      (limits.length ? "" : " No peak of this device is known.") + (all.length > rows.length ? ` ${words.count(all.length - rows.length)} rows that calculate nothing, or of which it is not known what, have no dot.` : "") }),
+    make("details", {}, make("summary", { text: "As a table" }), table.element));
+  new ResizeObserver(draw).observe(picture);
+  return section;
+}
