@@ -21,13 +21,15 @@ from unified_prof.analysis.model import (
     Step,
     Summary,
 )
-from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.views import statistics
-from unified_prof.analysis.views.idle import WhyIdle
-from unified_prof.analysis.views.step_trace import StepTrace
-from unified_prof.analysis.views.timeline import Timeline
-from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.analysis.read.groups import Group
+    from unified_prof.analysis.views.idle import WhyIdle
+    from unified_prof.analysis.views.step_trace import StepTrace
+    from unified_prof.analysis.views.timeline import Timeline
+    from unified_prof.analysis.views.tracks import Track
 
 if TYPE_CHECKING:
     from unified_prof.analysis.explain.supposed import Change, Supposed

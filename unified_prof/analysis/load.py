@@ -8,13 +8,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.read import folder
 from unified_prof.analysis.read.coverage import Coverage, Missing
 from unified_prof.analysis.read.source import recorded_facts
-from unified_prof.analysis.skyline import MEMORY, RUN_TIME, SkylineAnalysis
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.models.catalogue import CLUSTER, MSPROF
+from unified_prof.models.catalogue import CLUSTER, MSPROF, SKYLINE_MEMORY, SKYLINE_RUN_TIME
 from unified_prof.store.reader import Report, open_report
 
 
@@ -174,7 +172,7 @@ def _runs(reports: list[Report]) -> list[list[Report]]:
     groups: dict[tuple[Path, str], list[Report]] = {}
     for report in reports:
         key = (report.path.parent, report.path.name)
-        if report.family in (RUN_TIME, MEMORY):
+        if report.family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
             stem = report.path.stem.replace("run_time", "").replace("memory", "")
             pair = (report.path.parent, f"skyline{stem}")
             if not any(other.family == report.family for other in groups.get(pair, [])):
@@ -184,6 +182,11 @@ def _runs(reports: list[Report]) -> list[list[Report]]:
 
 
 def _analysis(reports: list[Report], capture: Report | None = None) -> Analysis:
-    if reports[0].family in (RUN_TIME, MEMORY):
+    # Of either family the other's half of the analyses is not imported.
+    if reports[0].family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
+        from unified_prof.analysis.skyline import SkylineAnalysis
+
         return SkylineAnalysis(reports)
+    from unified_prof.analysis.msprof import MsprofAnalysis
+
     return MsprofAnalysis(reports[0], capture)

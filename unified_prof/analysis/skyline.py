@@ -11,7 +11,6 @@ from functools import cached_property
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, Calls, concatenate
-from unified_prof.analysis.explain.advice import tracked
 from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import By
 from unified_prof.analysis.model import (
@@ -109,6 +108,8 @@ class SkylineAnalysis(Analysis):
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return what could be better, the costliest first."""
+        from unified_prof.analysis.explain.advice import tracked
+
         return tracked.advise(
             tracked.Tracked(
                 steps=self.steps(),

@@ -113,7 +113,7 @@ def side_of(
     Raises:
         UprofError: as of `reports_of`; also where a path is the summary of a cluster's run.
     """
-    from unified_prof.cluster.stored import is_run
+    from unified_prof.cluster.places import is_run
 
     for path in paths:
         if is_run(path):

@@ -39,15 +39,15 @@ def unrecovered(folder: Path) -> str | None:
 
 
 def _hint(path: Path, message: str) -> str | None:
-    from unified_prof.cluster import stored
+    from unified_prof.cluster import places
     from unified_prof.pipeline import sources
 
-    if stored.is_run(path):
+    if places.is_run(path):
         return (
             f"it is a run of many ranks: `uprof cluster report {path}` has its tables, "
             f"`uprof report {path} --rank N` one rank, `uprof trace {path} --ranks N,...` timelines"
         )
-    if path.is_dir() and (hint := stored.hint_of_begun(path)) is not None:
+    if path.is_dir() and (hint := places.hint_of_begun(path)) is not None:
         return hint
     if path.is_dir() and (hint := unrecovered(path)) is not None:
         return hint

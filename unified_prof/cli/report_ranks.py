@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,9 +40,11 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         StoreError: the summary of a run is damaged.
         UsageError: a run is needed, and two recordings are of one rank.
     """
-    from unified_prof.cluster.stored import is_run, open_run
+    from unified_prof.cluster.places import FILE_NAME, is_run
 
     if is_run(path) or _is_summary(path):
+        from unified_prof.cluster.stored import open_run
+
         with open_run(path) as run:
             yield _overview(run)
         return
@@ -49,7 +52,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
     if len(databases) < 2:
         yield None
         return
-    from unified_prof.cluster.stored import FILE_NAME, Run
+    from unified_prof.cluster.stored import Run
     from unified_prof.pipeline import cluster
     from unified_prof.store import cluster_summary
     from unified_prof.store.ownership import temporary_folder
@@ -97,7 +100,7 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
 
 def no_run(path: Path, otherwise: str) -> UsageError:
     """Return the error of a path that is no run, with what makes one of it, else `otherwise`."""
-    from unified_prof.cluster.stored import hint_of_begun
+    from unified_prof.cluster.places import hint_of_begun
 
     hint = hint_of_begun(path) if path.is_dir() else None
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
@@ -151,10 +154,23 @@ def _databases(path: Path) -> list[str]:
     return [location for location in _inputs(path) if is_database(Path(location))]
 
 
+def _is_of_one_process(path: Path) -> bool:
+    """Return whether a folder surely is what one process left, by names: the usual case."""
+    others = 0
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                return False
+            others += not entry.name.startswith(("run_time.", "memory.", ".")) and (
+                entry.name != "run.json"
+            )
+    return others < 2
+
+
 def _inputs(path: Path) -> list[str]:
     """Return the databases and recordings below a folder."""
+    if not path.is_dir() or _is_of_one_process(path):
+        return []
     from unified_prof.pipeline.cluster_inputs import inputs_of
 
-    if not path.is_dir():
-        return []
     return [one.location for one in inputs_of([str(path)])[0]]

@@ -18,14 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.common_clock import CommonClock
+from unified_prof.cluster.places import FILE_NAME, hint_of_begun
 from unified_prof.errors import StoreError
 from unified_prof.models.catalogue import CLUSTER
 from unified_prof.store.reader import Report, open_report
-
-FILE_NAME = "cluster.sqlite"
-"""Name of the summary in a run's folder."""
-PARTIALS = "partials"
-"""The folder of partials in a run's folder."""
 
 PARTS = (
     "compute_ns",
@@ -344,22 +340,6 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
                 hint=f"uprof report {file}",
             )
         yield Run(path, report)
-
-
-def is_run(path: Path) -> bool:
-    """Whether a path is the folder of a summed-up run, by the file that it has."""
-    return path.is_dir() and (path / FILE_NAME).is_file()
-
-
-def hint_of_begun(path: Path) -> str | None:
-    """Return what completes a run that has partials and no summary; None: it is no such folder."""
-    partials = path / PARTIALS
-    if is_run(path) or not partials.is_dir() or next(partials.glob("*.parquet"), None) is None:
-        return None
-    return (
-        f"{path} is a run that was not completed; what made it goes on: "
-        f"`uprof cluster build RECORDINGS -o {path}`"
-    )
 
 
 def _columns(record: type) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Columns, Partial
-from unified_prof.cluster.stored import FILE_NAME, PARTIALS
+from unified_prof.cluster.places import FILE_NAME, PARTIALS
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.models.catalogue import CLUSTER
 from unified_prof.pipeline import executors

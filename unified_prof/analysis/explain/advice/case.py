@@ -10,6 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.explain.advice.limits import (
+    PAUSE_SHARE,
+    ROWS,
+    STEPS_TO_LEAVE_ONE,
+    WARMING_UP,
+    milliseconds,
+)
 from unified_prof.analysis.finding import Evidence, Finding, Sureness
 from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.recording import Recording
@@ -20,19 +27,6 @@ from unified_prof.arrays.intervals import IntervalSet
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-STEPS_TO_LEAVE_ONE = 3
-"""From so many steps on the first is left out, as one that warms up."""
-WARMING_UP = 3.0
-"""A step that is longer than so many medians warms up, or saves or evaluates: not judged."""
-WARN_SHARE = 0.03
-"""Share of a step from which a cost is worth a word where a rule has no limit of its own."""
-LEAST_SHARE = 0.01
-"""Of the time: what would save less is not worth a word where the share of the cause is limited
-otherwise, or where nothing but the gain is uncertain."""
-PAUSE_SHARE = 0.10
-"""Of a recording without steps: a gap that is longer is a pause between phases, not a slow host."""
-ROWS = 5
-"""Rows of evidence that a finding shows."""
 _MS = 1e6
 
 
@@ -380,19 +374,3 @@ def chosen_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
         kept &= length <= WARMING_UP * float(np.median(length[1:]))
     found: list[int] = np.flatnonzero(kept & (length > 0)).tolist()
     return found
-
-
-def milliseconds(time_ns: float) -> str:
-    """Return a time in words, in milliseconds."""
-    ms = time_ns / _MS
-    return f"{ms:.3g} ms" if ms < 1 else f"{ms:,.2f} ms"
-
-
-def times(count: int) -> str:
-    """Return how often, in words."""
-    return "once" if count == 1 else f"{count:,} times"
-
-
-def percent(share: float) -> str:
-    """Return a share in words."""
-    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"

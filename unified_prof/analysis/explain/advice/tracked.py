@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN, Calls
-from unified_prof.analysis.explain.advice.case import (
-    LEAST_SHARE,
-    ROWS,
-    milliseconds,
-    percent,
-)
+from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, milliseconds, percent
 from unified_prof.analysis.finding import Advice, Evidence, Finding, NotJudged, Sureness
 from unified_prof.analysis.model import Gaps, Step
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import LEAST_SHARE, ROWS, Case, percent
+from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.roofline import of_recording
 from unified_prof.analysis.explain.roofline.of_recording import (

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import ROWS, Case, percent
+from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.limits import ROWS, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import HOST

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import ROWS, Case, milliseconds, percent
+from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.limits import ROWS, milliseconds, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import INPUT, is_input

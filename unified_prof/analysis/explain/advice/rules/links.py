@@ -10,7 +10,8 @@ import numpy as np
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain import classes
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import LEAST_SHARE, Case, Flags, Ints, percent
+from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
+from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays import intervals

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import ROWS, Case, Ints, percent, times
+from unified_prof.analysis.explain.advice.case import Case, Ints
+from unified_prof.analysis.explain.advice.limits import ROWS, percent, times
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.counters import MAX_BYTES, TORCH

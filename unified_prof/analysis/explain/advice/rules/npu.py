@@ -10,12 +10,10 @@ import numpy as np
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain import classes
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import (
+from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
+from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
     WARN_SHARE,
-    Case,
-    Flags,
-    Ints,
     milliseconds,
     percent,
 )

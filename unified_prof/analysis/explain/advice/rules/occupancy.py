@@ -9,7 +9,8 @@ import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import LEAST_SHARE, Case, percent
+from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays.lookup import Lookup

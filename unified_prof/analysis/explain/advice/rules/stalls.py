@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import (
+from unified_prof.analysis.explain.advice.case import Case, Ints
+from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
     ROWS,
     WARN_SHARE,
-    Case,
-    Ints,
     milliseconds,
     percent,
     times,

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice.case import Case, Flags, Ints, milliseconds, percent
+from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
+from unified_prof.analysis.explain.advice.limits import milliseconds, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import ROWS, WARN_SHARE, Case, Ints, percent, times
+from unified_prof.analysis.explain.advice.case import Case, Ints
+from unified_prof.analysis.explain.advice.limits import ROWS, WARN_SHARE, percent, times
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.tasks import codes
