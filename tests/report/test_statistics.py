@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tests.analysis.builders import Device, run_time_report, training_step
 from unified_prof.analysis.load import open_reports
+from unified_prof.analysis.views.statistics import _by_key
 from unified_prof.cli.app import app
 from unified_prof.report import csv_text, json_text, text
 from unified_prof.report.formats import Request
@@ -42,10 +45,24 @@ def rows(path: Path, by: str, **wishes: Any) -> dict[str, dict[str, Any]]:
 def test_kernels_have_their_extremes_and_their_deviation(path: Path) -> None:
     found = rows(path, "kernel", statistics=True)
     row = found["mm"]
-    assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (7, 55, 100, 2000)
+    assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (7, 55, 1886, 2000)
     assert row["stddev_ns"] == pytest.approx(np.std(TIMES, ddof=1))
     # One time alone deviates from nothing: that is not known, and no zero.
     assert (found["alone"]["min_ns"], found["alone"]["stddev_ns"]) == (60, None)
+
+
+def test_percentiles_between_two_times_lie_between_them(path: Path) -> None:
+    row = rows(path, "operation", statistics=True)["aten::mm"]
+    assert (row["min_ns"], row["median_ns"], row["p99_ns"], row["max_ns"]) == (30, 65, 99, 100)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 10**12)), max_size=300))
+def test_percentiles_are_those_of_everybody_else(found: list[tuple[int, int]]) -> None:
+    key, times = (np.array([one[place] for one in found], np.int64) for place in (0, 1))
+    for group, row in _by_key(key, times).items():
+        median, late = np.percentile(times[key == group], (50, 99))
+        assert row["median_ns"] == pytest.approx(median, abs=1)
+        assert row["p99_ns"] == pytest.approx(late, abs=1)
 
 
 def test_operations_have_launches_too(path: Path) -> None:

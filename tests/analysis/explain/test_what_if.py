@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.analysis.advice.plants import Plant
 from tests.analysis.explain import made
 from tests.analysis.explain.made import Action, Await, Launch, Record, Step, Synchronise, Work
 from unified_prof.analysis.explain import what_if
 from unified_prof.analysis.explain.what_if import Gain, gain, gain_ns, schedule_of, select
+from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.recording import Recording
 from unified_prof.errors import UsageError
 from unified_prof.store.reader import open_report
@@ -275,3 +279,29 @@ def test_nearly_as_much_without_a_record_of_events(
     program: list[Action], change: tuple[str, float]
 ) -> None:
     as_the_machine_does(program, change, 0, syncs=False)
+
+
+def test_a_range_on_the_host_never_gains_more_than_its_time_on_the_path(tmp_path: Path) -> None:
+    with Plant(tmp_path / "a.db") as plant:
+        plant.call(0, 100 * US, "forward")
+        for at in (0, 50 * US):
+            plant.call(at, at + 40 * US, "aten::mm")
+            plant.kernel(at + 12 * US, at + 15 * US, launched=at + 10 * US)
+    with open_analyses(tmp_path / "a.db") as (analysis,):
+        found = {one.name: one for one in analysis.what_if([], top=10).worth}
+    # From the first launch to the last: 10 us of it are in no operation within.
+    assert found["host:forward"].on_path_ns == 50 * US
+    assert found["host:forward"].gain_ns == 25 * US
+    assert all(2 * one.gain_ns <= one.on_path_ns + 2 for one in found.values()), found
+
+
+def test_waits_for_a_full_queue_are_told_as_a_limit(tmp_path: Path) -> None:
+    with Plant(tmp_path / "a.db") as plant:
+        plant.kernel(12 * US, 15 * US, launched=10 * US)
+    with closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
+        db.execute("CREATE TABLE IF NOT EXISTS UPROF_ANOMALIES (name, count, detail)")
+        row = ("launch_queue_full", 198, "calls waited 912 ms in all because the queue was full")
+        db.execute("INSERT INTO UPROF_ANOMALIES VALUES (?, ?, ?)", row)
+    with open_analyses(tmp_path / "a.db") as (analysis,):
+        said = analysis.what_if([], top=1).limits
+    assert any("calls waited 912 ms" in one and "gain far more" in one for one in said), said

@@ -19,8 +19,9 @@ from unified_prof.analysis.calls import KINDS, UNKNOWN, Labels
 from unified_prof.analysis.explain.schedule import graph, kinds
 from unified_prof.analysis.explain.schedule.built import Scheduled
 from unified_prof.analysis.explain.schedule.graph import Segments
-from unified_prof.analysis.explain.what_if import schedule_of
+from unified_prof.analysis.explain.what_if import Selection, in_ranges_ns, schedule_of
 from unified_prof.analysis.model import Breakdown, Row
+from unified_prof.analysis.read.source import recorded_anomalies
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import is_input
 from unified_prof.analysis.views.tracks import Track
@@ -83,6 +84,8 @@ class Stretches:
     """Source line or operation, likewise; UNKNOWN where there is none."""
     piece: Ints
     """Row of `Recording.work` of kernels, copies and collectives; -1 of others."""
+    thread: Ints
+    """Host thread that this is time of; -1 of others."""
     labels: Labels
 
     def __len__(self) -> int:
@@ -128,6 +131,7 @@ class CriticalPath:
             name=both("name"),
             detail=both("detail"),
             piece=both("piece"),
+            thread=both("thread"),
             labels=self._labels,
         )
 
@@ -174,6 +178,16 @@ class CriticalPath:
             key=lambda name: -work[name],
         )
         return rows + [self._beside(name, work, slack) for name in beside[:_OFF_PATH]]
+
+    def on_host_ns(self, selection: Selection) -> int:
+        """Return how much of the path is a thread's time in ranges and calls, all within included.
+
+        The time of a synchronising call after its work is none of it: it is not the thread's own.
+        """
+        found, skew = self.stretches, self._scheduled.host.skew_ns
+        own = np.flatnonzero((found.thread >= 0) & (found.kind != SYNCHRONISING))
+        start, end = found.start_ns[own] + skew, found.end_ns[own] + skew
+        return int(in_ranges_ns(self._recording, selection, found.thread[own], start, end).sum())
 
     def _beside(self, name: int, work: dict[int, int], slack: dict[int, int]) -> Row:
         rows = self._scheduled.pieces.row[self._mine]
@@ -287,6 +301,7 @@ class CriticalPath:
             name,
             nothing,
             np.where(what <= COPY, row, -1),
+            np.full(len(chosen), -1, np.int64),
             self._labels,
         )
 
@@ -313,6 +328,7 @@ class CriticalPath:
             name,
             detail,
             np.full(len(of), -1, np.int64),
+            thread[of],
             self._labels,
         )
 
@@ -495,6 +511,15 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
                 "recorded: what they waited for is told by their streams alone",
             )
         )
+    found += [
+        (
+            "path_queue_full",
+            f"{one.detail}: their launches stay as late as they were, so that faster work of "
+            "devices may gain far more than a schedule run again tells",
+        )
+        for one in recorded_anomalies(recording.source)
+        if one.name == "launch_queue_full"
+    ]
     if pieces.skew_ns:
         found.append(
             (

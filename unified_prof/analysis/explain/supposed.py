@@ -39,7 +39,7 @@ class Worth:
     kind: str
     """A class of the critical path."""
     on_path_ns: int
-    """Its time on the path of all steps."""
+    """Its time on the path of all steps; of a range on the host with all that it calls."""
     gain_ns: int
     """What all steps would gain."""
 
@@ -117,6 +117,9 @@ def _worth(recording: Recording, top: int) -> list[Worth]:
         except UsageError:  # a line between operations is no name of anything
             continue
         factor = WITHOUT if kind == "synchronising" else _TWICE
+        if kind == "host" and name not in CLASSES:
+            # A row of the path is what was innermost; who speeds a range up means all within it.
+            total = critical.on_host_ns(selection)
         gained = gain(recording, [(selection, factor)])
         assert gained is not None
         found.append(Worth(name, kind, total, gained.gain_ns))

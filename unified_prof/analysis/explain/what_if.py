@@ -150,6 +150,19 @@ def _on_host(
     if selection.between:
         result[own] = edges.lag_ns[own]
         return result
+    skew = scheduled.host.skew_ns
+    of_edge = scheduled.host.thread[point[edges.source[own]]]
+    begins = scheduled.schedule.time_ns[edges.source[own]] + skew
+    until = scheduled.schedule.time_ns[edges.target[own]] + skew
+    length = in_ranges_ns(recording, selection, of_edge, begins, until)
+    result[own] = np.minimum(length, edges.lag_ns[own])
+    return result
+
+
+def in_ranges_ns(
+    recording: Recording, selection: Selection, thread: Ints, start_ns: Ints, end_ns: Ints
+) -> Ints:
+    """Return how long some stretches of threads were in the ranges and calls that are selected."""
     calls, framework = recording.host_calls, recording.framework
     threads, starts, ends = [_NOTHING], [_NOTHING], [_NOTHING]
     if len(selection.calls):
@@ -160,19 +173,13 @@ def _on_host(
         threads.append(framework.thread[selection.ranges])
         starts.append(framework.start_ns[selection.ranges])
         ends.append(framework.end_ns[selection.ranges])
-    thread, start, end = (np.concatenate(part) for part in (threads, starts, ends))
-    if not len(thread):
-        return result
-    skew = scheduled.host.skew_ns
-    of_edge = scheduled.host.thread[point[edges.source[own]]]
-    begins = scheduled.schedule.time_ns[edges.source[own]] + skew
-    until = scheduled.schedule.time_ns[edges.target[own]] + skew
-    for one in np.unique(thread).tolist():
-        mine = thread == one
+    of, start, end = (np.concatenate(part) for part in (threads, starts, ends))
+    result = np.zeros(len(thread), np.int64)
+    for one in np.unique(of).tolist():
+        mine = of == one
         covered = intervals.merge(start[mine], end[mine])
-        here = np.flatnonzero(of_edge == one)
-        length = _covered(covered, until[here]) - _covered(covered, begins[here])
-        result[own[here]] = np.minimum(length, edges.lag_ns[own[here]])
+        here = np.flatnonzero(thread == one)
+        result[here] = _covered(covered, end_ns[here]) - _covered(covered, start_ns[here])
     return result
 
 
