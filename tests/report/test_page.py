@@ -696,3 +696,42 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
     cells = "return [...document.querySelectorAll('#roofline td:first-child')].length"
     assert window.run(cells) == 2
     assert window.console() == []
+
+
+def test_the_timeline_is_handed_to_perfetto_when_asked(window: Browser, tmp_path: Path) -> None:
+    window.open(written(stepping(tmp_path / "msprof_1.db")))
+    window.run(
+        "window.opened = []; window.posted = [];"
+        "window.open = (address) => { opened.push(address);"
+        " return {postMessage: (message, origin) => posted.push([message, origin])}; };"
+    )
+    assert window.run("return opened") == []
+    click(window, "#perfetto")
+    time.sleep(0.4)
+    assert window.run("return opened") == ["https://ui.perfetto.dev"]
+    assert window.run("return posted[0]") == ["PING", "https://ui.perfetto.dev"]
+    answer = (
+        "window.dispatchEvent(new MessageEvent('message',"
+        " {data: 'PONG', origin: arguments[0]})); return typeof posted[posted.length - 1][0]"
+    )
+    assert window.run(answer, "https://elsewhere.example") == "string", "nobody else gets it"
+    assert window.run(answer, "https://ui.perfetto.dev") == "object"
+    trace = json.loads(
+        window.run(
+            "const [{perfetto}, origin] = posted[posted.length - 1];"
+            "return new TextDecoder().decode(perfetto.buffer)"
+        )
+    )
+    tasks = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    assert len(tasks) == 9
+    assert {one["name"] for one in tasks} == {"mm"}
+    assert sum(one["dur"] for one in tasks) == pytest.approx(9.0)
+    assert window.console() == []
+
+
+def test_of_merged_tasks_the_trace_beside_the_page_is_asked_for(
+    window: Browser, tmp_path: Path
+) -> None:
+    window.open(written(many_tasks(tmp_path / "msprof_1.db", 120_000)))
+    assert window.run("return document.querySelectorAll('#perfetto').length") == 0
+    assert window.run("return document.querySelector('#perfetto-file').type") == "file"

@@ -26,6 +26,7 @@ _SCRIPTS = (
     "timeline.js",
     "chart.js",
     "steps.js",
+    "perfetto.js",
     "roofline.js",
     "main.js",
 )

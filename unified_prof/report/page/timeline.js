@@ -79,7 +79,7 @@ function timelineSection(report, announce) {
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
       key("n"), key("p"), " next and previous task, ", key("\u2191"), key("\u2193"), " lane. ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that."),
-    ...notes());
+    ...notes(), perfettoLine(report, lanes, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
