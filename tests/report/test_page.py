@@ -605,6 +605,9 @@ def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: P
 def stepping(path: Path) -> Path:
     """Write three steps, each a while of work that the host launches late."""
     with Device(path) as device:
+        row: dict[str, Any] = {"type": device.text("device"), "hbm": [1, 5], "deviceId": 0}
+        at = device.T0 + np.array([500, 1500])
+        device.writer.write("NPU_MEM", row | {"timestampNs": at})
         for step in range(3):
             begin = 10_000 * step
             rows = {"id": step, "startNs": device.T0 + begin, "endNs": device.T0 + begin + 9_000}
@@ -675,6 +678,10 @@ def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
     for dark in (False, True):
         window.open(path, width=390, dark=dark)
         assert window.run("return document.documentElement.scrollWidth") <= 390
+    sections = "return [...document.querySelectorAll('section.card')].map((one) => one.id)"
+    shown = window.run(sections)
+    assert {"roofline", "timeline", "table", "memory", "provenance"} <= set(shown)
+    assert len(shown) == len(set(shown))
     dots = "return [...document.querySelectorAll('#roofline .dot')].map((one) => one.dataset.name)"
     assert window.run(dots) == ["mm [64,64]", "add [64]"]
     limits = "return [...document.querySelectorAll('.limit')].map((one) => one.dataset.limit)"

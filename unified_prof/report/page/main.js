@@ -151,7 +151,7 @@ function reportView(report) {
       ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
   const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), rooflineSection(report), timelineSection(report, announce),
     ...chartSections(report), pmuSection(report, announce), remarksSection(report), provenanceSection(report)].filter(Boolean);
-  const charts = sections.filter((one) => one.querySelector(".chart"));
+  const charts = sections.filter((one) => one.querySelector(".chart:not(.roofline)"));
   if (charts.length > 1) {
     const pair = make("div", { class: "two" });
     charts[0].before(pair);
