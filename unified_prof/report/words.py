@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from unified_prof.plain import printable
-from unified_prof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from unified_prof.units import TIMES, scaled
 
 neutral = printable
 
 NOT_MEASURED = "-"
 """What stands where a figure was not measured: never a zero."""
 
-_TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"), (1, "ns"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
 _FLOPS = (
@@ -26,29 +25,29 @@ _RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (
 
 def duration(value_ns: float | None) -> str:
     """Return a duration with three significant digits in the unit that fits."""
-    return NOT_MEASURED if value_ns is None else _scaled(value_ns, _TIMES)
+    return NOT_MEASURED if value_ns is None else scaled(value_ns, TIMES)
 
 
 def size(value_bytes: float | None) -> str:
     """Return a size with three significant digits in the binary unit that fits."""
-    return NOT_MEASURED if value_bytes is None else _scaled(value_bytes, _SIZES)
+    return NOT_MEASURED if value_bytes is None else scaled(value_bytes, _SIZES)
 
 
 def flops(value: float | None) -> str:
     """Return a number of floating-point operations with three significant digits."""
-    return NOT_MEASURED if value is None else _scaled(value, _FLOPS)
+    return NOT_MEASURED if value is None else scaled(value, _FLOPS)
 
 
 def flops_per_second(value_tflops: float | None) -> str:
     """Return TFLOP/s with three significant digits in the unit that fits."""
     if value_tflops is None:
         return NOT_MEASURED
-    return _scaled(value_tflops * 1e12, _FLOPS) + "/s"
+    return scaled(value_tflops * 1e12, _FLOPS) + "/s"
 
 
 def gb_per_second(value: float | None) -> str:
     """Return decimal GB/s with three significant digits in the unit that fits."""
-    return NOT_MEASURED if value is None else _scaled(value * 1e9, _RATES)
+    return NOT_MEASURED if value is None else scaled(value * 1e9, _RATES)
 
 
 def percent(value: float | None) -> str:
@@ -72,23 +71,3 @@ def number(value: float | None) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
-    """Return `value` in the largest unit of which it is at least one."""
-    for index, (factor, name) in enumerate(units):
-        last = index == len(units) - 1
-        if abs(value) >= factor or last:
-            scaled = value / factor
-            digits = 0 if last and float(value).is_integer() else max(0, 2 - _magnitude(scaled))
-            text = f"{scaled:,.{digits}f}"
-            # 999.6 µs rounds to 1,000 µs: that is 1.00 ms.
-            if index and float(text.replace(",", "")) * factor >= units[index - 1][0]:
-                return _scaled(units[index - 1][0], units)
-            return f"{text} {name}"
-    raise AssertionError("the last unit fits everything")
-
-
-def _magnitude(value: float) -> int:
-    """Return how many digits stand before the decimal point, less one."""
-    return len(str(int(abs(value)))) - 1

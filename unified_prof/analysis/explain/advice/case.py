@@ -15,7 +15,7 @@ from unified_prof.analysis.explain.advice.limits import (
     ROWS,
     STEPS_TO_LEAVE_ONE,
     WARMING_UP,
-    milliseconds,
+    duration,
 )
 from unified_prof.analysis.finding import Evidence, Finding, Sureness
 from unified_prof.analysis.read.source import recorded_facts
@@ -362,7 +362,7 @@ class Case:
 
     def _costs(self, cost_ns: float) -> str:
         what = "every step" if self._chosen else "the recorded time"
-        return f"up to {milliseconds(cost_ns)} of {what}"
+        return f"up to {duration(cost_ns)} of {what}"
 
 
 def chosen_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unified_prof.units import TIMES, scaled
+
 STEPS_TO_LEAVE_ONE = 3
 """From so many steps on the first is left out, as one that warms up."""
 WARMING_UP = 3.0
@@ -15,13 +17,11 @@ PAUSE_SHARE = 0.10
 """Of a recording without steps: a gap that is longer is a pause between phases, not a slow host."""
 ROWS = 5
 """Rows of evidence that a finding shows."""
-_MS = 1e6
 
 
-def milliseconds(time_ns: float) -> str:
-    """Return a time in words, in milliseconds."""
-    ms = time_ns / _MS
-    return f"{ms:.3g} ms" if ms < 1 else f"{ms:,.2f} ms"
+def duration(time_ns: float) -> str:
+    """Return a time in words, as tables have it."""
+    return scaled(time_ns, TIMES)
 
 
 def times(count: int) -> str:

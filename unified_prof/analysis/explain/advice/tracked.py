@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN, Calls
-from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, milliseconds, percent
+from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, duration, percent
 from unified_prof.analysis.finding import Advice, Evidence, Finding, NotJudged, Sureness
 from unified_prof.analysis.model import Gaps, Step
 
@@ -76,7 +76,7 @@ class Tracked:
             links=(),
             steps=own if steps is None else steps,
             cost_ms_per_step=round(cost_ns / 1e6, 6),
-            text=f"{text}; up to {milliseconds(cost_ns)} of every iteration" if cost_ns else text,
+            text=f"{text}; up to {duration(cost_ns)} of every iteration" if cost_ns else text,
             figures=figures,
             advice=advice,
             sure=sure,
@@ -179,8 +179,8 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         SLOW_ITERATIONS,
         cost,
-        f"iteration {worst.name} takes {milliseconds(worst.total_ns or 0)} against "
-        f"{milliseconds(usual)} as a rule",
+        f"iteration {worst.name} takes {duration(worst.total_ns or 0)} against "
+        f"{duration(usual)} as a rule",
         advice="look at what this iteration did besides: logging, saving, evaluation, other shapes",
         sure="certain",
         figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(usual)},

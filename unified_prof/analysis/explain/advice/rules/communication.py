@@ -105,14 +105,16 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
             evidence=_kinds(talk),
         )
         return
-    cost = exposed - _last_of_steps(case, talk)
+    last = _last_of_steps(case, talk)
+    cost = exposed - last
     if case.share(cost) < WARN_SHARE:
         return
     yield case.finding(
         EXPOSED_COMMUNICATION,
         cost,
         f"communication stands alone {percent(case.share(exposed))} of the time: nothing is "
-        "computed beside it",
+        "computed beside it"
+        + (f"; {percent(case.share(last))} is the last of it, which nothing can hide" * bool(last)),
         advice="let it overlap: buckets of DDP or FSDP (bucket_cap_mb, forward_prefetch), gradient "
         "accumulation, a stream of its own; or divide the model otherwise",
         sure="likely" if known > exposed / 2 else "possible",

@@ -8,7 +8,7 @@ import numpy as np
 
 from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
-from unified_prof.analysis.explain.advice.limits import ROWS, milliseconds, percent
+from unified_prof.analysis.explain.advice.limits import ROWS, duration, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import INPUT, is_input
@@ -50,7 +50,7 @@ def input_wait(case: Case) -> Iterator[Finding]:
     yield case.finding(
         INPUT_WAIT,
         cost,
-        f"{who} waits for input {percent(share)} of the time, up to {milliseconds(longest)} at "
+        f"{who} waits for input {percent(share)} of the time, up to {duration(longest)} at "
         "once, with nothing to do meanwhile",
         advice="let more workers fetch (DataLoader num_workers, prefetch_factor, "
         "persistent_workers), or make a batch cheaper: decode less, store it ready",

@@ -14,7 +14,7 @@ from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
     WARN_SHARE,
-    milliseconds,
+    duration,
     percent,
 )
 from unified_prof.analysis.explain.advice.rule import Rule
@@ -198,7 +198,7 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
         NO_PIPE_BUSY,
         cost,
         f"no pipe of the cores is busy for {percent(BUSY_PIPE)} of {len(rows):,} long kernels "
-        f"({milliseconds(int(case.pieces.length_ns[rows].sum()))}): neither computing nor moving "
+        f"({duration(int(case.pieces.length_ns[rows].sum()))}): neither computing nor moving "
         "data bounds them",
         advice="larger or aligned shapes (inner axes in multiples of 256), fused operators, tuned "
         "tiling",

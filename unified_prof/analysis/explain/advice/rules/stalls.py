@@ -13,7 +13,7 @@ from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
     ROWS,
     WARN_SHARE,
-    milliseconds,
+    duration,
     percent,
     times,
 )
@@ -60,7 +60,7 @@ def garbage_collection(case: Case) -> Iterator[Finding]:
     yield case.finding(
         GARBAGE_COLLECTION,
         cost,
-        f"Python collects garbage {times(len(pauses))}, up to {milliseconds(longest)} at once, "
+        f"Python collects garbage {times(len(pauses))}, up to {duration(longest)} at once, "
         f"while nothing else runs {percent(case.share(cost))} of the time",
         advice="gc.freeze() after the first steps and a higher gc.set_threshold(), or gc.disable() "
         "and gc.collect() every n steps, on all ranks together",

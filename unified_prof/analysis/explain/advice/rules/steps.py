@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
-from unified_prof.analysis.explain.advice.limits import milliseconds, percent
+from unified_prof.analysis.explain.advice.limits import duration, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS
@@ -44,8 +44,8 @@ def slow_steps(case: Case) -> Iterator[Finding]:
     yield case.finding(
         SLOW_STEPS,
         cost * case.step_count / len(length),
-        f"step {names[worst]} takes {milliseconds(int(length[worst]))} against "
-        f"{milliseconds(usual)} as a rule{more}; {grown} grew most, by {milliseconds(by)}",
+        f"step {names[worst]} takes {duration(int(length[worst]))} against "
+        f"{duration(usual)} as a rule{more}; {grown} grew most, by {duration(by)}",
         advice="look at that step in `uprof trace`; follow what grew",
         sure="certain",
         figures={"slow": len(slow), "steps": len(length), "median_ns": round(usual), "grew": grown},
@@ -71,7 +71,7 @@ def steps_grow(case: Case) -> Iterator[Finding]:
     yield case.finding(
         STEPS_GROW,
         cost,
-        f"steps get longer: {milliseconds(first)} in the first quarter, {milliseconds(last)} in "
+        f"steps get longer: {duration(first)} in the first quarter, {duration(last)} in "
         f"the last, {percent(last / first - 1)} more",
         advice="look for what accumulates: lists of tensors, graphs kept alive, longer inputs, "
         "fragmented memory, a device that gets hot",
