@@ -118,12 +118,3 @@ def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, tol
     found = re.match(pattern[1].replace("\\/", "/"), said)
     assert found is not None
     assert found[3] == ("TFLOP" if "TFLOP" in told else "GB")
-
-
-def test_the_page_knows_no_address_but_that_of_perfetto(tmp_path: Path) -> None:
-    with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
-        page = html.produce(opened, Request())
-    assert set(re.findall(r"https?://[\w.]+", page)) == {
-        "https://ui.perfetto.dev", "http://www.w3.org",
-    }  # fmt: skip
-    assert "default-src 'none'" in page
