@@ -125,3 +125,5 @@ def test_programs_ask_by_function(two_steps: Path) -> None:
     (found,) = unified_prof.what_if(two_steps, without=["mm_1"])
     assert found.gain is not None
     assert found.gain.per_step_ns > 1_900 * US
+    # One name is a name, not its letters.
+    assert unified_prof.what_if(two_steps, without="mm_1") == [found]

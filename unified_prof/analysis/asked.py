@@ -14,7 +14,7 @@ def what_if(
     path: str | os.PathLike[str],
     *,
     faster: Mapping[str, float] | None = None,
-    without: Iterable[str] = (),
+    without: str | Iterable[str] = (),
     top: int = 10,
 ) -> list[Supposed]:
     """Return what the steps of a timeline, or of each in a folder, would gain by some changes.
@@ -22,7 +22,7 @@ def what_if(
     Args:
         path: the report.
         faster: what is to be faster, by how much: `{"aten::mm": 2}`.
-        without: what is to be gone.
+        without: what is to be gone: names, or one.
         top: without any change, how many things to try.
 
     Raises:
@@ -30,6 +30,7 @@ def what_if(
         UsageError: nothing of a name was recorded, or the report is no timeline.
     """
     changes = [Change(name, factor) for name, factor in (faster or {}).items()]
-    changes += [Change(name, WITHOUT) for name in without]
+    gone = [without] if isinstance(without, str) else without
+    changes += [Change(name, WITHOUT) for name in gone]
     with open_analyses(path) as analyses:
         return [one.what_if(changes, top=top) for one in analyses]
