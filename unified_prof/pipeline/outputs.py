@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from unified_prof.backends.base import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline.ranks import Rank
+from unified_prof.runs.kinds import MEMORY, RUN_TIME
 from unified_prof.store.atomic import output_error, refuse_existing
 from unified_prof.store.run_folder import has_entry
 

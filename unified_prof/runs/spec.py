@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from unified_prof.errors import UsageError
+from unified_prof.runs.kinds import MEMORY as MEMORY
+from unified_prof.runs.kinds import RUN_TIME as RUN_TIME
+from unified_prof.runs.kinds import TIMELINE as TIMELINE
 from unified_prof.runs.records import TrackedRun
-
-RUN_TIME = "run-time"
-MEMORY = "memory"
-TIMELINE = "timeline"
 
 MODULE = "module"
 PROJECT = "project"

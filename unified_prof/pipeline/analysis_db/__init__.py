@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from unified_prof.pipeline.analysis_db import gpu, matrix, steps
+from unified_prof.pipeline.analysis_db import matrix, steps
 from unified_prof.pipeline.analysis_db.collectives import Collective, read_collectives
 from unified_prof.pipeline.analysis_db.recorded import Recorded, read_recorded
 from unified_prof.pipeline.analysis_db.steps import Range
@@ -23,7 +23,6 @@ from unified_prof.store.sql import open_unfinished
 __all__ = [
     "COMMUNICATION_FILE",
     "FILE_NAME",
-    "has_collectives",
     "read_recorded",
     "write_analysis",
     "write_communication",
@@ -56,11 +55,6 @@ Row = tuple[object, ...]
 Rows = dict[str, list[Row]]
 
 
-def has_collectives(report: Report) -> bool:
-    """Tell whether there is anything to say of collectives."""
-    return bool(report.rows("SELECT 1 FROM COMMUNICATION_TASK_INFO LIMIT 1"))
-
-
 def write_analysis(
     report: Report, folder: Path, *, overwrite: bool, recorded: Recorded | None = None
 ) -> Path:
@@ -85,6 +79,8 @@ def write_analysis(
         collectives = read_collectives(report, recorded or Recorded())
         launched = ((one.start_ns, one) for one in collectives)
     else:
+        from unified_prof.pipeline.analysis_db import gpu
+
         ranges = gpu.ranges(report)
         work = gpu.read_work(report)
         launched = gpu.read_collectives(report)

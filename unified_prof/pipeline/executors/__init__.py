@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar
 
 from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline.executors.base import Crew, Failure, Here, WorkerDied
-from unified_prof.pipeline.executors.processes import Processes
 
 __all__ = ["Crew", "Failure", "WorkerDied", "cpus", "each", "open_executor", "refuse_wrong"]
 
@@ -35,6 +34,15 @@ _MOST_TOGETHER = 32
 
 _LOCAL = re.compile(r"local(?::(?P<count>[1-9]\d{0,3}))?\Z")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:\d{1,5}/?\Z")
+
+
+def _on_this_machine(count: int) -> Crew:
+    if count == 1:
+        return Here()
+    # What starts processes takes a while to import, and one recording needs none.
+    from unified_prof.pipeline.executors.processes import Processes
+
+    return Processes(count)
 
 
 def cpus() -> int:
@@ -86,7 +94,7 @@ def open_executor(
     refuse_wrong(wish)
     if wish is None:
         count = cpus() if jobs is None else jobs
-        with Here() if count == 1 else Processes(count) as crew:
+        with _on_this_machine(count) as crew:
             yield crew
         return
     from unified_prof.pipeline.executors import dask_crew

@@ -84,7 +84,6 @@ class Prof(Source):
         What somebody else has left there stays, unless `force` is given. A folder of its own gets
         what readers tell devices and ranks by, as they look for PROF_* directories.
         """
-        from unified_prof.pipeline import analysis_db
         from unified_prof.store.reader import open_report
 
         folder = report.parent
@@ -92,7 +91,11 @@ class Prof(Source):
         if is_own_folder:
             _copy_devices(path, folder)
         with open_report(report) as opened:
-            has_collectives = analysis_db.has_collectives(opened)
+            has_collectives = bool(opened.rows("SELECT 1 FROM COMMUNICATION_TASK_INFO LIMIT 1"))
+            if not has_collectives and not is_own_folder:
+                return
+            from unified_prof.pipeline import analysis_db
+
             recorded = analysis_db.read_recorded(path)
             for write, place, is_wanted in (
                 (
