@@ -70,7 +70,8 @@ _WARM = """
 import importlib, json, os, pkgutil, sys
 import unified_prof
 for found in pkgutil.walk_packages(unified_prof.__path__, "unified_prof."):
-    if not found.name.endswith("__main__"):
+    # Callbacks for trainers need the trainers, and no command needs them.
+    if not found.name.endswith("__main__") and ".integrations" not in found.name:
         importlib.import_module(found.name)
 import sqlalchemy.orm, alembic.command, rich.console
 from unified_prof.cli.app import main

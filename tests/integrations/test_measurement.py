@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,3 +97,12 @@ def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> Non
     assert "yet" in measured.summary()
     measured.end()
     assert "yet" not in measured.summary()
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(one) for one in ("lightning", "pytorch_lightning")),
+    reason="it is installed",
+)
+def test_without_lightning_its_callbacks_say_what_to_install() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[lightning\]'"):
+        importlib.import_module("unified_prof.integrations.lightning")

@@ -22,6 +22,12 @@ _EPOCH = "run_training_epoch"
 
 def _package() -> Any:
     old = "pytorch_lightning"
+    if all(importlib.util.find_spec(one) is None for one in (old, "lightning")):
+        raise ModuleNotFoundError(
+            "neither lightning nor pytorch_lightning is installed: "
+            "pip install 'unified-prof[lightning]'",
+            name="lightning",
+        )
     if importlib.util.find_spec("lightning") is None or (
         is_imported(old) and not is_imported("lightning.pytorch")
     ):
