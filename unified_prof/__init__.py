@@ -17,6 +17,8 @@ _EXPORTS: dict[str, str] = {
     "advise": "unified_prof.analysis.advised",
     "detect": "unified_prof.store.detect",
     "diff": "unified_prof.analysis.compare.compared",
+    "figures": "unified_prof.report.asked",
+    "gate": "unified_prof.report.asked",
     "open_report": "unified_prof.store.reader",
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
@@ -31,6 +33,8 @@ __all__ = [
     "advise",
     "detect",
     "diff",
+    "figures",
+    "gate",
     "open_report",
     "profile",
     "step",
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from unified_prof.integrations.traces import trace_handler
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile
+    from unified_prof.report.asked import figures, gate
     from unified_prof.store.detect import detect
     from unified_prof.store.reader import open_report
     from unified_prof.tracking.live import step

@@ -1,0 +1,62 @@
+"""The figures of reports from Python: those of the commands."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import unified_prof
+from tests.analysis.builders import training_step
+from tests.cli.test_compare import write_run
+from tests.cli.test_report import uprof
+from unified_prof.errors import UsageError
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Path:
+    training_step(path := tmp_path / "msprof_20260101000000.db")
+    return path
+
+
+def test_the_document_is_that_of_the_command(timeline: Path) -> None:
+    (answer,) = unified_prof.figures(timeline)
+    (told,) = json.loads(uprof("report", timeline, "--format", "json").stdout)["reports"]
+    found = json.loads(json.dumps(answer.document))
+    assert found["breakdowns"].keys() == told["breakdowns"].keys()
+    assert found["totals"] == told["totals"]
+    rows = [row.name for row in answer.breakdown("kernel").rows]
+    assert rows == [row["name"] for row in told["breakdowns"]["kernel"]["rows"]]
+
+
+def test_what_is_only_made_when_asked_for_is_asked_for(timeline: Path) -> None:
+    (answer,) = unified_prof.figures(timeline)
+    with pytest.raises(UsageError, match="was asked for no breakdown by 'path'"):
+        answer.breakdown("path")
+    (answer,) = unified_prof.figures(timeline, by="path")
+    assert answer.breakdown("path").rows
+    with pytest.raises(UsageError, match="no breakdown by 'speed'"):
+        unified_prof.figures(timeline, by=["speed"])
+
+
+def test_a_gate_takes_one_report_a_side_or_several(tmp_path: Path) -> None:
+    base = [write_run(tmp_path / f"base{n}", seed=n) for n in range(3)]
+    slow = [write_run(tmp_path / f"slow{n}", slow_line=1.5, seed=9 + n) for n in range(3)]
+    assert unified_prof.gate(base, slow).outcome == "regression"
+    assert unified_prof.gate(base, base).outcome == "pass"
+    assert unified_prof.gate(base[0], slow[0]).outcome == "inconclusive"
+    assert unified_prof.gate(base[0], slow[0], noise=0.01).outcome == "regression"
+    assert unified_prof.gate(base[0], base[1], metrics=["peak-memory"]).outcome == "pass"
+
+
+def test_a_breakdown_is_a_table_of_pandas_where_that_is_installed(timeline: Path) -> None:
+    (answer,) = unified_prof.figures(timeline)
+    if importlib.util.find_spec("pandas") is None:
+        with pytest.raises(UsageError, match="pandas is not installed"):
+            answer.to_pandas()
+        return
+    table = answer.to_pandas("kernel")
+    assert list(table["name"]) == [row.name for row in answer.breakdown("kernel").rows]
+    assert table["total_ns"].sum() == answer.breakdown("kernel").total_ns
