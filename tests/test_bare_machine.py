@@ -12,6 +12,7 @@ import pytest
 
 import unified_prof
 
+CALLBACKS = ("integrations/lightning.py", "integrations/transformers.py")
 HEAVY = {"torch", "numpy", "sqlalchemy", "alembic"}
 PACKAGE = Path(unified_prof.__file__).parent
 
@@ -38,7 +39,10 @@ def test_every_module_imports_without_torch() -> None:
     names = [
         ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts))
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.stem != "__main__" and "_resources" not in path.parts
+        if path.stem != "__main__"
+        and "_resources" not in path.parts
+        # Callbacks are classes of the trainer they are for: they need its package.
+        and path.relative_to(PACKAGE).as_posix() not in CALLBACKS
     ]
     code = f"""{BLOCK_TORCH}
 import importlib

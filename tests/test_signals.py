@@ -125,7 +125,10 @@ def test_without_such_a_block_the_end_of_a_workload_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("in_children", [True, False])
-def test_forked_children_end_as_they_were_told(in_children: bool) -> None:
+@pytest.mark.parametrize("before", [True, False])
+def test_forked_children_end_as_they_were_told(in_children: bool, before: bool) -> None:
+    with signals.ended_by_signals(in_children=before):
+        pass  # a block that is over says nothing of this one
     with signals.ended_by_signals(in_children=in_children):
         child = os.fork()
         if not child:

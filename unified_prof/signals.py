@@ -43,14 +43,16 @@ def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
         return
     taken: dict[int, _Handler] = {}
     owner = os.getpid()
+    if not in_children:
+        _leave_children_alone(1)
     try:
         for number in ENDING:
             if signal.getsignal(number) is signal.SIG_DFL:
                 taken[number] = signal.signal(number, _end)
-        if not in_children:
-            _leave_children_alone()
         yield
     finally:
+        if not in_children:
+            _leave_children_alone(-1)
         if os.getpid() == owner:
             for number, before in taken.items():
                 if signal.getsignal(number) is _end:  # the program inside may have taken it since
@@ -62,10 +64,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 _watches_forks = False
+_blocks_that_leave_children_alone = 0
 
 
-def _leave_children_alone() -> None:
-    global _watches_forks
+def _leave_children_alone(change: int) -> None:
+    global _watches_forks, _blocks_that_leave_children_alone
+    _blocks_that_leave_children_alone += change
     if not _watches_forks and hasattr(os, "register_at_fork"):
         _watches_forks = True
         os.register_at_fork(after_in_child=_defaults_again)
@@ -73,7 +77,7 @@ def _leave_children_alone() -> None:
 
 def _defaults_again() -> None:
     for number in ENDING:
-        if signal.getsignal(number) is _end:
+        if _blocks_that_leave_children_alone and signal.getsignal(number) is _end:
             signal.signal(number, signal.SIG_DFL)
 
 

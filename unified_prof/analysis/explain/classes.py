@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Ints, Labels
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 MATMUL: Final = "matmul"
 CONVOLUTION: Final = "convolution"
@@ -53,7 +54,7 @@ _KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, 
 _KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
 """Kernels of these classes are of them, whatever they ran for."""
 
-_NOTHING: Final = frozenset({"", "N/A", None})
+_NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
 
 
 def _any(*words: str) -> re.Pattern[str]:

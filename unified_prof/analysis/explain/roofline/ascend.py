@@ -20,9 +20,10 @@ from unified_prof.analysis.explain.roofline.tensors import (
     UntoldError,
     dtype_of,
 )
+from unified_prof.vocabulary import NOT_AVAILABLE
 
 _PADDED = "sizes are padded by the layout: FLOPs are at most these"
-_NOT_AVAILABLE = frozenset({"", "N/A", "NULL", "UNDEFINED"})
+_UNKNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNDEFINED"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ def laid(shapes: str | None, types: str | None, formats: str | None) -> tuple[La
     Raises:
         UntoldError: shapes are not known, or a type is not.
     """
-    if (shapes or "").strip('" ') in _NOT_AVAILABLE and (types or "") in _NOT_AVAILABLE:
+    if (shapes or "").strip('" ') in _UNKNOWN and (types or "") in _UNKNOWN:
         return ()
     of_formats = split(formats)
     found = []
     for place, (shape, dtype) in enumerate(zip(split(shapes), split(types), strict=False)):
-        if dtype in _NOT_AVAILABLE:
+        if dtype in _UNKNOWN:
             continue
         layout = of_formats[place] if place < len(of_formats) else ""
         layout = layout.removeprefix("FORMAT_").partition(":")[0]

@@ -16,6 +16,7 @@ from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays import intervals
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.units import NS_PER_S
 
 UNALIGNED_MESSAGES = "unaligned_messages"
 LINK_CONTENTION = "link_contention"
@@ -29,7 +30,7 @@ SLOW_SHARE = 0.8
 """Of the rate that transfers have while no matrix product runs."""
 LARGE_BYTES = 1 << 20
 """Smaller transfers tell no rate."""
-RETRIED_NS = 4_000_000_000
+RETRIED_NS = 4 * NS_PER_S
 """RDMA repeats a message that is not acknowledged after four seconds; the advisor's."""
 FEW = 5
 """Transfers on either side of a comparison."""
