@@ -203,13 +203,14 @@ def test_the_diff_and_the_gate_never_contradict_each_other(
     }
 
 
-@pytest.mark.parametrize("runs", [2, 3, 5, 8])
-@pytest.mark.parametrize("noise", [0.01, 0.05, 0.12])
+@pytest.mark.quick(cases=1)
+@pytest.mark.parametrize("runs", [3, 2, 5, 8])
+@pytest.mark.parametrize("noise", [0.05, 0.01, 0.12])
 def test_of_runs_that_differ_by_chance_hardly_any_verdict_is_wrong(runs: int, noise: float) -> None:
     """Sides of several runs of a machine whose runs differ, iterations hardly."""
     generator = np.random.default_rng(runs)
     wrong = 0
-    for _ in range(200):
+    for _ in range(100):
         sides = []
         for factor in (1.0, 1.0, 1.2):
             level = 5e6 * factor * np.exp(generator.normal(0, noise, runs))
@@ -219,4 +220,4 @@ def test_of_runs_that_differ_by_chance_hardly_any_verdict_is_wrong(runs: int, no
         base, same, slower = sides
         wrong += gate(base, same, ["total"], Limits()).outcome == "regression"
         wrong += gate(base, slower, ["total"], Limits()).outcome == "pass"
-    assert wrong <= 3, "of 400"
+    assert wrong <= 2, "of 200"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -229,8 +230,12 @@ def medians(matrix: Floats) -> Floats:
 
 def _within(run: Floats, statistic: Statistic) -> float:
     """Return the variance of the logarithm of a run's statistic, by a bootstrap of its blocks."""
-    if len(run) == 1:
-        return 0.0
+    return 0.0 if len(run) == 1 else _scatter(run.tobytes(), statistic)
+
+
+@lru_cache(maxsize=1024)  # a gate asks for a verdict and for what it rests on, of the same runs
+def _scatter(values: bytes, statistic: Statistic) -> float:
+    run = np.frombuffer(values)
     generator = np.random.default_rng(len(run))
     return float(np.var(np.log(_resampled(run, statistic, generator))))
 
