@@ -198,6 +198,7 @@ def test_what_is_seen_grows_with_the_noise_and_shrinks_with_runs() -> None:
         (["--until-sure", "'a.py", ".", "."], "cannot be read"),
         (["--self-test", " "], "empty"),
         (["--self-test", "a.py", "--rounds", "2"], "takes 3 at least"),
+        (["--self-test", "a.py", "--keep", "a/run_time.sqlite"], "expected a new folder"),
         (["a", "b", "--rounds", "2"], "are used with"),
         (["--baseline", "main"], "beside --baseline"),
         (["a", "b", "--noise", "much"], "--noise takes a percentage"),

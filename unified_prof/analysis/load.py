@@ -90,6 +90,11 @@ def open_reports(
                 )
             if captured is not None and report.family != MSPROF:
                 raise UsageError(f"{path} is no timeline: it has no graphs of a capture")
+            if captured is not None and path.samefile(captured.path):
+                raise UsageError(
+                    f"{path} cannot be its own capture",
+                    hint="name the report of the recording in which its graphs were captured",
+                )
             yield Opened(path, [[report]], [*lost], captured)
             return
         reports: list[Report] = []

@@ -144,6 +144,8 @@ def _reports(keep: Path | None) -> Iterator[Path]:
         return
     from unified_prof.pipeline.outputs import output_directory
 
+    if keep.exists() and not keep.is_dir():
+        raise UsageError(f"--keep {keep}: it is a file, expected a new folder")
     if keep.exists() and any(keep.iterdir()):
         raise UsageError(f"--keep {keep}: the folder is not empty", hint="name another one")
     with output_directory(keep.absolute()) as made:

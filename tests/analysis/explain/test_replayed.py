@@ -187,6 +187,8 @@ def test_what_is_no_capture_is_refused(paths: tuple[Path, Path], tmp_path: Path)
         told(*paths)
     result = CliRunner().invoke(app, ["report", str(paths[0]), "--with", str(tmp_path / "no.db")])
     assert result.exit_code != 0
+    with pytest.raises(UsageError, match="cannot be its own capture"):
+        told(paths[0], paths[0])
 
 
 @pytest.mark.slow
