@@ -13,8 +13,8 @@ import pytest
 from tests.analysis.builders import Device, training_step
 from unified_prof.analysis.explain.roofline import breakdown
 from unified_prof.analysis.explain.roofline.flops import Cost
-from unified_prof.analysis.explain.roofline.of_recording import Placed
 from unified_prof.analysis.explain.roofline.peaks import Peak
+from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.load import open_reports
 from unified_prof.report import html, names, page_data, text
 from unified_prof.report.figures import as_document, collect

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from tests.analysis.builders import Device
 from unified_prof import open_report
 from unified_prof.analysis.explain.roofline import of_recording
-from unified_prof.analysis.explain.roofline.of_recording import Placed, Roofline
+from unified_prof.analysis.explain.roofline.of_recording import Roofline
+from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.recording import Recording
 from unified_prof.cli.app import app
 

@@ -8,7 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.analysis.explain.roofline.test_of_recording import roofline
-from unified_prof.analysis.explain.roofline.of_recording import Placed, Roofline
+from unified_prof.analysis.explain.roofline.of_recording import Roofline
+from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.cli.app import app
 
 

@@ -15,7 +15,7 @@ from unified_prof.analysis.compare.between import Sample
 from unified_prof.analysis.compare.device import names
 from unified_prof.analysis.compare.device.leaves import Leaves, Naming, joined, leaves_of
 from unified_prof.analysis.explain.roofline import peaks
-from unified_prof.analysis.explain.roofline.of_recording import known_devices
+from unified_prof.analysis.explain.roofline.known import known_devices
 from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.model import DeviceTime
 from unified_prof.analysis.msprof import MsprofAnalysis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unified_prof.analysis.explain.roofline import of_recording
-from unified_prof.analysis.explain.roofline.of_recording import Placed
+from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views import breakdowns

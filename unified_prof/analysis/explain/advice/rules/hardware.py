@@ -17,12 +17,13 @@ from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, percent
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.roofline import of_recording
-from unified_prof.analysis.explain.roofline.of_recording import (
+from unified_prof.analysis.explain.roofline.known import known_devices
+from unified_prof.analysis.explain.roofline.peaks import Device
+from unified_prof.analysis.explain.roofline.placed import (
     MATRIX_TARGET,
     MEMORY_TARGET,
     Placed,
 )
-from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.finding import Evidence, Finding
 
 INEFFICIENT_OPERATION = "inefficient_operation"
@@ -178,7 +179,7 @@ def _evidence(rows: list[Placed]) -> list[Evidence]:
 def _shapes(case: Case) -> str | None:
     if not of_recording.offered(case.recording):
         return "shapes of operations were not recorded (torch.profiler needs record_shapes)"
-    if of_recording.known_devices(case.recording).get(case.device or "") is None:
+    if known_devices(case.recording).get(case.device or "") is None:
         return f"{case.device}: its peaks are not known ([tool.uprof.devices] takes them)"
     return None
 

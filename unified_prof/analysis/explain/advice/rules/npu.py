@@ -18,7 +18,8 @@ from unified_prof.analysis.explain.advice.limits import (
     percent,
 )
 from unified_prof.analysis.explain.advice.rule import Rule
-from unified_prof.analysis.explain.roofline import of_recording, peaks
+from unified_prof.analysis.explain.roofline import peaks
+from unified_prof.analysis.explain.roofline.known import known_devices
 from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays.lookup import Lookup
@@ -211,7 +212,7 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
 def _chip_of(case: Case) -> Device | None:
     """Return what the table of devices says of this one, not what was recorded of it."""
     named = _NAMED.search(case.device or "")
-    if named is None or of_recording.known_devices(case.recording)[case.device or ""] is None:
+    if named is None or known_devices(case.recording)[case.device or ""] is None:
         return None  # its clock is of another chip than its name
     if named[1] == _OF_TWO and "AICORE_FREQ" not in case.recording.source.tables:
         return None

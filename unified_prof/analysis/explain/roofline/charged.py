@@ -1,0 +1,314 @@
+"""What is charged with the time of kernels, and what each of it calculates and moves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.calls import KERNEL
+from unified_prof.analysis.explain.roofline import ascend, aten
+from unified_prof.analysis.explain.roofline.arguments import (
+    Arguments,
+    dtype_of_kernel,
+    parsed,
+    told,
+)
+from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
+from unified_prof.analysis.read import operation_inputs, operators
+from unified_prof.analysis.read.framework import NONE, Framework
+from unified_prof.analysis.read.operation_inputs import numbered
+from unified_prof.analysis.read.tasks import codes
+from unified_prof.analysis.recording import Recording
+from unified_prof.store.integers import MISSING
+
+Ints = NDArray[np.int64]
+
+TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
+"""Names of kernels that say they calculate in TF32."""
+NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
+"""Those that say they do not."""
+_COUNTED_BELOW = "counted where operations within it launched kernels"
+_NO_SHAPES = "the shapes of its inputs were not recorded"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class:
+    """Pieces of device work that one calculation is the same for."""
+
+    name: str
+    shapes: str
+    kind: str
+    device: int
+    count: int
+    total_ns: int
+    members: Ints
+    """Their numbers among what is charged."""
+    kernel: str
+    cost: Cost | None
+    why: str | None
+
+
+class Charged:
+    """What is charged with kernels: operations of the framework, operators, kernels of neither.
+
+    Attributes:
+        total_ns: time of the kernels of each.
+        device: number of the device of each.
+        step: the step that launched each, -1 where none did.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        work = recording.work
+        piece = np.flatnonzero(work.kind == KERNEL)
+        self._recording = recording
+        task = work.task[piece].astype(np.int64)
+        duration = work.duration_ns[piece]
+        framework = recording.framework
+        own = self._own_shapes(task)
+        owner = np.full(len(piece), NONE, np.int64)
+        self._framework = framework
+        self._formulas: NDArray[np.bool_] | None = None
+        if framework is not None:
+            self._formulas = _marked(framework, lambda text: aten.formula_of(text) is not None)
+            connection = work.connection[piece]
+            owner = framework.innermost(connection, self._formulas)
+            plain = framework.innermost(connection)
+            owner = np.where(owner != NONE, owner, plain)
+        # One number for what is charged: an operation's range, else the piece by itself.
+        ranges = 0 if framework is None else len(framework)
+        # Where operators tell their own shapes, others are not charged with what launched both.
+        alone = own | (owner == NONE) | own.any()
+        key = np.where(alone, ranges + np.arange(len(piece)), owner)
+        self.total_ns, chief = duration, np.arange(len(piece))
+        if not alone.all():
+            distinct, number = np.unique(key, return_inverse=True)
+            self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
+            # The longest kernel stands for its operation: its name, its device, its step.
+            order = np.lexsort((duration, number))
+            last = np.append(number[order][1:] != number[order][:-1], True)
+            chief = order[last]
+        self._owner, self._alone = owner[chief], alone[chief]
+        self._own = own[chief]
+        self._task = task[chief]
+        self._kernel = work.kernel[piece[chief]]
+        self._operator = work.operator[piece[chief]]
+        self.device = work.device[piece[chief]]
+        steps = recording.of_steps.tasks if recording.steps else None
+        self.step = np.full(len(chief), NONE, np.int64)
+        if steps is not None:
+            self.step = steps[self._task].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.total_ns)
+
+    def _own_shapes(self, task: Ints) -> NDArray[np.bool_]:
+        """Tell which tasks have shapes of their own: operators of an Ascend."""
+        source = self._recording.source
+        if "UPROF_GPU_TASKS" in source.tables:
+            return np.zeros(len(task), bool)
+        self._tensors = operators.tensors(source)
+        row = self._recording.tasks.info[task].astype(np.int64)
+        columns = [self._tensors[name] for name in ("inputs", "outputs")]
+        known = np.zeros(len(task), bool)
+        if not len(columns[0]):
+            return known
+        strings = self._recording.strings
+        for column in columns:
+            ids, number = codes(np.where(row >= 0, column[row], -1))
+            known |= np.array([_has_sizes(strings.get(one)) for one in ids])[number]
+        return known
+
+    def classes(self) -> list[Class]:
+        """Return what is charged by what its cost is calculated of."""
+        if not len(self):
+            return []
+        framework, strings = self._framework, self._recording.strings
+        inputs = {
+            name: np.full(len(self), MISSING, np.int64)
+            for name in ("shapes", "types", "strides", "values")
+        }
+        name_id = np.full(len(self), MISSING, np.int64)
+        if framework is not None:
+            in_framework = np.flatnonzero(self._owner != NONE)
+            owner = self._owner[in_framework]
+            found = operation_inputs.of_ranges(self._recording.source, framework, owner)
+            for name, values in found.items():
+                inputs[name][in_framework] = values
+            name_id[in_framework] = framework.name_id[owner]
+        doubled = self._doubled()
+        tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
+        if self._own.any():
+            row = self._recording.tasks.info[self._task].astype(np.int64)
+            for name in operators.TENSORS:
+                tensors[name] = np.where(self._own, self._tensors[name][row], MISSING)
+        columns = [
+            name_id,
+            *inputs.values(),
+            *tensors.values(),
+            self._telling_kernels(),
+            np.where(self._own, self._operator, NONE),
+            self.device,
+            self._own,
+            self._alone,
+            doubled,
+        ]
+        number = numbered(*columns)
+        texts = self._recording.work.labels.texts
+        result = []
+        for members in groups(number):
+            first = members[0]
+            given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
+            laid = {name: strings.get(int(values[first])) for name, values in tensors.items()}
+            named = strings.get(int(name_id[first])) or ""
+            kernel = texts[int(self._kernel[first])]
+            operator = texts[int(self._operator[first])]
+            if self._own[first]:
+                described = _of_operator(operator, laid, named, given)
+            elif not self._alone[first]:
+                described = _of_operation(named, given, kernel, doubled=bool(doubled[first]))
+            else:
+                described = (kernel, "", "kernel", None, _NO_SHAPES)
+            result.append(
+                Class(
+                    *described[:3],
+                    device=int(self.device[first]),
+                    count=len(members),
+                    total_ns=int(self.total_ns[members].sum()),
+                    members=members,
+                    kernel=kernel,
+                    cost=described[3],
+                    why=described[4],
+                )
+            )
+        return result
+
+    def _telling_kernels(self) -> Ints:
+        """Return what kernels' names say that a cost depends on, where that has a say at all."""
+        labels, number = np.unique(self._kernel, return_inverse=True)
+        texts = [self._recording.work.labels.texts[int(label)] for label in labels]
+        ways: dict[tuple[str, bool, bool], int] = {}
+        codes = [
+            ways.setdefault(
+                (dtype_of_kernel(text), bool(TF32.search(text)), bool(NOT_TF32.search(text))),
+                len(ways),
+            )
+            for text in texts
+        ]
+        result: Ints = np.where(self._own, NONE, np.array(codes, np.int64)[number])
+        # A kernel by itself is called by its name.
+        return np.where(self._alone & ~self._own, len(ways) + self._kernel, result)
+
+    def _doubled(self) -> NDArray[np.bool_]:
+        """Tell which matrix operations hold others that are charged: these count, not they."""
+        result = np.zeros(len(self), bool)
+        framework = self._framework
+        if framework is None:
+            return result
+        matrix = _marked(framework, _is_matrix)
+        inside = np.flatnonzero(~self._alone)
+        ranges = self._owner[inside]
+        is_matrix = matrix[ranges]
+        charged = np.zeros(len(framework), bool)
+        charged[ranges[is_matrix]] = True
+        outer = framework.around(ranges[is_matrix], charged)
+        result[inside] = np.isin(ranges, outer[outer != NONE])
+        return result
+
+
+def _marked(framework: Framework, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    marked = np.zeros(len(framework), bool)
+    marked[framework.matching(wanted)] = True
+    return marked
+
+
+def groups(number: Ints) -> Iterator[Ints]:
+    """Yield the places of each number 0, 1, ..."""
+    order = np.argsort(number, kind="stable")
+    borders = np.flatnonzero(np.diff(number[order])) + 1
+    yield from (part for part in np.split(order, borders) if len(part))
+
+
+def _has_sizes(text: str | None) -> bool:
+    return text is not None and any(sign.isdigit() for sign in text)
+
+
+_MATRIX = re.compile(
+    r"mm$|mm_|matmul|linear|conv|attention|attn|FlashAttn|^aten::(?:dot|vdot|mv|addmv)$"
+)
+
+
+def _is_matrix(name: str) -> bool:
+    """Tell whether an operation that has a formula works on matrix units."""
+    return bool(_MATRIX.search(name)) and aten.formula_of(name) is not None
+
+
+Described = tuple[str, str, str, Cost | None, str | None]
+"""Name, shapes in words, kind, cost of one, and why there is none."""
+
+
+def _of_operation(
+    name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
+) -> Described:
+    """Describe an operation of the framework."""
+    shapes = in_words(given["shapes"], given["types"])
+    formula = aten.formula_of(name)
+    if doubled:
+        return name, shapes, "operation", None, _COUNTED_BELOW
+    if formula is None:
+        return name, shapes, "operation", None, "no formula for it"
+    if given["types"] is None:
+        return name, shapes, "operation", None, _NO_SHAPES
+    try:
+        arguments = parsed(
+            given["shapes"], given["types"], given["strides"], given["values"], kernel
+        )
+        return name, shapes, "operation", formula(arguments), None
+    except UntoldError as err:
+        return name, shapes, "operation", None, str(err)
+
+
+def _of_operator(
+    op_type: str, laid: dict[str, str | None], named: str, given: dict[str, str | None]
+) -> Described:
+    """Describe an operator of an Ascend."""
+    shapes = in_words(laid["inputs"], laid["input_types"])
+    try:
+        arguments = Arguments(())
+        with suppress(UntoldError):
+            # What the framework says is of help only where it is known.
+            arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"])
+        around = ascend.Framework(named.rpartition("::")[2], arguments)
+        operator = ascend.Operator(
+            op_type,
+            ascend.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
+            ascend.laid(laid["outputs"], laid["output_types"], laid["output_formats"]),
+            around,
+        )
+        return op_type, shapes, "operation", ascend.cost(operator), None
+    except UntoldError as err:
+        return op_type, shapes, "operation", None, str(err)
+
+
+_MOST_SHAPES = 4
+
+
+def in_words(shapes: str | None, types: str | None) -> str:
+    """Return shapes and types as people read them: `[141,512] [512,2048] bf16`."""
+    found, kinds = [], []
+    for shape, kind in zip(*told(shapes, types), strict=False):
+        dtype = dtype_of(kind)
+        if dtype in ("tensorlist", "genericlist"):
+            found.append(f"{len(shape.split('|'))} tensors" if shape else "a list")
+        elif shape:
+            found.append(f"[{shape.replace(' ', '')}]")
+            kinds.append(dtype)
+    more = len(found) - _MOST_SHAPES
+    if more > 0:
+        found = [*found[:_MOST_SHAPES], f"and {more} more"]
+    return " ".join([*found, *dict.fromkeys(kinds)])
