@@ -13,7 +13,7 @@ import typer
 from unified_prof.cli import converting, hints, printing, report_ranks
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
 from unified_prof.errors import StoreError
 
 if TYPE_CHECKING:
@@ -55,13 +55,8 @@ def advise(
         AdviceFormat | None,
         typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
-    ] = None,
+    output: OutputFile = None,
+    rank: OneRank = None,
     full_names: FullNames = False,
     convert: Convert = False,
     force: Force = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,13 @@ Noise = Annotated[
         help="How much runs of the unchanged workload differ here, such as 2%.",
         show_default="what `uprof gate --self-test` learned",
     ),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
+]
+OneRank = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
 ]
 SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
 Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]

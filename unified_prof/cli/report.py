@@ -15,7 +15,7 @@ from unified_prof.analysis.kinds import KINDS, STATISTICS_OF
 from unified_prof.cli import converting, hints, printing, report_ranks
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
+from unified_prof.cli.options import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
 
@@ -82,13 +82,8 @@ def report(
             show_default="by -o's ending, or text",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
-    ] = None,
+    output: OutputFile = None,
+    rank: OneRank = None,
     statistics: Annotated[
         bool,
         typer.Option(
