@@ -31,6 +31,7 @@ _NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
 _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
 _WITH_DEFAULT = re.compile(rf"coalesce\(({_NAME}), (-?[0-9]{{1,18}})\)", re.ASCII)
 _WITH_MISSING = re.compile(rf"coalesce\(({_NAME}), {MISSING + 1} - 1\)", re.ASCII)
+_CAST = re.compile(rf"CAST\(({_NAME}) AS INTEGER\)", re.ASCII)
 _NO_COLUMNS = frozenset({"null", "current_date", "current_time", "current_timestamp"})
 _BLOCK_ROWS = 1 << 20
 _SMALL_BYTES = 2 << 20
@@ -193,6 +194,8 @@ class _Term:
     is_difference: bool
     default: int = MISSING
     """What stands for NULL."""
+    is_cast: bool = False
+    """Whether texts are numbers in digits."""
 
     @property
     def names(self) -> list[str]:
@@ -209,6 +212,8 @@ class _Term:
             if self.first is None:
                 return one.ids
             column = values[self.first]
+            if self.is_cast:
+                return column.in_digits(MISSING)
             found = column.integers(MISSING)
             if self.default != MISSING:
                 found[column.is_null] = self.default
@@ -236,7 +241,8 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
         default = MISSING
         if match := _WITH_DEFAULT.fullmatch(expression):
             default = int(match[5])
-        match = match or _WITH_MISSING.fullmatch(expression)
+        cast = _CAST.fullmatch(expression)
+        match = match or _WITH_MISSING.fullmatch(expression) or cast
         match = _PLAIN.fullmatch(expression if match is None else match[1])
         if match is None:
             return None
@@ -253,7 +259,8 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
                 return None
             sides.append(None if is_row_id else name)
         is_difference = len(sides) == 2
-        found.append(_Term(sides[0], sides[1] if is_difference else None, is_difference, default))
+        less = sides[1] if is_difference else None
+        found.append(_Term(sides[0], less, is_difference, default, cast is not None))
     return found
 
 

@@ -466,3 +466,33 @@ def test_numbers_beside_numpys_limits(tmp_path: Path) -> None:
     check_foreign(path, numbers={"a": 3})
     with opened(path) as db:
         assert of_table(db, path, "t", {"a": "a"})["a"].dtype == np.int64
+
+
+NUMBERS_AS_TEXT = st.one_of(
+    st.integers(0, 2**64).map(str),
+    st.integers(0, 10**6).map(str),
+    st.sampled_from(["9223372036854775807", "9223372036854775808", "0", "00012", "9" * 19]),
+)
+ODD_TEXT = st.one_of(
+    TEXTS, st.sampled_from([" 12", "-5", "+7", "1.5e3", "12a", "1:", "/1", "", "\x001"])
+)
+
+
+@given(
+    st.lists(NUMBERS_AS_TEXT, min_size=1, max_size=200),
+    st.lists(st.one_of(NUMBERS_AS_TEXT, st.none(), WHOLE, st.floats(), ODD_TEXT), max_size=8),
+    st.sampled_from(["d TEXT", "d INTEGER", "d", "d REAL"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_numbers_that_stand_there_as_text(texts: list[str], others: list[Any], column: str) -> None:
+    rows = list(enumerate([*texts, *others, *texts]))
+    with tempfile.TemporaryDirectory() as folder:
+        path = make(Path(folder) / "a.db", rows, columns=column)
+        check_integers(path, "CAST(d AS INTEGER)")
+
+
+def test_times_as_text_need_no_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [str(1_736_410_576_000_000_000 + 1001 * one) for one in range(500)]
+    path = make(tmp_path / "a.db", list(enumerate([*times, "7", 12])), columns="d TEXT")
+    monkeypatch.setattr(printed, "read", None)
+    check_integers(path, "CAST(d AS INTEGER)")

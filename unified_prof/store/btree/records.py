@@ -37,6 +37,24 @@ _ALIKE = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
 """Types that NumPy has too."""
 _LONGEST = 2**31
 
+_EIGHT = 8
+_MOST_DIGITS = 19
+_LARGEST = np.uint64(2**63 - 1)
+# Eight digits, the first in the lowest byte, become a number by adding neighbours up: bytes to
+# pairs, pairs to fours, fours to eight.
+_ZEROS = 0x3030_3030_3030_3030
+_HIGH = np.uint64(0xF0F0_F0F0_F0F0_F0F0)
+_SIX = np.uint64(0x0606_0606_0606_0606)
+_LOW = np.uint64(0x0F0F_0F0F_0F0F_0F0F)
+_PAIRS = tuple(
+    (np.uint64(factor), np.uint64(shift), np.uint64(mask))
+    for factor, shift, mask in (
+        (10 << 8 | 1, 8, 0x00FF_00FF_00FF_00FF),
+        (100 << 16 | 1, 16, 0x0000_FFFF_0000_FFFF),
+        (10_000 << 32 | 1, 32, 0xFFFF_FFFF),
+    )
+)
+
 
 class Unusual(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
     """Some values are of a kind that only SQLite knows how to give as asked."""
@@ -95,6 +113,62 @@ class Values:
             found[types == FLOAT] = missing
         found[types == NULL] = missing
         return found
+
+    def in_digits(self, missing: int) -> Int64s:
+        """Return integers, some of them texts of digits, `missing` for NULL.
+
+        Raises:
+            Unusual: something else is among them, or a number of more than 18 digits that may be
+                too large.
+        """
+        if self.are_whole:
+            return self.integers(missing)
+        found = np.full(len(self), missing, np.int64)
+        kinds = [self.only] if self.only is not None else np.flatnonzero(_counted(self.types))
+        for kind in map(int, kinds):
+            if kind == NULL:
+                continue
+            some = self if self.only is not None else self.where(self.types == kind)
+            if kind < FIRST_BLOB:
+                if kind == FLOAT:
+                    raise Unusual
+                values = Values(some.data, some.types, kind, some.places).integers(missing)
+            else:
+                values = some._digits(kind)
+            if self.only is not None:
+                return values
+            found[self.types == kind] = values
+        return found
+
+    def _digits(self, kind: int) -> Int64s:
+        """Return texts that all are as long and have nothing but digits."""
+        length = (kind - FIRST_TEXT) >> 1
+        if not kind & 1 or not 1 <= length <= _MOST_DIGITS:
+            raise Unusual
+        there = np.ndarray((len(self.data) - 7,), "<u8", self.data.data, 0, (1,))
+        found = np.zeros(len(self), np.uint64)
+        for at in range(0, length, _EIGHT):
+            size = min(_EIGHT, length - at)
+            # Eight bytes that end with the text do not go beyond the record, as long as it has
+            # as many; those of another digit are shifted out, and zeros take their place.
+            begin = at if size == _EIGHT else max(length - _EIGHT, 0)
+            digits = there[self.places + begin].astype(np.uint64)
+            if size < _EIGHT:
+                digits >>= np.uint64(8 * (at - begin))
+                digits <<= np.uint64(8 * (_EIGHT - size))
+                digits |= np.uint64(_ZEROS >> 8 * size)
+            if ((digits & _HIGH) != _ZEROS).any() or (((digits + _SIX) & _HIGH) != _ZEROS).any():
+                raise Unusual
+            digits &= _LOW
+            for factor, shift, mask in _PAIRS:
+                digits *= factor
+                digits >>= shift
+                digits &= mask
+            found *= np.uint64(10**size)
+            found += digits
+        if length == _MOST_DIGITS and (found > _LARGEST).any():
+            raise Unusual
+        return found.view(np.int64)
 
     def _alike(self, kind: int, missing: int) -> Int64s:
         if kind in _ALIKE:
@@ -155,6 +229,17 @@ class Values:
         for row in np.flatnonzero(is_null).tolist():
             found[row] = None
         return found
+
+
+def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return how often each type occurs.
+
+    Raises:
+        Unusual: one is a long text.
+    """
+    if int(types.max()) > FIRST_TEXT + 2 * _MOST_DIGITS:
+        raise Unusual
+    return np.bincount(types)
 
 
 def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> dict[int, Values]:
