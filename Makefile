@@ -49,8 +49,9 @@ types:
 contracts:
 	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
 
+# At the end: what the tests took of the processor, which of them are too dear for here.
 unit:
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --costs 190
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

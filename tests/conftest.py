@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+pytest_plugins = ["tests.costs"]
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,6 +53,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
             if seen[test] > quick.kwargs["cases"]:
                 item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_old_is_looked_through() -> None:
+    """Hide from the garbage collector what earlier modules and imports have left alive.
+
+    Tracking looks for tensors through all objects that there are: in a program these are the
+    program's, here they would be a million of pytest's, of all tests collected.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

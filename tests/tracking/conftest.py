@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def only_its_own_objects(one_thread: None) -> None:
+    """Hide what was there before the test from the tracker, which looks through all objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
