@@ -103,3 +103,24 @@ def test_the_nearest_mark_may_be_the_range_itself() -> None:
     parent = np.array([-1, 0, 1, -1])
     marked = np.array([False, True, False, False])
     assert nesting.nearest_marked(parent, marked).tolist() == [-1, 1, 1, -1]
+
+
+@given(nested_ranges(), st.data())
+@settings(max_examples=100)
+def test_a_path_is_the_labels_from_the_outermost_range(ranges: Ranges, data: st.DataObject) -> None:
+    thread, start, end = columns(ranges)
+    parent = nesting.parents(thread, start, end)
+    label = np.array([data.draw(st.integers(0, 2)) for _ in ranges], np.int64)
+    number, above, own = nesting.paths(parent, label)
+
+    def labels(index: int) -> list[int]:
+        up = [] if parent[index] == nesting.NONE else labels(int(parent[index]))
+        return [*up, int(label[index])]
+
+    def told(path: int) -> list[int]:
+        up = [] if above[path] == nesting.NONE else told(int(above[path]))
+        return [*up, int(own[path])]
+
+    assert [told(int(one)) for one in number] == [labels(index) for index in range(len(ranges))]
+    assert len({tuple(told(path)) for path in range(len(own))}) == len(own)
+    assert (above < np.arange(len(own))).all()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from unified_prof.analysis.calls import Calls, Ints
 from unified_prof.analysis.finding import Advice
-from unified_prof.analysis.kinds import By
+from unified_prof.analysis.kinds import By, Place
 from unified_prof.analysis.model import (
     Breakdown,
     Distribution,
@@ -27,6 +27,7 @@ from unified_prof.errors import UsageError
 if TYPE_CHECKING:
     from unified_prof.analysis.read.groups import Group
     from unified_prof.analysis.views.idle import WhyIdle
+    from unified_prof.analysis.views.stacks import Stacks
     from unified_prof.analysis.views.step_trace import StepTrace
     from unified_prof.analysis.views.timeline import Timeline
     from unified_prof.analysis.views.tracks import Track
@@ -166,6 +167,23 @@ class Analysis(ABC):
         calls than their names and times.
         """
         return None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What `stacks` can be weighted with, see `views.stacks.MEASURES`."""
+        return ()
+
+    def stacks(self, measure: str, by: Place | None = None) -> Stacks:
+        """Return the call stacks with what was measured at the end of each.
+
+        Args:
+            measure: one of `measures`.
+            by: what stands above operations; None: modules, else lines, else nothing.
+
+        Raises:
+            UsageError: that was not recorded.
+        """
+        raise UsageError(f"{self.path} has no stacks of {measure}")
 
     def steps_of_calls(self) -> tuple[int, Ints] | None:
         """Return the number of steps and the step of each call, numbered from 0.

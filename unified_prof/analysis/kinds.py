@@ -1,4 +1,4 @@
-"""The breakdowns of a report: their names, their words, and where each is made.
+"""The breakdowns of a report: their names, their words, and where each is made; names of stacks.
 
 A breakdown is an entry of `WAYS` in one module of `explain`, and its line here; the command line,
 all formats and the page take it from here.
@@ -7,6 +7,7 @@ all formats and the page take it from here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 By = str
 """The name of a breakdown, one of `KINDS`."""
@@ -146,3 +147,33 @@ KINDS: dict[By, Kind] = {
 
 STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
 """The breakdowns whose single times can be described (`report --stats`)."""
+
+
+Place = Literal["module", "line"]
+"""What stands above operations in a stack: the modules they ran in, or the lines that called."""
+
+PLACES: tuple[Place, ...] = ("module", "line")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What call stacks are weighted with."""
+
+    name: str
+    unit: Literal["nanoseconds", "bytes"]
+    title: str
+
+
+MEASURES: dict[str, Measure] = {
+    one.name: one
+    for one in (
+        Measure("device", "nanoseconds", "device time"),
+        Measure("time", "nanoseconds", "time of operations, forward and backward"),
+        Measure("forward", "nanoseconds", "forward time of operations"),
+        Measure("backward", "nanoseconds", "backward time of operations"),
+        Measure("host", "nanoseconds", "host time"),
+        Measure("memory", "bytes", "memory"),
+    )
+}
+"""In the order in which files have them: of a timeline device, host and memory, of operations that
+were tracked the others."""

@@ -14,7 +14,7 @@ from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, SUMMED, UNK
 from unified_prof.analysis.explain import queues
 from unified_prof.analysis.explain.advice import registry
 from unified_prof.analysis.finding import Advice
-from unified_prof.analysis.kinds import KINDS, By, Kind
+from unified_prof.analysis.kinds import KINDS, By, Kind, Place
 from unified_prof.analysis.model import (
     Breakdown,
     DeviceTime,
@@ -47,6 +47,7 @@ from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.explain.supposed import Change, Supposed
+    from unified_prof.analysis.views.stacks import Stacks
 
 
 class MsprofAnalysis(Analysis):
@@ -191,6 +192,19 @@ class MsprofAnalysis(Analysis):
         if start_ns is None:
             return None
         return len(self.recording.steps), step_of(start_ns.astype(np.int64), self.recording.steps)
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """What stacks can be weighted with."""
+        from unified_prof.analysis.explain import stacks
+
+        return stacks.measures(self.recording)
+
+    def stacks(self, measure: str, by: Place | None = None) -> Stacks:
+        """Return the call stacks of device work, of the host's threads or of allocations."""
+        from unified_prof.analysis.explain import stacks
+
+        return stacks.stacks(self.recording, measure, by)
 
     def launch_delay(self) -> Distribution | None:
         """Return the time from a launching host call's start to the start of its first work."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, Calls, concatenate
 from unified_prof.analysis.finding import Advice
-from unified_prof.analysis.kinds import By
+from unified_prof.analysis.kinds import By, Place
 from unified_prof.analysis.model import (
     Breakdown,
     Gaps,
@@ -25,7 +25,7 @@ from unified_prof.analysis.model import (
 )
 from unified_prof.analysis.read import skyline_samples, skyline_tables
 from unified_prof.analysis.read.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.views import breakdowns
+from unified_prof.analysis.views import breakdowns, stacks
 from unified_prof.errors import UsageError
 
 RUN_TIME = "skyline-run-time"
@@ -95,6 +95,16 @@ class SkylineAnalysis(Analysis):
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
             )
         return breakdowns.by_label(self.calls, by)
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """What stacks can be weighted with."""
+        found = (one for one in ("time", "forward", "backward", "memory"))
+        return tuple(one for one in found if stacks.measured(self.calls, one))
+
+    def stacks(self, measure: str, by: Place | None = None) -> stacks.Stacks:
+        """Return the operations, or what takes memory, under their modules or lines."""
+        return stacks.of_calls(self.calls, measure, stacks.place_of(self.calls, by, self.path))
 
     def samples(self) -> Samples | None:
         """Return each operation's time in each iteration, where the report has them."""

@@ -11,7 +11,7 @@ import numpy as np
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
 from unified_prof.analysis.model import Row
-from unified_prof.analysis.views.breakdowns import NO_LINE, NO_MODULE, ROOT_MODULE
+from unified_prof.analysis.views.breakdowns import NO_LINE, NO_MODULE, module_parts
 
 Kind = Literal["module", "line", "operation"]
 
@@ -161,9 +161,7 @@ def _measures(calls: Calls) -> tuple[str, ...]:
 
 
 def _module_path(path: str | None) -> list[str]:
-    if path is None:
-        return [NO_MODULE]
-    return path.split(".") if path else [ROOT_MODULE]
+    return [NO_MODULE] if path is None else module_parts(path)
 
 
 def _frames(stack: str | None) -> list[str]:

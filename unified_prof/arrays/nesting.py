@@ -107,6 +107,36 @@ def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
     return result
 
 
+def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes, Indexes]:
+    """Return what the path of labels down to each range is, paths alike having one number.
+
+    Args:
+        parent: the range around each range, or NONE.
+        label: of each range, not negative.
+
+    Returns:
+        The number of each range's path; of each path, the number of the one above it (NONE: it is
+        of one range) and the label that it ends with. A path comes after the one above it.
+    """
+    number = np.full(len(parent), NONE, np.int64)
+    above: list[Indexes] = [np.zeros(0, np.int64)]
+    own: list[Indexes] = [np.zeros(0, np.int64)]
+    labels = int(label.max(initial=0)) + 1
+    known = 0
+    level = np.flatnonzero(parent == NONE)
+    waiting = np.flatnonzero(parent != NONE)
+    while len(level):
+        up = np.where(parent[level] == NONE, NONE, number[parent[level]])
+        pairs, which = np.unique((up + 1) * labels + label[level], return_inverse=True)
+        number[level] = known + which
+        above.append(pairs // labels - 1)
+        own.append(pairs % labels)
+        known += len(pairs)
+        ready = number[parent[waiting]] != NONE
+        level, waiting = waiting[ready], waiting[~ready]
+    return number, np.concatenate(above), np.concatenate(own)
+
+
 def inherit(values: NDArray[Any], parent: Indexes) -> NDArray[Any]:
     """Give each range without a value (NONE) that of the nearest range around it."""
     if not len(values):

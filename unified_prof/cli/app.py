@@ -39,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "export": (
         "export",
-        "Write a timeline as op_summary, task_time, msprof_*.json and their like.",
+        "Write a report for other tools: flame graphs, pprof, msprof's text files.",
     ),
     "diff": ("diff", "Compare two runs, operation by operation."),
     "gate": ("gate", "Refuse a run that is slower, or takes more memory, than a base allows."),

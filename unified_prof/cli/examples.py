@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "export": (
         ("uprof export msprof_20260101.db -o files/", "op_summary and its like"),
         ("uprof export PROF_000001_20260101 -o files/", "with what only raw data has"),
+        ("uprof export RUN -o run.speedscope.json", "or .collapsed, .pb.gz"),
     ),
     "cluster": (("uprof cluster report run.cluster", "who is slow, and what it costs"),),
     "cluster build": (

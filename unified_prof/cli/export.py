@@ -1,26 +1,63 @@
-"""`uprof export`: the files that scripts written for the vendor's text export read."""
+"""`uprof export`: a report as files that other tools read."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof.analysis.kinds import MEASURES, PLACES
 from unified_prof.cli import converting, hints, printing
 from unified_prof.cli.converting import Convert
+from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJson, Force, Quiet
+from unified_prof.errors import StoreError, UsageError
+from unified_prof.export import layouts
 
 if TYPE_CHECKING:
     from unified_prof.export.mindstudio.writing import Exported
 
+    LayoutOption = Enum
+    MeasureOption = Enum
+    PlaceOption = Enum
+else:
+    LayoutOption = Enum("LayoutOption", {name: name for name in layouts.NAMES}, type=str)
+    MeasureOption = Enum("MeasureOption", {name: name for name in MEASURES}, type=str)
+    PlaceOption = Enum("PlaceOption", {name: name for name in PLACES}, type=str)
 
-class Layout(str, Enum):
-    """Whose files are written."""
 
-    MINDSTUDIO = "mindstudio"
+@dataclass(frozen=True)
+class OfStacks:
+    """What of stacks is written."""
+
+    measure: Annotated[
+        MeasureOption | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Of stacks, what to weigh them by: {', '.join(MEASURES)}.",
+            show_default="all; collapsed: the first that there is",
+        ),
+    ] = None
+    by: Annotated[
+        PlaceOption | None,
+        typer.Option(
+            help="Of stacks, what stands above operations.", show_default="module, else line"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Usual:
+    """What most commands are told."""
+
+    convert: Convert = False
+    force: Force = False
+    quiet: Quiet = False
+    json_: AsJson = False
 
 
 def register(app: typer.Typer) -> None:
@@ -28,42 +65,96 @@ def register(app: typer.Typer) -> None:
     app.command(
         "export",
         epilog="Exit code: 0 fine, also where something had to be left out; 2 wrong use (a report "
-        "without tasks or calls); 6 the recording is unreadable; 7 no report, or one that cannot "
-        "be read; 9 a file exists or cannot be written: then none is.",
-    )(export)
+        "without what the layout is made of); 6 the recording is unreadable; 7 no report, or one "
+        "that cannot be read (of a folder, stacks of all others are written nevertheless); 9 a "
+        "file exists or cannot be written: then none is.",
+    )(with_groups(export))
 
 
 def export(
     path: Annotated[
         Path,
-        typer.Argument(metavar="DB|PROF", help="An msprof database, or a PROF_* directory."),
+        typer.Argument(
+            metavar="FILE|DIR",
+            help="A report, or a folder of them; mindstudio: an msprof database, or a PROF_* "
+            "directory.",
+        ),
     ],
     output: Annotated[
         Path,
-        typer.Option("-o", "--output", metavar="DIR", help="Folder for the files."),
+        typer.Option(
+            "-o", "--output", metavar="FILE|DIR", help="File of stacks, or folder for the files."
+        ),
     ],
     layout: Annotated[
-        Layout,
-        typer.Option(help="mindstudio: the CSV and JSON files of `msprof --type=text`."),
-    ] = Layout.MINDSTUDIO,
-    convert: Convert = False,
-    force: Force = False,
-    quiet: Quiet = False,
-    json_: AsJson = False,
+        LayoutOption | None,
+        typer.Option(
+            metavar="NAME",
+            help="; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + ".",
+            show_default="by -o's ending, or mindstudio",
+        ),
+    ] = None,
+    *,
+    stacks: OfStacks,
+    usual: Usual,
 ) -> None:
-    """Write a timeline as op_summary, task_time, msprof_*.json and their like."""
+    """Write a report for other tools: flame graphs, pprof, msprof's text files."""
+    chosen = layouts.chosen(output, layout and layout.value)
+    if chosen.makes == "stacks":
+        _stacks(path, output, chosen, stacks, usual)
+        return
+    if stacks != OfStacks():
+        raise UsageError(
+            "--measure and --by are of stacks",
+            hint="with --layout collapsed, speedscope or pprof",
+        )
     from unified_prof.pipeline import export as job
 
+    quiet = usual.quiet
     enabled = sys.stderr.isatty() and not quiet
     # What is built on the way holds more than a report has room for.
-    convert = convert and not job.is_built_on_the_way(path)
+    convert = usual.convert and not job.is_built_on_the_way(path)
     ready = converting.reports_of(path, convert=convert, quiet=quiet, several=False)
     with hints.for_reports(path), printing.progress_line(enabled=enabled) as progress:
-        exported = job.export(ready.path, output, force=force, progress=progress)
-    if json_:
-        printing.put_json(_record(output, layout, exported))
+        exported = job.export(ready.path, output, force=usual.force, progress=progress)
+    if usual.json_:
+        printing.put_json(_record(output, chosen, exported))
     if not quiet:
         _tell(output, exported)
+
+
+def _stacks(
+    path: Path, output: Path, layout: layouts.Layout, stacks: OfStacks, usual: Usual
+) -> None:
+    from unified_prof.analysis.load import open_reports
+    from unified_prof.pipeline.export_stacks import export_stacks
+    from unified_prof.report import words
+    from unified_prof.report.figures import coverage_fields
+
+    ready = converting.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
+    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
+        parts = export_stacks(
+            opened,
+            output,
+            layout,
+            measure=stacks.measure and stacks.measure.value,
+            by=stacks.by and stacks.by.value,
+            force=usual.force,
+        )
+        coverage = opened.coverage
+    if usual.json_:
+        record = {"output": str(output), "layout": layout.name}
+        profiles = [asdict(part) for part in parts]
+        printing.put_json(record | {"profiles": profiles, "coverage": coverage_fields(coverage)})
+    elif not usual.quiet:
+        for part in parts:
+            show = words.size if part.unit == "bytes" else words.duration
+            printing.say(
+                f"{output}: {part.measure}: {part.stacks:,} stacks, {show(part.total)} in all"
+            )
+    if coverage.missing:
+        printing.say(f"uprof: error: {coverage.sentence}")
+        raise typer.Exit(StoreError.exit_code)
 
 
 def _tell(directory: Path, exported: Exported) -> None:
@@ -78,10 +169,10 @@ def _tell(directory: Path, exported: Exported) -> None:
         printing.say(f"  anomaly {anomaly.name}: {anomaly.count:,}{detail}")
 
 
-def _record(directory: Path, layout: Layout, exported: Exported) -> dict[str, object]:
+def _record(directory: Path, layout: layouts.Layout, exported: Exported) -> dict[str, object]:
     return {
         "output": str(directory),
-        "layout": layout.value,
+        "layout": layout.name,
         "files": [{"name": file.name, "entries": file.entries} for file in exported.files],
         "left_out": [
             {"deliverable": one.deliverable, "what": one.what, "why": one.why}

@@ -288,6 +288,12 @@ class Framework:
         return result
 
     @property
+    def is_python(self) -> NDArray[np.bool_]:
+        """Which ranges are frames of Python."""
+        result: NDArray[np.bool_] = self._type == API_PYTHON
+        return result
+
+    @property
     def threads(self) -> Ints:
         """The threads that ran operations."""
         return np.unique(self.thread[self._is_operation])

@@ -16,6 +16,11 @@ NO_LINE = "(no source line)"
 ROOT_MODULE = "(root)"
 
 
+def module_parts(path: str) -> list[str]:
+    """Return the modules on the way to the one at `path`, itself included."""
+    return path.split(".") if path else [ROOT_MODULE]
+
+
 def available(calls: Calls, *, steps: bool) -> tuple[By, ...]:
     """Return the breakdowns that the calls of a tracked workload can give."""
     result: list[By] = []

@@ -1,0 +1,252 @@
+"""Stacks as other tools' files: what stands in them, read back without what wrote them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import tarfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.cli.test_report import refused, uprof
+from unified_prof.export.layouts import LAYOUTS
+from unified_prof.export.stacks import pprof
+
+STACKS = [one for one in LAYOUTS if one.makes == "stacks"]
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    return training_step(tmp_path / "step.db")
+
+
+def test_collapsed_stacks_are_frames_and_a_number(step: Path, tmp_path: Path) -> None:
+    done = uprof("export", step, "-o", tmp_path / "step.collapsed")
+    assert done.returncode == 0
+    assert "step.collapsed: device: 7 stacks, 640 ns in all" in done.stderr
+    lines = (tmp_path / "step.collapsed").read_text().splitlines()
+    assert "Net_0;aten::relu;relu_kernel 50" in lines
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == 640
+    uprof("export", step, "-o", tmp_path / "host.folded", "--measure", "host")
+    assert "thread 1;ProfilerStep 2010" in (tmp_path / "host.folded").read_text().splitlines()
+
+
+def test_no_name_ends_a_frame_or_a_line(tmp_path: Path) -> None:
+    with Device(tmp_path / "odd.db") as device:
+        device.task(0, 10, kernel=("void f<a; b>\n(c)\x1b[2J", "K"))
+        device.task(20, 30, kernel=("\u202eK\ud7ff", "\ud7ff"))
+    for layout in STACKS:
+        done = uprof("export", tmp_path / "odd.db", "-o", tmp_path / f"odd{layout.suffixes[0]}")
+        assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "odd.collapsed").read_text().split("\n")
+    assert lines[0] == r"K;void f<a: b>\x0a(c)\x1b[2J 10"
+    assert len(lines) == 3
+    frames = json.loads((tmp_path / "odd.speedscope.json").read_text())["shared"]["frames"]
+    assert r"void f<a; b>\x0a(c)\x1b[2J" in [frame["name"] for frame in frames]
+
+
+def check_speedscope(document: dict[str, Any]) -> None:
+    """Hold a document to what speedscope's documentation says of its format."""
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    frames = document["shared"]["frames"]
+    assert all(isinstance(one["name"], str) and set(one) <= {"name", "file", "line", "col"}
+               for one in frames)  # fmt: skip
+    assert len({json.dumps(one) for one in frames}) == len(frames)
+    for profile in document["profiles"]:
+        assert profile["type"] == "sampled"
+        assert profile["unit"] in {"nanoseconds", "bytes"}
+        assert len(profile["samples"]) == len(profile["weights"])
+        assert all(0 <= one < len(frames) for sample in profile["samples"] for one in sample)
+        assert profile["startValue"] == 0
+        assert profile["endValue"] == sum(profile["weights"])
+    assert 0 <= document["activeProfileIndex"] < len(document["profiles"])
+
+
+def test_speedscope_has_a_profile_for_each_measure(step: Path, tmp_path: Path) -> None:
+    done = uprof("export", step, "-o", tmp_path / "step.speedscope.json", "--json", "-q")
+    record = json.loads(done.stdout)
+    assert [one["measure"] for one in record["profiles"]] == ["device", "host"]
+    document = json.loads((tmp_path / "step.speedscope.json").read_text())
+    check_speedscope(document)
+    assert [one["name"] for one in document["profiles"]] == [
+        "step.db: device time",
+        "step.db: host time",
+    ]
+    assert [one["endValue"] for one in document["profiles"]] == [
+        one["total"] for one in record["profiles"]
+    ]
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def fields(data: bytes) -> dict[int, list[Any]]:
+    """Decode one message of protobuf's wire format: numbers, and bytes of what has a length."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        if key & 7 == 0:
+            value, at = varint(data, at)
+            found[key >> 3].append(value)
+        else:
+            assert key & 7 == 2
+            length, at = varint(data, at)
+            found[key >> 3].append(data[at : at + length])
+            at += length
+    return found
+
+
+def packed(parts: list[bytes]) -> list[int]:
+    values, at, data = [], 0, b"".join(parts)
+    while at < len(data):
+        value, at = varint(data, at)
+        values.append(value)
+    return values
+
+
+def read_pprof(path: Path) -> tuple[list[tuple[str, str]], dict[tuple[str, ...], list[int]]]:
+    """Return the types of values, and the values of each stack, outermost frame first."""
+    profile = fields(gzip.decompress(path.read_bytes()))
+    texts = [one.decode() for one in profile[6]]
+    assert texts[0] == ""
+    types = [(texts[one[1][0]], texts[one[2][0]]) for one in map(fields, profile[1])]
+    names = {one[1][0]: texts[one[2][0]] for one in map(fields, profile[5])}
+    places = {one[1][0]: names[fields(one[4][0])[1][0]] for one in map(fields, profile[4])}
+    stacks = {}
+    for sample in map(fields, profile[2]):
+        stack = tuple(places[one] for one in packed(sample[1]))[::-1]
+        stacks[stack] = packed(sample[2])
+    assert texts[profile[14][0]] == types[0][0]
+    return types, stacks
+
+
+def test_pprof_has_a_value_of_each_measure(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "run_time.sqlite")
+    memory_report(tmp_path / "memory.sqlite")
+    assert uprof("export", tmp_path, "-o", tmp_path / "run.pb.gz").returncode == 0
+    types, stacks = read_pprof(tmp_path / "run.pb.gz")
+    assert types == [
+        ("time", "nanoseconds"),
+        ("forward", "nanoseconds"),
+        ("backward", "nanoseconds"),
+        ("memory", "bytes"),
+    ]
+    by_measure: dict[str, int] = defaultdict(int)
+    for values in stacks.values():
+        assert len(values) == 4
+    raw = fields(gzip.decompress((tmp_path / "run.pb.gz").read_bytes()))
+    for sample in map(fields, raw[2]):
+        for (name, _), value in zip(types, packed(sample[2]), strict=True):
+            by_measure[name] += value
+    assert by_measure == {
+        "time": 6_250_000,
+        "forward": 2_250_000,
+        "backward": 4_000_000,
+        "memory": 8840,
+    }
+    again = tmp_path / "again.pb.gz"
+    uprof("export", tmp_path, "-o", again)
+    assert again.read_bytes() == (tmp_path / "run.pb.gz").read_bytes()
+
+
+def test_a_pprof_profile_names_what_it_takes(
+    step: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> None:
+        raise ImportError
+
+    monkeypatch.setattr(pprof, "_made", absent)
+    done = uprof("export", step, "-o", tmp_path / "step.pb.gz")
+    refused(done, 2, "needs the protobuf package", "unified-prof[pprof]")
+    assert not (tmp_path / "step.pb.gz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("go") is None, reason="needs go (Debian: apt install golang-go)")
+def test_go_reads_the_profile(step: Path, tmp_path: Path) -> None:
+    uprof("export", step, "-o", tmp_path / "step.pb.gz")
+    command = ["go", "tool", "pprof", "-top", "-unit=ns", "-sample_index=device"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "step.pb.gz")], capture_output=True, text=True, check=True
+    )
+    assert "of 640ns total" in done.stdout
+    (line,) = (one for one in done.stdout.splitlines() if one.endswith("mm_kernel"))
+    assert line.split()[0] == "250ns"
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs npm, to fetch speedscope's schema")
+def test_speedscopes_own_schema_takes_the_file(step: Path, tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    fetched = subprocess.run(["npm", "pack", "speedscope@1", "--silent"], cwd=tmp_path, check=False)
+    if fetched.returncode:
+        pytest.skip("the npm registry is out of reach")
+    (archive,) = tmp_path.glob("speedscope-*.tgz")
+    with tarfile.open(archive) as tar:
+        member = tar.extractfile("package/dist/release/file-format-schema.json")
+        assert member is not None
+        schema = json.load(member)
+    uprof("export", step, "-o", tmp_path / "step.speedscope.json")
+    document = json.loads((tmp_path / "step.speedscope.json").read_text())
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | {"profiles": [{"type": "sampled"}]}, schema)
+
+
+def test_what_was_not_recorded_is_refused(step: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.collapsed"
+    refused(
+        uprof("export", step, "-o", out, "--measure", "memory"), 2, "no stacks of memory",
+        "it has: device, host",
+    )  # fmt: skip
+    report = run_time_report(tmp_path / "r.sqlite")
+    refused(uprof("export", report, "-o", out, "--by", "module"), 2, "no stacks by module", "line")
+    assert not out.exists()
+
+
+def test_the_ending_selects_the_layout_and_contradictions_are_told(
+    step: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "x.json"
+    assert uprof("export", step, "-o", out, "--layout", "speedscope").returncode == 0
+    check_speedscope(json.loads(out.read_text()))
+    refused(uprof("export", step, "-o", out, "--layout", "speedscope"), 9, "already exists")
+    refused(
+        uprof("export", step, "-o", tmp_path / "x.pb.gz", "--layout", "collapsed"),
+        2,
+        "selects pprof, but collapsed is asked for",
+    )
+    refused(
+        uprof("export", step, "-o", tmp_path / "files", "--measure", "host"), 2, "are of stacks"
+    )
+
+
+def test_reports_of_a_folder_stand_side_by_side(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in (0, 1):
+        run_time_report(folder / f"run_time_rank{rank}.sqlite")
+    out = tmp_path / "run.collapsed"
+    assert uprof("export", folder, "-o", out).returncode == 0
+    first = {line.partition(";")[0] for line in out.read_text().splitlines()}
+    assert first == {"run_time_rank0.sqlite", "run_time_rank1.sqlite"}
+    (folder / "run_time_rank1.sqlite").write_bytes(b"SQLite format 3\0 and no more")
+    done = uprof("export", folder, "-o", out, "--force", "--json")
+    assert done.returncode == 7
+    assert "run_time_rank1" in done.stderr
+    assert json.loads(done.stdout)["coverage"]["whole"] == 1
+    assert "relu 250000" in out.read_text()
