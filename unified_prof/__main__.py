@@ -11,10 +11,11 @@ def main() -> None:
         # A broken installation; 1 would be the code of a gate that says no.
         import sys
 
-        from unified_prof.errors import BUG_EXIT_CODE
+        from unified_prof.errors import BUG_EXIT_CODE, tag
 
         if sys.stderr is not None:
-            print(f"uprof: error: the installation is broken: {err}", file=sys.stderr)
+            what = f"the installation is broken: {err} {tag('broken-installation')}"
+            print(f"uprof: error: {what}", file=sys.stderr)
         sys.exit(BUG_EXIT_CODE)
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C before there is a command to interrupt

@@ -109,7 +109,7 @@ def hand_over(text: str) -> None:
             # Python would try again at its end, and exit with a code of its own.
             sys.stdout = _Nowhere()
         why = err.strerror if isinstance(err, OSError) else "it is closed"
-        raise OutputError(f"cannot write to stdout: {why or err}") from None
+        raise OutputError(f"cannot write to stdout: {why or err}", slug="stdout") from None
 
 
 def is_terminal() -> bool:
@@ -178,7 +178,7 @@ def writing_the_result() -> Iterator[None]:
         _discard(sys.stdout)
         if err.errno == errno.EPIPE:
             raise ReaderLeft from None
-        raise OutputError(f"stdout cannot be written: {err.strerror}") from None
+        raise OutputError(f"stdout cannot be written: {err.strerror}", slug="stdout") from None
 
 
 class _Found:

@@ -84,7 +84,7 @@ def test_the_last_of_msprof_s_words_is_the_reason(prof: Path, toolkit: Path) -> 
     said += ["[ERROR] Running profiling failed. Please check log for more info."]
     lines = "".join(f"echo '{line}'\n" for line in said)
     toolkit.write_text(f"#!/bin/sh\n{lines}exit 255\n")
-    with pytest.raises(CaptureError, match=r"failed: No analysis script found in msprof\.py$"):
+    with pytest.raises(CaptureError, match=r"(?m)failed: No analysis script found in msprof\.py$"):
         export(prof)
 
 

@@ -128,7 +128,7 @@ def test_the_chip_that_the_user_names_is_not_asked_for(
     assert left_out == (
         "# --preset full without --sys-io-profiling: msprof does not take it on a 310P"
     )
-    with pytest.raises(UsageError, match=r"--l2: msprof does not take it on a 310$"):
+    with pytest.raises(UsageError, match=r"(?m)--l2: msprof does not take it on a 310$"):
         run(tmp_path, "", options={"l2": "on", "npu_chip": "310"})
     with pytest.raises(UsageError, match="'L2Cache' found, one of ArithmeticUtilization"):
         run(tmp_path, "", options={"aic_metrics": "L2Cache", "npu_chip": "310P"})

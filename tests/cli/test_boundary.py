@@ -98,7 +98,7 @@ def test_a_result_that_cannot_be_written_is_exit_code_9(place: Path, command: st
     found = shell(f"uprof {command} >/dev/full", place)
     assert found.returncode == 9
     assert found.stderr.splitlines()[-1] == (
-        "uprof: error: stdout cannot be written: No space left on device"
+        "uprof: error: stdout cannot be written: No space left on device [uprof:stdout]"
     )
     assert shell(f"uprof {command} >/dev/full 2>&-", place).returncode == 9
 
@@ -277,9 +277,13 @@ def _raise(error: BaseException) -> object:
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (UprofError("no"), 1, "uprof: error: no\n"),
-        (UsageError("a\nb", hint="c\x07"), 2, "uprof: error: a\\x0ab\nuprof: hint: c\\x07\n"),
-        (StoreError("no file"), 7, "uprof: error: no file\n"),
+        (UprofError("no"), 1, "uprof: error: no [uprof:error]\n"),
+        (
+            UsageError("a\nb", hint="c\x07", slug="odd"),
+            2,
+            "uprof: error: a\\x0ab [uprof:odd]\nuprof: hint: c\\x07\n",
+        ),
+        (StoreError("no file"), 7, "uprof: error: no file [uprof:store]\n"),
         (KeyboardInterrupt(), 130, ""),
         (SystemExit(143), 143, ""),
         (SystemExit(None), 0, ""),
@@ -368,4 +372,6 @@ def test_a_value_that_cannot_be_read_is_told_in_words_of_ours(
 def test_a_flag_in_the_environment_that_is_neither_yes_nor_no_is_told(place: Path) -> None:
     done = shell("uprof report empty.db", place, UPROF_REPORT_FORCE="maybe")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0].endswith("'--force': expected true or false")
+    assert done.stderr.splitlines()[0].endswith(
+        "'--force': expected true or false [uprof:wrong-command-line]"
+    )

@@ -237,7 +237,7 @@ def test_complaints_in_words(complaining: type[Complaining]) -> None:
     }
     for error, words in told.items():
         complaining.raises = error
-        with pytest.raises(RawFormatError, match=f"complaining://x/y: {words}$"):
+        with pytest.raises(RawFormatError, match=f"(?m)complaining://x/y: {words}$"):
             found("complaining://x/y")
 
 

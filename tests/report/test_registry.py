@@ -103,7 +103,7 @@ def test_a_full_disk_behind_stdout_is_told_and_has_its_exit_code(report: Path, f
         )
     assert (done.returncode, done.stderr) == (
         9,
-        "uprof: error: stdout cannot be written: No space left on device\n",
+        "uprof: error: stdout cannot be written: No space left on device [uprof:stdout]\n",
     )
 
 

@@ -233,7 +233,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
     ("table", "columns", "message"),
     [
         ("NO_SUCH", {"a": [1]}, "no table NO_SUCH"),
-        ("TASK", {"startNs": [1], "start": [1]}, "table TASK has no column start$"),
+        ("TASK", {"startNs": [1], "start": [1]}, "(?m)table TASK has no column start$"),
         ("TASK", {"startNs": [1, 2], "endNs": [1]}, "different lengths: startNs 2, endNs 1"),
         ("TASK", {"taskType": ["AI_CORE"]}, "TASK.taskType is INTEGER, found text"),
         ("COMPUTE_TASK_INFO", {"globalTaskId": [1, None]}, "key of its table, found NULL"),

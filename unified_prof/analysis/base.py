@@ -134,6 +134,7 @@ class Analysis(ABC):
         raise UsageError(
             f"{self.path} is no timeline: who waited for whom is not in it",
             hint="uprof run --report timeline, or uprof import a recording",
+            slug="no-timeline",
         )
 
     def groups(self) -> dict[str, Group]:

@@ -87,13 +87,17 @@ def open_reports(
                 raise UsageError(
                     f"{path} is the summary of a cluster's run, not the report of one process",
                     hint=f"uprof cluster report {path}",
+                    slug="summary-of-a-cluster",
                 )
             if captured is not None and report.family != MSPROF:
-                raise UsageError(f"{path} is no timeline: it has no graphs of a capture")
+                raise UsageError(
+                    f"{path} is no timeline: it has no graphs of a capture", slug="no-timeline"
+                )
             if captured is not None and path.samefile(captured.path):
                 raise UsageError(
                     f"{path} cannot be its own capture",
                     hint="name the report of the recording in which its graphs were captured",
+                    slug="not-a-capture",
                 )
             yield Opened(path, [[report]], [*lost], captured)
             return
@@ -113,12 +117,14 @@ def open_reports(
             raise StoreError(
                 f"{path} holds no readable report{why}",
                 hint=f"reports end in {', '.join(folder.SUFFIXES)}; make one with `uprof run`",
+                slug="no-report",
             )
         runs = _runs(reports)
         if captured is not None and (len(runs) > 1 or runs[0][0].family != MSPROF):
             raise UsageError(
                 f"{path} holds {len(runs)} reports: a capture belongs to one timeline",
                 hint="name the report of the process",
+                slug="not-a-capture",
             )
         yield Opened(path, runs, missing, captured)
 
@@ -128,10 +134,15 @@ def _capture(path: Path) -> Iterator[Report]:
     """Open the report of the recording of a capture: one timeline with operations."""
     files = folder.databases(path).files if path.is_dir() else [path]
     if len(files) != 1:
-        raise UsageError(f"{path} holds {len(files)} databases: name the one of the capture")
+        raise UsageError(
+            f"{path} holds {len(files)} databases: name the one of the capture",
+            slug="not-a-capture",
+        )
     with open_report(files[0], any_revision=True) as report:
         if report.family != MSPROF or "PYTORCH_API" not in report.tables:
-            raise UsageError(f"{path} has no operations: it is no recording of a capture")
+            raise UsageError(
+                f"{path} has no operations: it is no recording of a capture", slug="not-a-capture"
+            )
         yield report
 
 
@@ -145,7 +156,7 @@ def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
     """
     with open_reports(path) as opened:
         if missing := opened.coverage.sentence:
-            raise StoreError(f"{path}: {missing}")
+            raise StoreError(f"{path}: {missing}", slug="ranks-missing")
         yield opened.analyses
 
 

@@ -100,6 +100,7 @@ class MsprofAnalysis(Analysis):
             raise UsageError(
                 f"{self.path} has no breakdown by {by}: {kind.why_not}",
                 hint=f"it has: {', '.join(self._offered(KINDS.values())) or 'none'}",
+                slug="no-breakdown",
             )
         return way_of(kind).made(self.recording)
 

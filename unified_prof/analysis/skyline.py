@@ -93,6 +93,7 @@ class SkylineAnalysis(Analysis):
             raise UsageError(
                 f"{self.summary.path} has no breakdown by {by}: {_WHY_NOT.get(by, _NO_DEVICE)}",
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
+                slug="no-breakdown",
             )
         return breakdowns.by_label(self.calls, by)
 

@@ -24,7 +24,9 @@ def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> N
     """Raise UsageError when `spec` has an option that `backend` does not know."""
     if unknown := sorted({*spec.options} - {*known}):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
-        raise UsageError(f"backend {backend!r} has no option {flags}")
+        raise UsageError(
+            f"backend {backend!r} has no option {flags}", slug="option-of-another-backend"
+        )
 
 
 class Backend(Protocol):

@@ -105,5 +105,5 @@ def result_in(folder: Path) -> Result:
     if error := result.pop("error", None):
         kinds = {kind.__name__: kind for kind in _TOLD}
         kind = kinds.get(error["kind"], UprofError)
-        raise kind(error["message"], hint=error["hint"])
+        raise kind(error["message"], hint=error["hint"], slug=error["slug"])
     return msgspec.convert(result, Result)

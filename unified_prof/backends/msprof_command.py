@@ -40,6 +40,7 @@ def check_path(path: Path, what: str) -> None:
         raise UsageError(
             f"{what} {path} has characters that msprof refuses: {' '.join(map(repr, bad))}",
             hint="choose a folder without them",
+            slug="msprof-refuses-path",
         )
 
 
@@ -76,7 +77,9 @@ def application(folder: Path) -> list[str]:
     """Return the words that start the script in `folder`, a folder of `harmless_folder`."""
     shell = next((name for name in ("bash", "sh") if shutil.which(name)), None)
     if shell is None:
-        raise DeviceUnavailableError("neither bash nor sh is on PATH, msprof needs one of them")
+        raise DeviceUnavailableError(
+            "neither bash nor sh is on PATH, msprof needs one of them", slug="no-shell"
+        )
     return [shell, str(folder / _SCRIPT_NAME)]
 
 
@@ -95,7 +98,9 @@ def harmless_folder() -> Path:
         except OSError:
             continue
     raise OutputError(
-        "no folder for temporary files can be written to", hint="set TMPDIR to one without spaces"
+        "no folder for temporary files can be written to",
+        hint="set TMPDIR to one without spaces",
+        slug="no-temporary-space",
     )
 
 
@@ -127,6 +132,7 @@ def recording_place(output: Path) -> Iterator[Path]:
                 raise OutputError(
                     f"{recorded} cannot be moved to {output}: {err.strerror or err}",
                     hint="it is kept where it is; `uprof build` makes a database of it",
+                    slug="cannot-move",
                 ) from err
         shutil.rmtree(folder, ignore_errors=True)
 

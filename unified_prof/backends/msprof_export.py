@@ -42,7 +42,7 @@ class Exporter:
             CaptureError: there is no such database, or an export of before was interrupted.
         """
         if self._interrupted is not None:
-            raise CaptureError(self._interrupted)
+            raise CaptureError(self._interrupted, slug="export-failed")
         try:
             return export(prof, self._relay)
         except _InterruptedError as err:
@@ -69,7 +69,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     """
     msprof = cann.find_msprof()
     if msprof is None:
-        raise CaptureError("msprof, which could export it, was not found")
+        raise CaptureError("msprof, which could export it, was not found", slug="export-failed")
     before = _contents(prof)
     watch = _Limit(limit_s)
     try:
@@ -80,7 +80,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
             tick=watch.look,
         )
     except DeviceUnavailableError as err:
-        raise CaptureError(str(err)) from err
+        raise CaptureError(str(err), slug=err.slug) from err
     except BaseException:
         _remove_new(prof, before)
         raise
@@ -101,8 +101,8 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     if ended.interrupted_by is not None:
         if _is_main_thread():
             signal.raise_signal(ended.interrupted_by)
-        raise _InterruptedError(why)
-    raise CaptureError(why)
+        raise _InterruptedError(why, slug="export-failed")
+    raise CaptureError(why, slug="export-failed")
 
 
 class _Limit:

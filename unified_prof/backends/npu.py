@@ -105,7 +105,7 @@ class NpuBackend:
         """
         plan, offer = _check(spec)
         if reason := self.unavailable_reason():
-            raise DeviceUnavailableError(reason)
+            raise DeviceUnavailableError(reason, slug="backend-unavailable")
         output = spec.output_dir.resolve()
         with msprof_command.recording_place(output) as place:
             recording = replace(spec, output_dir=place)
@@ -229,7 +229,11 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
     check_options(NpuBackend.name, spec, {*BY_NAME, *_OTHER_OPTIONS})
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
-        raise UsageError(f"no exporter {exporter!r}", hint=f"known: {', '.join(EXPORTERS)}")
+        raise UsageError(
+            f"no exporter {exporter!r}",
+            hint=f"known: {', '.join(EXPORTERS)}",
+            slug="wrong-npu-option",
+        )
     resolve(MSPROF, str(spec.options.get("schema") or "documented"))
     msprof_command.check_path(spec.output_dir.resolve(), "the output folder")
     if pid := spec.options.get("pid"):
@@ -239,7 +243,9 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
     name = spec.options.get("npu_chip")
     offer = learn(None if name is None else str(name))
     if pid and not offer.takes("dynamic"):
-        raise UsageError(f"--pid: msprof cannot attach to a process {offer.place}")
+        raise UsageError(
+            f"--pid: msprof cannot attach to a process {offer.place}", slug="cannot-attach"
+        )
     return _plan(spec, offer), offer
 
 
@@ -286,11 +292,16 @@ def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None
 def _check_pid(pid: object, options: Mapping[str, object]) -> None:
     text = str(pid)
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(f"--pid: {text!r} found, the id of a process expected")
+        raise UsageError(
+            f"--pid: {text!r} found, the id of a process expected", slug="cannot-attach"
+        )
     if not Path(f"/proc/{text}").is_dir() and Path("/proc").is_dir():
-        raise UsageError(f"--pid {text}: there is no such process")
+        raise UsageError(f"--pid {text}: there is no such process", slug="cannot-attach")
     if "delay" in options:
-        raise UsageError("--delay is for a workload that uprof starts, not with --pid")
+        raise UsageError(
+            "--delay is for a workload that uprof starts, not with --pid",
+            slug="option-without-effect",
+        )
 
 
 def _check_target(spec: RunSpec) -> None:
@@ -299,13 +310,14 @@ def _check_target(spec: RunSpec) -> None:
     path = Path(spec.target)
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"{spec.target} {found}, a script to run is expected")
+        raise UsageError(f"{spec.target} {found}, a script to run is expected", slug="no-script")
     if not os.access(path, os.R_OK):
-        raise UsageError(f"{spec.target} cannot be read by this user")
+        raise UsageError(f"{spec.target} cannot be read by this user", slug="no-script")
     if spec.asks_for_operations and msprof_command.is_program(spec):
         raise UsageError(
             f"{spec.target} is no Python script, its operations cannot be tracked",
             hint="leave out --report",
+            slug="not-a-python-script",
         )
 
 

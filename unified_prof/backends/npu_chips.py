@@ -117,4 +117,6 @@ def named(text: str) -> Chip | None:
     if found := by_full_name(text):
         return found
     known = ", ".join([*(chip.name for chip in CHIPS), UNKNOWN])
-    raise UsageError(f"--npu-chip: {text!r} found, one of {known} expected")
+    raise UsageError(
+        f"--npu-chip: {text!r} found, one of {known} expected", slug="wrong-npu-option"
+    )

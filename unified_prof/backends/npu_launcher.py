@@ -42,7 +42,12 @@ def main(job_file: str) -> None:
         result = _run_tracked(spec, folder) if job["tracked"] else _run_plain(spec)
     except UprofError as err:
         # Told by the parent, where the error boundary is.
-        told = {"kind": type(err).__name__, "message": str(err), "hint": err.hint}
+        told = {
+            "kind": type(err).__name__,
+            "message": str(err),
+            "hint": err.hint,
+            "slug": err.slug,
+        }
         result = {"exit_code": err.exit_code, "error": told}
     if os.getpid() == owner:  # and not a child that the workload forked
         _leave(folder / RESULT_FILE, result)

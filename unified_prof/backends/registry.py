@@ -51,6 +51,7 @@ def load(name: str) -> Backend:
         raise DeviceUnavailableError(
             f"backend {name!r} cannot run here: {reason}",
             hint="`uprof doctor` shows what can run here",
+            slug="backend-unavailable",
         )
     return backend
 
@@ -69,7 +70,9 @@ def choose() -> Backend:
             return backend
         refusals.append(f"{name}: {reason}")
     raise DeviceUnavailableError(
-        f"no backend can run here ({'; '.join(refusals)})", hint=_INSTALL_TORCH
+        f"no backend can run here ({'; '.join(refusals)})",
+        hint=_INSTALL_TORCH,
+        slug="backend-unavailable",
     )
 
 
@@ -108,16 +111,22 @@ def make(name: str) -> Backend:
         target, install = entry.value, f"see what {package} asks to be installed"
     else:
         raise DeviceUnavailableError(
-            f"no backend named {name!r}", hint=f"known: {AUTO}, {', '.join(names())}"
+            f"no backend named {name!r}",
+            hint=f"known: {AUTO}, {', '.join(names())}",
+            slug="unknown-backend",
         )
     module, _, attribute = target.partition(":")
     try:
         backend: Backend = getattr(import_module(module), attribute)()
     except ImportError as err:
         needed = err.name or str(err)
-        raise DeviceUnavailableError(f"backend {name!r} needs {needed}", hint=install) from err
+        raise DeviceUnavailableError(
+            f"backend {name!r} needs {needed}", hint=install, slug="backend-not-installed"
+        ) from err
     except AttributeError as err:
-        raise DeviceUnavailableError(f"backend {name!r} is broken: {err}") from err
+        raise DeviceUnavailableError(
+            f"backend {name!r} is broken: {err}", slug="backend-broken"
+        ) from err
     return backend
 
 

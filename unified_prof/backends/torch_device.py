@@ -99,6 +99,7 @@ class TorchBackend(ABC):
                 f"--{unused[0].replace('_', '-')} only applies to a timeline, which is not asked "
                 "for",
                 hint="add --report timeline",
+                slug="option-without-effect",
             )
         timeline = self._timeline(spec)
         from unified_prof.tracking.workload import run_workload
@@ -152,7 +153,9 @@ class TorchBackend(ABC):
         names = details if isinstance(details, tuple) else (str(details),)
         if unknown := [name for name in names if name not in DETAILS]:
             raise UsageError(
-                f"no timeline detail {unknown[0]!r}", hint=f"known: {', '.join(DETAILS)}"
+                f"no timeline detail {unknown[0]!r}",
+                hint=f"known: {', '.join(DETAILS)}",
+                slug="wrong-option-value",
             )
         return TimelineInstrument(spec.output_dir / TRACE_NAME, self.name, names)
 

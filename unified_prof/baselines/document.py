@@ -41,6 +41,7 @@ def dump(run: Run) -> bytes:
             f"{run.operations.forward_ns.shape[1]:,} samples take {len(raw) >> 20} MiB, "
             f"at most {_MAX_BYTES >> 20}",
             hint="measure fewer iterations, or save fewer files",
+            slug="too-large-to-keep",
         )
     return zlib.compress(raw)
 
@@ -62,12 +63,14 @@ def load(data: bytes, *, where: str) -> Run:
         if version == 1:
             return _of_version_1(msgspec.msgpack.decode(raw, type=_Document1))
         if not _SINCE <= version <= _VERSION:
-            raise StoreError(f"{where} has version {version}, this build reads {_VERSION}")
+            raise StoreError(
+                f"{where} has version {version}, this build reads {_VERSION}", slug="other-version"
+            )
         run = msgspec.msgpack.decode(raw, type=_Document, dec_hook=_array).run
         run.check()
         return run
     except (zlib.error, msgspec.MsgspecError, ValueError) as err:
-        raise StoreError(f"{where} is damaged: {err}") from None
+        raise StoreError(f"{where} is damaged: {err}", slug="damaged-file") from None
 
 
 class _Version(msgspec.Struct):

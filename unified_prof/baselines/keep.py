@@ -32,10 +32,11 @@ def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
         raise UsageError(
             f"{name!r} names a version; `save` numbers versions by itself",
             hint=f"save it as {name.rpartition('@')[0]}",
+            slug="wrong-baseline-name",
         )
     run = runs.load(paths)
     if not len(run.operations) and not run.totals:
-        raise UsageError(f"{run.label} is empty: it cannot be a baseline")
+        raise UsageError(f"{run.label} is empty: it cannot be a baseline", slug="empty-report")
     samples = len(run.totals[TOTAL]) if TOTAL in run.totals else run.operations.forward_ns.shape[1]
     new = NewBaseline(
         name=name,

@@ -42,17 +42,23 @@ def open_store(store: str, *, create: bool) -> BaselineStore:
 
 def _prepare_file(path: Path, *, create: bool) -> None:
     if path.is_dir():
-        raise StoreError(f"the store {path} is a folder, expected an SQLite file")
+        raise StoreError(
+            f"the store {path} is a folder, expected an SQLite file", slug="not-a-store"
+        )
     if path.exists():
         return
     if not create:
         raise StoreError(
-            f"there is no baseline store {path}", hint="`uprof baseline save` creates it"
+            f"there is no baseline store {path}",
+            hint="`uprof baseline save` creates it",
+            slug="no-store",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        raise OutputError(f"the store {path} cannot be made: {err.strerror}") from err
+        raise OutputError(
+            f"the store {path} cannot be made: {err.strerror}", slug="store-unusable"
+        ) from err
 
 
 def _bring_up_to_date(engine: Engine, place: str, *, create: bool) -> None:
@@ -88,10 +94,14 @@ def _refuse(
     """Refuse what must not be migrated: somebody else's database, or a newer build's store."""
     if current is None:
         if inspect(connection).get_table_names() and connection.dialect.name == "sqlite":
-            raise StoreError(f"{place} is a database of something else, not a baseline store")
+            raise StoreError(
+                f"{place} is a database of something else, not a baseline store", slug="not-a-store"
+            )
         if not create:
             raise StoreError(
-                f"{place} holds no baseline store", hint="`uprof baseline save` creates it"
+                f"{place} holds no baseline store",
+                hint="`uprof baseline save` creates it",
+                slug="no-store",
             )
         return
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
@@ -99,4 +109,5 @@ def _refuse(
         raise SchemaVersionError(
             f"the store {place} is at version {current}, this build knows {', '.join(known)}",
             hint="upgrade uprof",
+            slug="other-version",
         )

@@ -52,7 +52,9 @@ def path() -> Path:
             base = Path.home() / ".local" / "state"
         except RuntimeError as err:
             raise OutputError(
-                "there is no home folder to keep what was learned in", hint="set XDG_STATE_HOME"
+                "there is no home folder to keep what was learned in",
+                hint="set XDG_STATE_HOME",
+                slug="no-home-folder",
             ) from err
     return base / "uprof" / "noise.json"
 
@@ -74,7 +76,9 @@ def learn(run: Run) -> Noise:
             if len(values) >= MIN_RUNS and values.min() > 0:
                 found.append((float(np.std(np.log(values), ddof=1)), len(values) - 1.0))
     if not found:
-        raise UsageError(f"to learn how runs differ takes {MIN_RUNS} of them, with times")
+        raise UsageError(
+            f"to learn how runs differ takes {MIN_RUNS} of them, with times", slug="too-few-runs"
+        )
     relative, degrees = max(found)
     return Noise(relative, degrees, "these runs")
 
@@ -134,15 +138,19 @@ def _entries() -> list[Entry]:
     except FileNotFoundError:
         return []
     except OSError as err:
-        raise StoreError(f"{file} cannot be read: {err.strerror}") from err
+        raise StoreError(f"{file} cannot be read: {err.strerror}", slug="cannot-read") from err
     try:
         found = msgspec.json.decode(data, type=_File)
     except msgspec.MsgspecError as err:
         raise StoreError(
-            f"{file} is no file of what was learned of this machine: {err}", hint="delete it"
+            f"{file} is no file of what was learned of this machine: {err}",
+            hint="delete it",
+            slug="damaged-file",
         ) from None
     if found.version != _VERSION:
         raise StoreError(
-            f"{file} has version {found.version}, this build reads {_VERSION}", hint="delete it"
+            f"{file} has version {found.version}, this build reads {_VERSION}",
+            hint="delete it",
+            slug="other-version",
         )
     return [one for one in found.entries if one.relative >= 0 and one.degrees > 0]

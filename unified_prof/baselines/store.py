@@ -95,6 +95,7 @@ class BaselineStore:
             raise UsageError(
                 f"{new.name[:50]!r} is not a valid name for a baseline",
                 hint=f"a name has 1 to {MAX_NAME} printable characters",
+                slug="wrong-baseline-name",
             )
         for _ in range(_ATTEMPTS - 1):
             with suppress(IntegrityError):
@@ -161,9 +162,12 @@ class BaselineStore:
                 f"baseline {name!r} in {self.place} has no version {version}",
                 hint=f"its newest version is {known[name]}; "
                 f"`uprof baseline show {name}` lists them all",
+                slug="no-baseline",
             )
         names = ", ".join(list(known)[:20]) or "none; save one with `uprof baseline save`"
-        return UsageError(f"{self.place} has no baseline {name!r}", hint=f"there are: {names}")
+        return UsageError(
+            f"{self.place} has no baseline {name!r}", hint=f"there are: {names}", slug="no-baseline"
+        )
 
     @contextmanager
     def _session(
@@ -196,9 +200,12 @@ def engine_for(store: str) -> tuple[Engine, str]:
         raise StoreError(
             f"the store {place} needs the Python package {err.name}",
             hint="pip install 'unified-prof[postgres]'",
+            slug="missing-package",
         ) from err
     except (NoSuchModuleError, ArgumentError) as err:
-        raise UsageError(f"the store {place} cannot be used: {redact(str(err))}") from err
+        raise UsageError(
+            f"the store {place} cannot be used: {redact(str(err))}", slug="store-unusable"
+        ) from err
     if url.get_backend_name() == "sqlite":
         _make_sqlite_transactional(engine)
     return engine, place
@@ -213,6 +220,7 @@ def _url(store: str) -> URL:
         raise UsageError(
             f"the store's URL cannot be understood: {redact(str(err))}",
             hint="such as postgresql+psycopg://user@host/database",
+            slug="store-unusable",
         ) from None
 
 
@@ -248,8 +256,12 @@ def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iter
             raise
         reason = redact(str(getattr(err, "orig", None) or err).strip().splitlines()[0])
         if "readonly" in reason or "full" in reason:
-            raise OutputError(f"the store {place} cannot be written: {reason}") from err
-        raise StoreError(f"the store {place} cannot be used: {reason}") from err
+            raise OutputError(
+                f"the store {place} cannot be written: {reason}", slug="store-unusable"
+            ) from err
+        raise StoreError(
+            f"the store {place} cannot be used: {reason}", slug="store-unusable"
+        ) from err
 
 
 def _entry(row: Baseline) -> Entry:

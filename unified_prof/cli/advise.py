@@ -116,7 +116,7 @@ def advise(
         missing = opened.coverage.sentence
     _show(text, shape, file, force=force)
     if missing:
-        printing.say(f"uprof: error: {missing}")
+        printing.put_error(StoreError(missing, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 

@@ -35,12 +35,20 @@ class Wanted:
             UsageError: they are no sizes, or there is memory without sizes.
         """
         if sizes is None:
-            raise UsageError("--memory is for --batch-sizes", hint="name the sizes of batches")
+            raise UsageError(
+                "--memory is for --batch-sizes",
+                hint="name the sizes of batches",
+                slug="option-without-effect",
+            )
         if spec.batch_size is not None:
-            raise UsageError("--batch-size and --batch-sizes exclude each other")
+            raise UsageError(
+                "--batch-size and --batch-sizes exclude each other", slug="contradicting-options"
+            )
         if re.fullmatch(r"\s*[1-9]\d*\s*(?:,\s*[1-9]\d*\s*)*", sizes) is None:
             raise UsageError(
-                f"--batch-sizes takes sizes above 0, not {sizes!r}", hint="for example 8,16,32"
+                f"--batch-sizes takes sizes above 0, not {sizes!r}",
+                hint="for example 8,16,32",
+                slug="wrong-option-value",
             )
         numbers = sorted({int(one) for one in sizes.split(",")})
         fits: float | None = None
@@ -50,7 +58,10 @@ class Wanted:
             except UsageError:
                 fits = None
             if fits is None:
-                raise UsageError(f"--memory takes a size such as 24GiB, not {memory!r}")
+                raise UsageError(
+                    f"--memory takes a size such as 24GiB, not {memory!r}",
+                    slug="wrong-option-value",
+                )
         return cls(
             tuple(
                 replace(spec, batch_size=one, output_dir=spec.output_dir / f"batch-{one}")

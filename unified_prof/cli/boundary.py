@@ -82,7 +82,11 @@ def _of_other(error: Exception) -> int:
         return _of_click(error)
     if isinstance(error, FileNotFoundError) and not _folder_exists():
         put_error(
-            UsageError("the current folder does not exist any more", hint="cd to one that does")
+            UsageError(
+                "the current folder does not exist any more",
+                hint="cd to one that does",
+                slug="no-current-folder",
+            )
         )
         return UsageError.exit_code
     _put_bug(error)
@@ -95,7 +99,7 @@ def _of_click(error: Any) -> int:
         streams.tell(error.format_message())
         return int(error.exit_code)
     hint = None if context is None else f"`{context.command_path} --help` shows what there is"
-    put_error(UprofError(_sentence(error.format_message()), hint=hint))
+    put_error(UprofError(_sentence(error.format_message()), hint=hint, slug="wrong-command-line"))
     return int(error.exit_code)
 
 
@@ -126,7 +130,7 @@ def _put_bug(error: Exception) -> None:
         hint = None
     else:
         hint = f"it is a bug in uprof; please report it with {path}"
-    put_error(UprofError(f"this should not have happened: {what}", hint=hint))
+    put_error(UprofError(f"this should not have happened: {what}", hint=hint, slug="bug"))
 
 
 def _write_details(details: str) -> Path:

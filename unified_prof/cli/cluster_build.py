@@ -73,9 +73,12 @@ def build(
             if scheduler is None
             else "--dask or --scheduler, not both",
             hint="--scheduler names a scheduler that runs already",
+            slug="wrong-scheduler",
         )
     if jobs is not None and (dask or scheduler):
-        raise UsageError("--jobs is of this machine's own processes, not of Dask's")
+        raise UsageError(
+            "--jobs is of this machine's own processes, not of Dask's", slug="option-without-effect"
+        )
     enabled = streams.is_terminal() and not quiet
     with printing.progress_line(enabled=enabled) as progress:
         outcome = make(

@@ -45,10 +45,15 @@ class Wanted:
             low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if low > high:
                 raise UsageError(
-                    f"--ranks takes numbers such as 0,8-11, not {ranks!r}", hint="say which ranks"
+                    f"--ranks takes numbers such as 0,8-11, not {ranks!r}",
+                    hint="say which ranks",
+                    slug="wrong-ranks",
                 )
             if high - low >= _MOST or len(found) + high - low >= _MOST:
-                raise UsageError(f"--ranks: a trace takes {_MOST} ranks at most, not {ranks!r}")
+                raise UsageError(
+                    f"--ranks: a trace takes {_MOST} ranks at most, not {ranks!r}",
+                    slug="wrong-ranks",
+                )
             found |= dict.fromkeys(range(low, high + 1))
         return cls(tuple(found), step)
 
@@ -114,7 +119,11 @@ def recording_of(overview: Overview, rank: Rank) -> Path:
     """
     run = overview.run
     if rank.file is None:
-        raise StoreError(f"rank {rank.rank} of {run.path} has no recording", hint=rank.why or "")
+        raise StoreError(
+            f"rank {rank.rank} of {run.path} has no recording",
+            hint=rank.why or "",
+            slug="rank-without-recording",
+        )
     named = Path(rank.file)
     for candidate in (named, run.file.parent / named, run.file.parent.parent / named):
         if candidate.exists():
@@ -122,4 +131,5 @@ def recording_of(overview: Overview, rank: Rank) -> Path:
     raise StoreError(
         f"the recording of rank {rank.rank}, {rank.file}, is not there any more",
         hint=f"{run.path} was made of it; bring it back, or build the run again",
+        slug="rank-without-recording",
     )

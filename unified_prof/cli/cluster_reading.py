@@ -142,7 +142,9 @@ def show(
 
     if file is None and not shape.for_terminal and sys.stdout.isatty():
         raise UsageError(
-            f"{shape.name} cannot be shown on a terminal", hint="write it to a file with -o"
+            f"{shape.name} cannot be shown on a terminal",
+            hint="write it to a file with -o",
+            slug="not-for-a-terminal",
         )
     if file is not None:
         refuse_existing(file, overwrite=force)

@@ -57,7 +57,9 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except OSError as err:
-        raise UsageError(f"{path} cannot be read: {err.strerror}") from None
+        raise UsageError(
+            f"{path} cannot be read: {err.strerror}", slug="settings-unreadable"
+        ) from None
     if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
         # Most projects have no such table, in any spelling; they do not pay for a parser.
         return {}
@@ -68,15 +70,17 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     try:
         document = tomllib.loads(text.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
-        raise UsageError(f"{path}: not a TOML file: {err}") from None
+        raise UsageError(f"{path}: not a TOML file: {err}", slug="settings-unreadable") from None
     except RecursionError:
-        raise UsageError(f"{path}: nested too deeply to be read") from None
+        raise UsageError(
+            f"{path}: nested too deeply to be read", slug="settings-unreadable"
+        ) from None
     tool = document.get("tool", {})
     if not isinstance(tool, dict):
-        raise UsageError(f"{path}: `tool` is not a table")
+        raise UsageError(f"{path}: `tool` is not a table", slug="wrong-setting")
     table = tool.get("uprof", {})
     if not isinstance(table, dict):
-        raise UsageError(f"{path}: tool.uprof is not a table")
+        raise UsageError(f"{path}: tool.uprof is not a table", slug="wrong-setting")
     if "devices" in table:
         from unified_prof.analysis.explain.roofline import peaks
 
@@ -102,12 +106,15 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
             raise UsageError(
                 f"{where}] {key}: a command's settings are a table",
                 hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
+                slug="wrong-setting",
             )
         elif (parameter := options.get(key)) is not None and parameter.name is not None:
             result[parameter.name] = _value(value, f"{where}] {key}")
         else:
             known = ", ".join(sorted({*options, *subcommands}))
-            raise UsageError(f"{where}] has no setting {key!r}", hint=f"known: {known}")
+            raise UsageError(
+                f"{where}] has no setting {key!r}", hint=f"known: {known}", slug="wrong-setting"
+            )
     return result
 
 
@@ -117,4 +124,6 @@ def _value(value: object, where: str) -> object:
         return [str(one) for one in value]
     if isinstance(value, bool | str | int | float):
         return value
-    raise UsageError(f"{where}: a {type(value).__name__} cannot be the value of an option")
+    raise UsageError(
+        f"{where}: a {type(value).__name__} cannot be the value of an option", slug="wrong-setting"
+    )

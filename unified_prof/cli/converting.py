@@ -102,6 +102,7 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
             raise OutputError(
                 f"{output} is the recording itself, which is never replaced",
                 hint="name another file",
+                slug="not-replaced",
             )
 
 
@@ -120,6 +121,7 @@ def side_of(
             raise UsageError(
                 f"{path} is the summary of a cluster's run, not the report of one process",
                 hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
+                slug="summary-of-a-cluster",
             )
     ready = [
         reports_of(path, convert=convert, quiet=quiet, several=False, output=output)

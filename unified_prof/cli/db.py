@@ -125,7 +125,9 @@ def upgrade(
     into_folder = output is not None and output.is_dir()
     if output is not None and len(files) > 1 and not into_folder:
         raise UsageError(
-            f"{output} cannot take {len(files)} files", hint="name an existing folder after -o"
+            f"{output} cannot take {len(files)} files",
+            hint="name an existing folder after -o",
+            slug="one-output-for-many",
         )
 
     def work(path: Path) -> Upgrade:

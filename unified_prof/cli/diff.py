@@ -189,11 +189,14 @@ def _samples(before: Side, after: Side, how: _Shown) -> tuple[str, Sequence[str]
         raise UsageError(
             f"--by {how.by.value} is of recordings of device work, which these reports are not",
             hint="--by operation, line or module",
+            slug="no-breakdown",
         )
     runs = before.run(), after.run()
     for run in runs:
         if not len(run.operations) and not run.sizes and not run.totals:
-            raise UsageError(f"{run.label} is empty: it has nothing to compare")
+            raise UsageError(
+                f"{run.label} is empty: it has nothing to compare", slug="empty-report"
+            )
     found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
     if how.shape is FormatOption.JSON:
         return printing.json_text(difference.document(found)), found.warnings

@@ -87,17 +87,23 @@ class Sides:
                 raise UsageError(
                     f"the gate takes two reports, BASE and NEW, not {len(files)}",
                     hint="give both, or only the new one with --baseline NAME",
+                    slug="wrong-inputs",
                 )
             base, new = files
             return self._run([base, *more_base], quiet, output), self._run(
                 [new, *more_new], quiet, output
             )
         if more_base:
-            raise UsageError("--base is not used with --baseline: the baseline is the base")
+            raise UsageError(
+                "--base is not used with --baseline: the baseline is the base",
+                slug="option-without-effect",
+            )
         from unified_prof.baselines import keep
 
         if not files:
-            raise UsageError("the gate takes the reports of the new run beside --baseline")
+            raise UsageError(
+                "the gate takes the reports of the new run beside --baseline", slug="wrong-inputs"
+            )
         new_run = self._run([*files, *more_new], quiet, output)
         return keep.load(self.baseline, self.store), new_run
 
@@ -198,7 +204,7 @@ def gate(
     source = context.get_parameter_source("store")
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
-        raise UsageError("--store is only used with --baseline")
+        raise UsageError("--store is only used with --baseline", slug="option-without-effect")
     rounds.check(reports=len(sides.files or []), baseline=sides.baseline is not None)
     if rounds.self_test is not None:
         _say_learned(rounds, limits, shape, quiet=quiet)
@@ -291,4 +297,6 @@ def _append(path: Path, text: str) -> None:
         with path.open("a", encoding="utf-8") as summary:
             summary.write(text + "\n")
     except OSError as err:
-        raise OutputError(f"GITHUB_STEP_SUMMARY {path} cannot be written: {err.strerror}") from err
+        raise OutputError(
+            f"GITHUB_STEP_SUMMARY {path} cannot be written: {err.strerror}", slug="cannot-write"
+        ) from err

@@ -62,16 +62,26 @@ class Rounds:
         """
         measures = self.until_sure is not None or self.self_test is not None
         if self.until_sure is not None and self.self_test is not None:
-            raise UsageError("--until-sure and --self-test are two ways to use the gate: name one")
+            raise UsageError(
+                "--until-sure and --self-test are two ways to use the gate: name one",
+                slug="contradicting-options",
+            )
         if self.self_test is not None and (reports or baseline):
-            raise UsageError("--self-test compares nothing: it takes a command, and no reports")
+            raise UsageError(
+                "--self-test compares nothing: it takes a command, and no reports",
+                slug="wrong-inputs",
+            )
         if self.until_sure is not None and (baseline or reports != 2):
             raise UsageError(
                 "--until-sure takes two checkouts, BASE and NEW",
                 hint="uprof gate base/ new/ --until-sure 'train.py --epochs 1'",
+                slug="wrong-inputs",
             )
         if not measures and (self.rounds is not None or self.keep is not None):
-            raise UsageError("--rounds and --keep are used with --until-sure and --self-test")
+            raise UsageError(
+                "--rounds and --keep are used with --until-sure and --self-test",
+                slug="option-without-effect",
+            )
 
     def judged(
         self,
@@ -122,7 +132,13 @@ class Rounds:
         try:
             command = tuple(shlex.split(text))
         except ValueError as err:
-            raise UsageError(f"the command {text!r} cannot be read: {err}") from None
+            raise UsageError(
+                f"the command {text!r} cannot be read: {err}", slug="wrong-command"
+            ) from None
         if not command:
-            raise UsageError("the command is empty", hint="for example 'train.py --epochs 1'")
+            raise UsageError(
+                "the command is empty",
+                hint="for example 'train.py --epochs 1'",
+                slug="wrong-command",
+            )
         return Workload(command, self.keep)

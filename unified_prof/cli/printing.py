@@ -53,14 +53,19 @@ def say(text: str) -> None:
 
 def put_error(error: UprofError) -> None:
     """Tell on stderr what went wrong, and what to do about it."""
-    say(f"uprof: error: {error}")
+    say(f"uprof: error: {error.told}")
     if error.hint:
         say(f"uprof: hint: {error.hint}")
 
 
 def error_record(error: UprofError) -> dict[str, Any]:
     """Return in a form for JSON what went wrong with one of several things."""
-    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
+    return {
+        "error": str(error),
+        "slug": error.slug,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+    }
 
 
 class _Progress:
@@ -112,7 +117,9 @@ def write(path: Path, text: str, *, force: bool) -> None:
 
     if force and is_database(path):
         raise OutputError(
-            f"{path} is a database, it is not replaced by text", hint="give -o another name"
+            f"{path} is a database, it is not replaced by text",
+            hint="give -o another name",
+            slug="not-replaced",
         )
     with replacing(path, overwrite=force) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")

@@ -128,10 +128,14 @@ def report(
     )
     to_terminal = file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
-        raise UsageError("--embed-source applies to --format html only")
+        raise UsageError(
+            "--embed-source applies to --format html only", slug="option-without-effect"
+        )
     if to_terminal and not shape.for_terminal:
         raise UsageError(
-            f"{shape.name} cannot be shown on a terminal", hint="write it to a file with -o"
+            f"{shape.name} cannot be shown on a terminal",
+            hint="write it to a file with -o",
+            slug="not-for-a-terminal",
         )
     if file is not None:
         refuse_existing(file, overwrite=force)
@@ -139,6 +143,7 @@ def report(
         raise UsageError(
             f"--stats has nothing to add to --by {by.value}",
             hint=f"it describes: {', '.join(STATISTICS_OF)}",
+            slug="no-breakdown",
         )
     width, color = printing.terminal() if to_terminal else (None, False)
     request = formats.Request(
@@ -184,7 +189,7 @@ def report(
         printing.say(f"uprof: hint: {hint}")
     if missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
-            printing.say(f"uprof: error: {missing}")
+            printing.put_error(StoreError(missing, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 

@@ -69,7 +69,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         if isinstance(why, UsageError):
             text = f"{path} does not hold several ranks of one run: {why}"
             if needed:
-                raise UsageError(text, hint=why.hint) from why
+                raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
             if not quiet:
                 printing.say(f"uprof: hint: {text}")
         yield None
@@ -105,7 +105,11 @@ def no_run(path: Path, otherwise: str) -> UsageError:
     hint = hint_of_begun(path) if path.is_dir() else None
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
         hint = f"its recordings make one: `uprof cluster build {path} -o RUN`, then name RUN here"
-    return UsageError(f"{path} does not hold several ranks of one run", hint=hint or otherwise)
+    return UsageError(
+        f"{path} does not hold several ranks of one run",
+        hint=hint or otherwise,
+        slug="not-several-ranks",
+    )
 
 
 def produce(overview: Overview, shape: Format, request: Request, reports: Opened | None) -> str:

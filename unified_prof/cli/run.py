@@ -211,7 +211,8 @@ def _show_command(backend: Backend, spec: RunSpec) -> None:
     describe: Callable[[RunSpec], list[str]] | None = getattr(backend, "describe", None)
     if describe is None:
         raise UsageError(
-            f"backend {backend.name!r} runs the workload in this process, there is no command"
+            f"backend {backend.name!r} runs the workload in this process, there is no command",
+            slug="option-of-another-backend",
         )
     for line in describe(spec):
         typer.echo(line)

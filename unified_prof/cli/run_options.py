@@ -57,13 +57,18 @@ class WhatToRun:
         command = self.command or []
         if attach:
             if self.module is not None or command:
-                raise UsageError("--pid records a running process, there is no workload to start")
+                raise UsageError(
+                    "--pid records a running process, there is no workload to start",
+                    slug="contradicting-options",
+                )
             return Workload("process", False, ())
         if self.module is not None:
             return Workload(self.module, True, tuple(command))
         if not command:
             raise UsageError(
-                "nothing to run", hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]..."
+                "nothing to run",
+                hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]...",
+                slug="nothing-to-run",
             )
         return Workload(command[0], False, tuple(command[1:]))
 
@@ -179,9 +184,13 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
     known = (asked.RUN_TIME, asked.MEMORY, asked.TIMELINE)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"no report {unknown[0]!r}", hint=f"known: {', '.join(known)}")
+        raise UsageError(
+            f"no report {unknown[0]!r}", hint=f"known: {', '.join(known)}", slug="unknown-report"
+        )
     if not names:
-        raise UsageError("--report names no report", hint=f"known: {', '.join(known)}")
+        raise UsageError(
+            "--report names no report", hint=f"known: {', '.join(known)}", slug="unknown-report"
+        )
     return tuple(name for name in known if name in names)
 
 
@@ -195,7 +204,9 @@ def _timeline_options(detail: str | None) -> dict[str, object]:
 def _project_root(given: Path | None, workload: Workload) -> Path:
     if given is not None:
         if not given.is_dir():
-            raise UsageError(f"--project-root {printable(str(given))} is not a folder")
+            raise UsageError(
+                f"--project-root {printable(str(given))} is not a folder", slug="no-folder"
+            )
         return given.resolve()
     here = Path.cwd()
     script = Path(workload.target).resolve()

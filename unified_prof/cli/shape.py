@@ -45,7 +45,7 @@ def chosen(
     typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
     if as_json and typed_json:
         if asked not in (None, JSON) and typed_format:
-            raise UsageError("--json contradicts --format")
+            raise UsageError("--json contradicts --format", slug="contradicting-options")
         asked, typed_format = JSON, True
     elif as_json and not typed_format:
         asked = JSON
@@ -57,6 +57,7 @@ def chosen(
         raise UsageError(
             f"{file}: the extension selects {_of_file(file, suffixes)}, but {asked} is asked for",
             hint="leave the format out, or change the extension",
+            slug="contradicting-options",
         )
     return asked
 
@@ -73,6 +74,7 @@ def _of_file(file: Path, suffixes: Suffixes) -> str:
     raise UsageError(
         f"{file}: no format has the extension {suffix}",
         hint=f"use one of {usual}, or choose one with --format",
+        slug="unknown-format",
     )
 
 

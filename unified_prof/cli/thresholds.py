@@ -39,12 +39,14 @@ def fraction(text: str, option: str = "--max-regress") -> float:
         raise UsageError(
             f"{option} takes a percentage or a fraction, not {text!r}",
             hint="for example 5% or 0.05",
+            slug="wrong-threshold",
         )
     number = float(match[1])
     if not match[2] and number > 1:
         raise UsageError(
             f"{option} {text.strip()} without a percent sign would be {number:.0%}",
             hint=f"write {match[1]}%, or {number:.0%} if that is meant",
+            slug="wrong-threshold",
         )
     return number / (100 if match[2] else 1)
 
@@ -67,6 +69,7 @@ def absolute(texts: list[str]) -> tuple[float | None, float | None]:
             raise UsageError(
                 f"--min-abs takes one time and one size at most, each with its unit, not {text!r}",
                 hint="for example --min-abs 0.05ms --min-abs 1MiB",
+                slug="wrong-threshold",
             )
     return time_ns, size_bytes
 

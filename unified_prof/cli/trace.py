@@ -75,11 +75,15 @@ def trace(
         raise UsageError(
             f"{output}: the extension does not select a trace format",
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
+            slug="unknown-format",
         )
     refuse_existing(output, overwrite=force)
     if ranks is not None or step is not None:
         if with_path:
-            raise UsageError("--path is of one report: not together with --ranks and --step")
+            raise UsageError(
+                "--path is of one report: not together with --ranks and --step",
+                slug="contradicting-options",
+            )
         wanted = cluster_ranks.Wanted.of(ranks, step)
         with cluster_ranks.timelines(
             path, wanted, convert=convert, quiet=quiet, output=output
@@ -108,7 +112,7 @@ def trace(
     elif not quiet:
         printing.say(_sentence(output, written))
     if coverage.missing:
-        printing.say(f"uprof: error: {coverage.sentence}")
+        printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 
@@ -157,6 +161,7 @@ def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]
         raise UsageError(
             f"{opened.path} has no timeline: {why}",
             hint="record one with `uprof run --report timeline`",
+            slug="no-timeline",
         )
     several = len(found) > 1
     return [

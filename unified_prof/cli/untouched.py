@@ -35,7 +35,9 @@ def is_measured(rank: Rank, chosen: Chosen) -> bool:
     world_size = rank.world_size or 1
     if not chosen.of(world_size):
         there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
-        raise UsageError(f"--ranks names none of the ranks of this run: it has {there}")
+        raise UsageError(
+            f"--ranks names none of the ranks of this run: it has {there}", slug="no-such-rank"
+        )
     return (rank.number or 0) in chosen
 
 
@@ -52,7 +54,9 @@ def run_untouched(workload: Workload) -> NoReturn:
     try:
         os.execv(command[0], command)
     except OSError as err:
-        raise UsageError(f"cannot start {command[0]}: {err.strerror or err}") from err
+        raise UsageError(
+            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
+        ) from err
 
 
 def _command(workload: Workload) -> list[str]:

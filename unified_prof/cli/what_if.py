@@ -109,7 +109,7 @@ def what_if(
     else:
         printing.write(file, text, force=force)
     if missing:
-        printing.say(f"uprof: error: {missing}")
+        printing.put_error(StoreError(missing, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 
@@ -123,7 +123,8 @@ def _faster(said: str) -> Change:
         factor = math.nan
     if not name or not (0 < factor < math.inf):
         raise UsageError(
-            f"--faster {said}: expected a name and how many times as fast, such as aten::mm=2"
+            f"--faster {said}: expected a name and how many times as fast, such as aten::mm=2",
+            slug="wrong-option-value",
         )
     return Change(name, factor)
 

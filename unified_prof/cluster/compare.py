@@ -124,7 +124,7 @@ def diff(base: Overview, new: Overview, *, by: By = "stage") -> Difference:
     """
     for one in (base, new):
         if not one.steps:
-            raise UsageError(f"{one.run.path} has no steps to compare")
+            raise UsageError(f"{one.run.path} has no steps to compare", slug="no-steps")
     known = {_identity(one) for one in base.run.findings}
     now = {_identity(one) for one in new.run.findings}
     return Difference(
@@ -150,10 +150,10 @@ def gate(base: Overview, new: Overview, metrics: Sequence[str], limits: Limits) 
     unknown = [one for one in metrics if one not in METRICS]
     if unknown or not metrics:
         said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
-        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
+        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:
-            raise UsageError(f"{one.run.path} has no steps to judge by")
+            raise UsageError(f"{one.run.path} has no steps to judge by", slug="no-steps")
     return Verdict(tuple(_check(base, new, one, limits) for one in metrics), limits)
 
 

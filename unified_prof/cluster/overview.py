@@ -200,6 +200,7 @@ class Overview:
         raise UsageError(
             f"{self.run.path} has no rank {number}",
             hint="it has no rank at all" if last is None else f"its ranks are 0 to {last}",
+            slug="no-such-rank",
         )
 
     def step(self, number: int) -> tuple[RankRow, ...]:
@@ -213,7 +214,11 @@ class Overview:
         if not len(rows):
             known = [row.step for row in self.steps]
             told = f"{known[0]} to {known[-1]}" if known else "none"
-            raise UsageError(f"{self.run.path} has no step {number}", hint=f"its steps: {told}")
+            raise UsageError(
+                f"{self.run.path} has no step {number}",
+                hint=f"its steps: {told}",
+                slug="no-such-step",
+            )
         by_rank = {one.rank: one for one in self.run.ranks}
         spans = table.span_ns
         return tuple(

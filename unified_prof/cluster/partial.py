@@ -217,7 +217,10 @@ def read(data: bytes, name: str) -> Partial:
         metadata = file.metadata
         about = json.loads((metadata.metadata or {})[b"uprof"])
         if about["version"] != VERSION:
-            raise StoreError(f"{name} is a partial of version {about['version']}, not {VERSION}")
+            raise StoreError(
+                f"{name} is a partial of version {about['version']}, not {VERSION}",
+                slug="other-version",
+            )
         if metadata.num_row_groups == 1:
             return _partial(_parts(file, PARTS), about)
         # Each part without the columns that only others have.
@@ -226,7 +229,9 @@ def read(data: bytes, name: str) -> Partial:
             about,
         )
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
-        raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
+        raise StoreError(
+            f"{name} is no partial of a rank, or damaged: {err}", slug="damaged-file"
+        ) from err
 
 
 def communication(data: bytes, name: str) -> Columns:
@@ -240,7 +245,9 @@ def communication(data: bytes, name: str) -> Columns:
         file = parquet.ParquetFile(arrow.BufferReader(data))
         return _parts(file, ["communication"])["communication"]
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
-        raise StoreError(f"{name} is no partial of a rank, or damaged: {err}") from err
+        raise StoreError(
+            f"{name} is no partial of a rank, or damaged: {err}", slug="damaged-file"
+        ) from err
 
 
 def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
@@ -315,4 +322,5 @@ def _pyarrow() -> tuple[Any, Any]:
         raise UsageError(
             "partials are Parquet files, which needs pyarrow",
             hint="run: pip install 'unified-prof[cluster]'",
+            slug="missing-package",
         ) from err

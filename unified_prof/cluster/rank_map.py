@@ -64,7 +64,10 @@ def partials_of(path: Path, rank: int | None = None) -> list[Partial]:
     """
     with open_report(path, any_revision=True, tables=TABLES) as report:
         if report.family != MSPROF:
-            raise StoreError(f"{path} is a {report.family} file, expected an msprof database")
+            raise StoreError(
+                f"{path} is a {report.family} file, expected an msprof database",
+                slug="wrong-kind-of-report",
+            )
         return _Mapping(report, rank).partials()
 
 
@@ -110,6 +113,7 @@ class _Mapping:
         raise StoreError(
             f"{self.report.path} does not say which rank it is of",
             hint="name it: RANK=FILE, or put it into a folder or file named rankN",
+            slug="rank-unknown",
         )
 
     def _own_rank(self) -> int | None:

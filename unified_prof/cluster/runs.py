@@ -57,6 +57,7 @@ def of_other_runs(matched: Matched, where: Mapping[int, Where]) -> list[Unread]:
             f"these are recordings of {len(runs)} runs: {_words(matched, where, first)}; "
             f"{_words(matched, where, second)}",
             hint="name the recordings of one",
+            slug="several-runs",
         )
     usual = matched.ranks[first[0]]
     return [

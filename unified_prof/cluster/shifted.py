@@ -96,7 +96,9 @@ def window_of(run: Run, rank: Rank, step: int | None) -> Window | None:
     if not len(rows):
         known = np.unique(table.step[table.rank == rank.rank]).tolist()
         told = f"its steps: {known[0]} to {known[-1]}" if known else rank.why or "it has none"
-        raise UsageError(f"rank {rank.rank} of {run.path} has no step {step}", hint=told)
+        raise UsageError(
+            f"rank {rank.rank} of {run.path} has no step {step}", hint=told, slug="no-such-step"
+        )
     return int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])
 
 

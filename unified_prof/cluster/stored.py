@@ -332,12 +332,14 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
         raise StoreError(
             f"{path} holds no {FILE_NAME}",
             hint=begun or f"make one: uprof cluster build {path} -o RUN",
+            slug="no-cluster-run",
         )
     with open_report(file) as report:
         if report.family != CLUSTER:
             raise StoreError(
                 f"{file} is a report of one process ({report.family}), not of many ranks",
                 hint=f"uprof report {file}",
+                slug="wrong-kind-of-report",
             )
         yield Run(path, report)
 

@@ -142,10 +142,12 @@ def _nothing_read(unread: Sequence[Unread]) -> StoreError:
     """Return the error of a run without a rank: the first file, why, and what to do about it."""
     text = "no rank's recording could be read"
     if not unread:
-        return StoreError(text)
+        return StoreError(text, slug="no-rank-readable")
     first = unread[0]
     more = f"; nor {len(unread) - 1:,} more" if len(unread) > 1 else ""
-    return StoreError(f"{text}; {first.file}: {first.why}{more}", hint=first.hint)
+    return StoreError(
+        f"{text}; {first.file}: {first.why}{more}", hint=first.hint, slug="no-rank-readable"
+    )
 
 
 def _one_run(

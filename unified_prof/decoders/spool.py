@@ -215,6 +215,7 @@ def _translated() -> Iterator[None]:
         raise OutputError(
             f"cannot put rows away in {tempfile.gettempdir()}: {err.strerror or err}",
             hint="make room there, or name another folder in TMPDIR",
+            slug="no-temporary-space",
         ) from err
 
 

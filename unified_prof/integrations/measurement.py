@@ -86,7 +86,7 @@ class Measurement:
     def _fail(self, err: UprofError) -> None:
         self.failure = str(err)
         hint = f" ({err.hint})" if err.hint else ""
-        warnings.warn(f"uprof measured nothing: {err}{hint}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"uprof measured nothing: {err.told}{hint}", RuntimeWarning, stacklevel=3)
 
 
 def is_imported(package: str) -> bool:

@@ -43,7 +43,7 @@ def _identity(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror}") from err
+        raise StoreError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
     return found.st_dev, found.st_ino
 
 
@@ -114,7 +114,9 @@ def settle(original: sqlite3.Connection, path: Path) -> None:
     original.execute("BEGIN IMMEDIATE")
     if busy or original.execute("PRAGMA data_version").fetchone() != version:
         raise StoreError(
-            f"{path} is in use by another process", hint="try again when that has finished"
+            f"{path} is in use by another process",
+            hint="try again when that has finished",
+            slug="in-use",
         )
 
 

@@ -108,6 +108,7 @@ def _plan(found: Detection, to: str) -> _Plan:
             f"{found.path} cannot be upgraded: {', '.join(found.not_tables)} in it is a view or a"
             " virtual table, expected a table",
             hint="see what is odd about it with: uprof db check",
+            slug="not-upgradable",
         )
     target = catalogue.resolve(family, to)
     order = catalogue.REVISIONS[family].index
@@ -118,6 +119,7 @@ def _plan(found: Detection, to: str) -> _Plan:
         raise SchemaVersionError(
             f"{found.path} is at {start}, which is newer than {target}",
             hint="files are only migrated forward",
+            slug="only-forward",
         )
     return _Plan(family, start, target)
 
@@ -125,7 +127,9 @@ def _plan(found: Detection, to: str) -> _Plan:
 def _to_output(found: Detection, plan: _Plan, output: Path, *, overwrite: bool) -> Upgrade:
     path = found.path
     if output.exists() and output.samefile(path):
-        raise OutputError(f"{output} is the file to be upgraded", hint="leave out -o")
+        raise OutputError(
+            f"{output} is the file to be upgraded", hint="leave out -o", slug="not-replaced"
+        )
     target = AtomicFile(output, overwrite=overwrite)
     try:
         with ExitStack() as resources, _translated(path, output, plan):
@@ -211,7 +215,9 @@ def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
     if found != "ok":
         words = " ".join(str(found).split())
         raise StoreError(
-            f"{path} is damaged: {words}", hint="recover it with the sqlite3 shell; it is as it was"
+            f"{path} is damaged: {words}",
+            hint="recover it with the sqlite3 shell; it is as it was",
+            slug="damaged-file",
         )
 
 
@@ -239,6 +245,7 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
         raise StoreError(
             f"{path} did not become {plan.target}: {found.description}{lost}",
             hint="this is a fault of uprof; the file is as it was",
+            slug="not-upgradable",
         )
 
 

@@ -133,7 +133,11 @@ def resolve(family: str, revision: str) -> str:
         UsageError: no such family or revision.
     """
     if family not in REVISIONS:
-        raise UsageError(f"no schema family {family!r}", hint=f"known: {', '.join(FAMILIES)}")
+        raise UsageError(
+            f"no schema family {family!r}",
+            hint=f"known: {', '.join(FAMILIES)}",
+            slug="unknown-revision",
+        )
     known = REVISIONS[family]
     if revision == "latest":
         return known[-1]
@@ -143,6 +147,7 @@ def resolve(family: str, revision: str) -> str:
         raise UsageError(
             f"no revision {revision!r} of schema family {family}",
             hint=f"known: documented, latest, {', '.join(known)}",
+            slug="unknown-revision",
         )
     return revision
 

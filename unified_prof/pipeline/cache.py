@@ -64,7 +64,11 @@ def reports_of(
         return Ready(path)
     if len(found) > 1 and not several:
         names = ", ".join(str(one.path) for one in found[:3])
-        raise UsageError(f"{path} holds {len(found)} recordings", hint=f"name one of: {names}")
+        raise UsageError(
+            f"{path} holds {len(found)} recordings",
+            hint=f"name one of: {names}",
+            slug="several-recordings",
+        )
     made: list[tuple[Found, Path]] = []
     for number, (one, name) in enumerate(
         zip(found, naming.names(found, ranked=True), strict=True), start=1
@@ -91,7 +95,9 @@ def root() -> Path:
             base = Path.home() / ".cache"
         except RuntimeError as err:
             raise OutputError(
-                "there is no home folder to keep reports in", hint="set XDG_CACHE_HOME"
+                "there is no home folder to keep reports in",
+                hint="set XDG_CACHE_HOME",
+                slug="no-home-folder",
             ) from err
     return base / "uprof" / "reports"
 
@@ -133,7 +139,9 @@ def _report(found: Found, name: str, progress: Callable[[str], None]) -> Path:
     try:
         entry = root() / _content_of(found)
     except OSError as err:
-        raise RawFormatError(f"{err.filename or found.path}: {err.strerror or err}") from err
+        raise RawFormatError(
+            f"{err.filename or found.path}: {err.strerror or err}", slug="cannot-read"
+        ) from err
     report = entry / f"{name}.db"
     if not report.is_file():
         _make_folder(entry)
@@ -208,7 +216,9 @@ def _together(reports: Sequence[Path]) -> Path:
         except FileExistsError:
             pass  # from an earlier time: what it leads to is part of the folder's name
         except OSError as err:
-            raise OutputError(f"cannot write {folder}: {err.strerror or err}") from err
+            raise OutputError(
+                f"cannot write {folder}: {err.strerror or err}", slug="cannot-write"
+            ) from err
     _note_use(folder)
     return folder
 

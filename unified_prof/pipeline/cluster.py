@@ -197,18 +197,21 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
         return
     path = local_path(run.location)
     if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file, expected a folder for the run")
+        raise OutputError(
+            f"{path} is a file, expected a folder for the run", slug="wrong-output-place"
+        )
     if force or not path.is_dir():
         return
     ours = {FILE_NAME, PARTIALS}
     try:
         others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as err:
-        raise OutputError(f"{path} cannot be listed: {err.strerror}") from err
+        raise OutputError(f"{path} cannot be listed: {err.strerror}", slug="cannot-read") from err
     if others and not ours & set(others):
         raise OutputError(
             f"{path} holds {others[0]} and is no run of uprof's",
             hint="name another folder, or give --force to write into this one",
+            slug="foreign-output",
         )
     if FILE_NAME in others:
         _refuse_foreign(path / FILE_NAME)
@@ -224,12 +227,14 @@ def _refuse_foreign(file: Path) -> None:
         raise OutputError(
             f"{file} is {found.description}, no summary of uprof's",
             hint="name another folder, or give --force to replace it",
+            slug="foreign-output",
         )
     if found.revision is None:
         raise SchemaVersionError(
             f"{file} is at no known schema revision: {found.description}",
             hint="build with the uprof that made it, name another folder, or give --force to "
             "replace it",
+            slug="unknown-schema",
         )
 
 

@@ -91,6 +91,7 @@ def inputs_of(
                 raise UsageError(
                     f"{location} holds {len(every)} recordings, which rank {rank} has not",
                     hint="RANK=FILE takes one recording; of a folder of ranks leave RANK= out",
+                    slug="several-recordings",
                 )
             for found in every:
                 inputs.setdefault(
@@ -155,6 +156,7 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
         raise RawFormatError(
             f"{given} holds no database or recording of a rank",
             hint="expected msprof databases, PROF_* and *_ascend_pt folders, traces",
+            slug="not-a-recording",
         )
 
 
@@ -195,7 +197,7 @@ def _found(
         with os.scandir(path) as entries:
             children = sorted(entries, key=lambda entry: entry.name)
     except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}") from err
+        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
     names = {child.name for child in children}
     for child in children:
         if child.name.startswith(".") or child.name.endswith(".cluster"):

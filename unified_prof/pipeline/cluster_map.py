@@ -194,6 +194,7 @@ def _refuse_twice(ranks: Sequence[RankFile]) -> None:
     raise UsageError(
         f"rank {after.rank} is there twice: {before.location} and {after.location}{others}",
         hint=f"name one of them; {hint}" if not more else hint,
+        slug="rank-twice",
     )
 
 
@@ -213,6 +214,7 @@ def _refuse_without_parquet() -> None:
         raise UsageError(
             "partials of a cluster's run are Parquet files, which needs pyarrow",
             hint="pip install 'unified-prof[cluster]'",
+            slug="missing-package",
         )
 
 

@@ -177,7 +177,7 @@ def _of_standard_input(outcome: Outcome) -> Outcome:
     if error is not None:
         path, words = str(outcome.recording), "standard input"
         hint = None if error.hint is None else error.hint.replace(path, words)
-        error = type(error)(str(error).replace(path, words), hint=hint)
+        error = type(error)(str(error).replace(path, words), hint=hint, slug=error.slug)
     if converted is not None:
         converted = replace(converted, recording=STANDARD_INPUT)
     return replace(outcome, recording=STANDARD_INPUT, error=error, converted=converted)
@@ -263,6 +263,7 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
                 error = UprofError(
                     f"{task.found.path}: the process that converted it {result}, twice",
                     hint="if memory ran out, convert it without --jobs on a machine that has more",
+                    slug="process-killed",
                 )
                 yield replace(task.outcome, error=error)
             else:
@@ -299,7 +300,10 @@ def _usual_place(found: Found) -> Place:
 def _convert(found: Found, place: Place, settings: _Settings, progress: Progress) -> Converted:
     """Write one report and give it its name; what it replaces goes when it is complete."""
     if place.target.exists() and place.target.samefile(found.path):
-        raise OutputError(f"{place.target} is the recording itself, which a report never replaces")
+        raise OutputError(
+            f"{place.target} is the recording itself, which a report never replaces",
+            slug="not-replaced",
+        )
     if not settings.force:
         places.refuse_existing(place)
     if place.folder is not None:  # another second has another name: the writer looks for its own

@@ -70,15 +70,18 @@ def refusal(path: Path) -> UprofError:
         mode = path.stat().st_mode
     except OSError as err:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
-        return RawFormatError(f"{path}: {text}", hint=_hint_of_missing(path))
+        return RawFormatError(f"{path}: {text}", hint=_hint_of_missing(path), slug="no-such-file")
     if stat.S_ISDIR(mode):
         return RawFormatError(
             f"{path} is no recording and has none inside",
             hint=f"expected {takes}; links to folders are not followed",
+            slug="not-a-recording",
         )
     if not stat.S_ISREG(mode):
         return RawFormatError(
-            f"{path} is not a regular file", hint="write what it gives into a file first"
+            f"{path} is not a regular file",
+            hint="write what it gives into a file first",
+            slug="not-a-regular-file",
         )
     return _refused_file(path, takes)
 
@@ -86,17 +89,21 @@ def refusal(path: Path) -> UprofError:
 def _refused_file(path: Path, takes: str) -> UprofError:
     if (known := sources.recognised(path)) is not None:
         return RawFormatError(
-            f"{path} is {known.what}, which uprof cannot convert", hint=known.hint(path)
+            f"{path} is {known.what}, which uprof cannot convert",
+            hint=known.hint(path),
+            slug="unsupported-recording",
         )
     try:
         with path.open("rb") as file:
             head = file.read(64)
     except OSError as err:
-        return RawFormatError(f"{path}: cannot be read: {err.strerror or err}")
+        return RawFormatError(f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read")
     if head.startswith(_SQLITE):
         return _refused_database(path, takes)
     what = "is empty" if not head else "is nothing that uprof can convert"
-    return RawFormatError(f"{path} {what}", hint=f"expected {takes}")
+    return RawFormatError(
+        f"{path} {what}", hint=f"expected {takes}", slug="not-a-recording" if head else "empty-file"
+    )
 
 
 def _refused_database(path: Path, takes: str) -> UprofError:
@@ -110,9 +117,12 @@ def _refused_database(path: Path, takes: str) -> UprofError:
         return UsageError(
             f"{path} is a finished report, there is nothing to convert",
             hint=f"`uprof report {path}` shows what is in it",
+            slug="already-a-report",
         )
     return RawFormatError(
-        f"{path} is {found.description}, which uprof cannot convert", hint=f"expected {takes}"
+        f"{path} is {found.description}, which uprof cannot convert",
+        hint=f"expected {takes}",
+        slug="unsupported-recording",
     )
 
 
@@ -216,7 +226,9 @@ class _Search:
             with os.scandir(folder) as entries:
                 found = list(islice(entries, 4 * MOST_ENTRIES))  # some are of no use
         except OSError as err:
-            raise RawFormatError(f"cannot list {folder}: {err.strerror or err}") from err
+            raise RawFormatError(
+                f"cannot list {folder}: {err.strerror or err}", slug="cannot-read"
+            ) from err
         return sorted(filter(self._is_of_use, found), key=lambda entry: entry.name)
 
     def _is_of_use(self, entry: os.DirEntry[str]) -> bool:
@@ -242,4 +254,5 @@ class _Search:
             f"{self._folder} holds more than {MOST_ENTRIES:,} files and folders: {child.path} and"
             " what comes after it was not looked at",
             hint="name the folders in which the recordings lie",
+            slug="input-too-long",
         )

@@ -69,7 +69,9 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
             convert(path, target, source=source, schema="latest", progress=progress)
             yield target
     except OSError as err:
-        raise OutputError(f"cannot make a temporary database: {err.strerror or err}") from err
+        raise OutputError(
+            f"cannot make a temporary database: {err.strerror or err}", slug="no-temporary-space"
+        ) from err
 
 
 def _beside(path: Path, source: Source | None) -> Path:
@@ -78,13 +80,14 @@ def _beside(path: Path, source: Source | None) -> Path:
         found = sorted(one for one in path.iterdir() if _DATABASE.fullmatch(one.name))
         below = sorted(one for one in path.glob("PROF_*") if one.is_dir())
     except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror or err}") from err
+        raise StoreError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read") from err
     if len(found) == 1:
         return found[0]
     if source is not None:
         raise UsageError(
             f"{path} is {source.what}, expected an msprof database or a PROF_* directory",
             hint=f"run `uprof {source.command} {path}` first, or give --convert",
+            slug="not-converted",
         )
     if found:
         what = f"{len(found)} databases"
@@ -92,4 +95,4 @@ def _beside(path: Path, source: Source | None) -> Path:
     else:
         what = "neither a recording nor a database msprof_*.db"
         hint = f"name {below[0]}" if below else "name a PROF_* directory or a database"
-    raise StoreError(f"{path} holds {what}, expected one to export", hint=hint)
+    raise StoreError(f"{path} holds {what}, expected one to export", hint=hint, slug="no-report")

@@ -85,7 +85,9 @@ def profile(
         DeviceUnavailableError: torch or the device is not here.
     """
     if unknown := [report for report in reports if report not in (RUN_TIME, MEMORY)]:
-        raise UsageError(f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}")
+        raise UsageError(
+            f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}", slug="unknown-report"
+        )
     target = sys.argv[0] or "notebook"
     directory = Path(output) if output else outputs.default_directory(target, False, rank_of())
     spec = RunSpec(
@@ -126,7 +128,7 @@ def profile(
         if result.tracked is None:
             why = result.failure or "nothing was measured"
             if not written.rank.is_distributed:
-                raise CaptureError(why)
+                raise CaptureError(why, slug="nothing-measured")
             # The other ranks wait for this one: it must not end for want of a measurement.
             written.stub(0, why)
             result.failure = why

@@ -87,10 +87,14 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise OutputError(f"{path} is not a folder, reports are to be written there") from None
+        raise OutputError(
+            f"{path} is not a folder, reports are to be written there", slug="wrong-output-place"
+        ) from None
     except OSError as err:
         raise OutputError(
-            f"cannot make the folder {path}: {err.strerror or err}", hint="choose another place"
+            f"cannot make the folder {path}: {err.strerror or err}",
+            hint="choose another place",
+            slug="cannot-write",
         ) from err
 
 

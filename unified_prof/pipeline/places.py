@@ -51,6 +51,7 @@ def choose(
             raise UsageError(
                 f"{found.path} is {found.source.what}, which has no layout {layout}",
                 hint=f"leave --layout out, or convert it without the others: {PLAIN}",
+                slug="wrong-layout",
             )
     ranked = layout == PLAIN and (output is not None or len(recordings) > 1)
     names = naming.names(recordings, ranked=ranked)
@@ -68,7 +69,11 @@ def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
     """Raise UsageError if one file cannot hold what is asked for."""
     if recordings > 1 or layout != PLAIN:
         what = "several recordings" if recordings > 1 else f"the layout {layout}"
-        raise UsageError(f"{what} cannot go into one file {output}", hint="-o names a folder then")
+        raise UsageError(
+            f"{what} cannot go into one file {output}",
+            hint="-o names a folder then",
+            slug="one-output-for-many",
+        )
 
 
 def _place(found: Found, output: Path | None, name: str, layout: str) -> Place | OutputError:
@@ -82,7 +87,9 @@ def _place(found: Found, output: Path | None, name: str, layout: str) -> Place |
             folder = target.parent
         return as_it_is_now(found, Place(target, folder, layout))
     except OSError as err:
-        return OutputError(f"cannot look for reports of {found.path}: {err.strerror or err}")
+        return OutputError(
+            f"cannot look for reports of {found.path}: {err.strerror or err}", slug="cannot-read"
+        )
 
 
 def as_it_is_now(found: Found, place: Place) -> Place:
@@ -125,4 +132,5 @@ def refuse_existing(place: Place) -> None:
         raise OutputError(
             f"{place.existing[-1]} is there already",
             hint="give --force to replace it, or -o to write elsewhere",
+            slug="already-exists",
         )

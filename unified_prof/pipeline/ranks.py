@@ -223,6 +223,7 @@ def chosen_ranks(text: str) -> Chosen:
             raise UsageError(
                 f"--ranks: {part.strip()!r} is no rank and no range of ranks",
                 hint="such as 0,8-15 or every:8",
+                slug="wrong-ranks",
             )
         ranges.append((int(found[1]), int(found[2] or found[1])))
     return Chosen(tuple(ranges))

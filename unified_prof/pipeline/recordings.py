@@ -50,7 +50,7 @@ def build_databases(
         if note:
             notes.append(note)
     if notes and not paths:
-        raise CaptureError("; ".join(notes))
+        raise CaptureError("; ".join(notes), slug="nothing-measured")
     return tuple(paths), notes
 
 

@@ -54,7 +54,9 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovered]:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"{folder} is not an existing folder", hint="name the one that `uprof run` wrote into"
+            f"{folder} is not an existing folder",
+            hint="name the one that `uprof run` wrote into",
+            slug="no-folder",
         )
     taken: set[Path] = set()
     for path in sorted(spool.find(folder), key=_changed_ns, reverse=True):
@@ -110,7 +112,9 @@ def _write(path: Path, names: Mapping[str, Path], content: Spooled, *, force: bo
         try:
             _WRITERS[kind](one, run, facts, overwrite=force)
         except (ValueError, OverflowError, sqlite3.Error) as err:
-            raise RawFormatError(f"{path}: holds records that no report can: {err}") from err
+            raise RawFormatError(
+                f"{path}: holds records that no report can: {err}", slug="damaged-spool"
+            ) from err
 
 
 def failure_of(content: Spooled) -> str:
@@ -164,7 +168,9 @@ def _tell_others(folder: Path, names: Mapping[str, Path], content: Spooled) -> N
     try:
         known = run_folder.read(folder)
     except StoreError as err:
-        raise OutputError(f"the list of ranks is not brought up to date: {err}") from err
+        raise OutputError(
+            f"the list of ranks is not brought up to date: {err}", slug="cannot-write"
+        ) from err
     entry = None if known is None else known.ranks.get(content.rank)
     if entry is not None:
         files = {kind: [str(one.relative_to(folder))] for kind, one in names.items()}

@@ -109,7 +109,9 @@ def found(url: str) -> list[Remote]:
         if _MAGIC.search(path):
             matches = sorted(system.glob(path))
             if not matches:
-                raise RawFormatError(f"{url}: no such file", hint="the pattern matches nothing")
+                raise RawFormatError(
+                    f"{url}: no such file", hint="the pattern matches nothing", slug="no-such-file"
+                )
         else:
             matches = [path]
         infos: dict[str, Mapping[str, Any]] = {}
@@ -121,12 +123,13 @@ def found(url: str) -> list[Remote]:
                 asked.append(match)
         if not infos:
             system.info(path)  # says what is wrong: no bucket, no right to look into it
-            raise RawFormatError(f"{url} is empty")
+            raise RawFormatError(f"{url} is empty", slug="empty-file")
         result = _recordings(system, infos, set(asked))
     if not result:
         raise RawFormatError(
             f"{url} has no recording inside",
             hint=f"expected PROF_* and *_ascend_pt folders, or files named *{', *'.join(_FILES)}",
+            slug="not-a-recording",
         )
     return result
 
@@ -147,14 +150,18 @@ def fetched(location: str | Remote) -> Iterator[Path]:
         try:
             folder = resources.enter_context(temporary_folder())
         except OSError as err:
-            raise OutputError(f"no temporary folder can be made: {err.strerror or err}") from err
+            raise OutputError(
+                f"no temporary folder can be made: {err.strerror or err}", slug="no-temporary-space"
+            ) from err
         with in_words(url, RawFormatError):
             system, path = _opened(url)
             files = location.files if isinstance(location, Remote) else _files(system, path)
             target = folder / PurePosixPath(path.rstrip("/")).name
             for name in files:
                 if ".." in PurePosixPath(name).parts:  # a key may hold what no path should
-                    raise RawFormatError(f"{joined(url, name)} is a name that leads elsewhere")
+                    raise RawFormatError(
+                        f"{joined(url, name)} is a name that leads elsewhere", slug="unsafe-name"
+                    )
                 into = target / name if name else target
                 into.parent.mkdir(parents=True, exist_ok=True)
                 system.get_file(f"{path.rstrip('/')}/{name}" if name else path, str(into))
@@ -187,7 +194,9 @@ class Folder:
             except FileNotFoundError:
                 return []
             except OSError as err:
-                raise RawFormatError(f"cannot list {here}: {err.strerror}") from err
+                raise RawFormatError(
+                    f"cannot list {here}: {err.strerror}", slug="cannot-read"
+                ) from err
             return sorted(name for name in names if not _is_partial(name))
         with in_words(self.location, RawFormatError):
             system, path = _opened(self.location)
@@ -351,7 +360,9 @@ def _opened(url: str) -> tuple[Any, str]:
         import fsspec
     except ImportError as err:
         raise UsageError(
-            f"{url}: reading URLs needs fsspec", hint="pip install 'unified-prof[cluster]'"
+            f"{url}: reading URLs needs fsspec",
+            hint="pip install 'unified-prof[cluster]'",
+            slug="missing-package",
         ) from err
     settings = _SETTINGS.get("s3" if scheme == "s3a" else scheme, {})
     try:
@@ -361,6 +372,7 @@ def _opened(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{url}: reading {scheme}:// needs {package or err.name or 'another package'}",
             hint=f"pip install {package}" if package else str(err),
+            slug="missing-package",
         ) from err
     except ValueError as err:
         if "rotocol" not in str(err):
@@ -368,5 +380,6 @@ def _opened(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{url}: nothing here opens {scheme}://",
             hint="s3://, gs://, az:// and file:// are known",
+            slug="unknown-scheme",
         ) from None
     return system, system._strip_protocol(url)

@@ -31,7 +31,7 @@ def in_words(location: str, kind: type[UprofError]) -> Iterator[None]:
         raise
     except Exception as err:
         text, hint = _words(err)
-        raise kind(f"{location}: {text}", hint=hint) from err
+        raise kind(f"{location}: {text}", hint=hint, slug="remote-storage") from err
 
 
 def _words(err: Exception) -> tuple[str, str | None]:

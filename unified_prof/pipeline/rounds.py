@@ -57,9 +57,13 @@ def until_sure(
     """
     for folder in (base, new):
         if not folder.is_dir():
-            raise UsageError(f"{folder} is no folder: --until-sure takes two checkouts")
+            raise UsageError(
+                f"{folder} is no folder: --until-sure takes two checkouts", slug="no-folder"
+            )
     if most < LEAST_ROUNDS:
-        raise UsageError(f"--rounds {most}: a verdict takes {LEAST_ROUNDS} rounds at least")
+        raise UsageError(
+            f"--rounds {most}: a verdict takes {LEAST_ROUNDS} rounds at least", slug="too-few-runs"
+        )
     sides: dict[str, list[Path]] = {"base": [], "new": []}
     with _reports(workload.keep) as folder:
         for number in range(1, most + 1):
@@ -91,7 +95,10 @@ def several(
         CaptureError: the workload failed, or could not be measured.
     """
     if rounds < LEAST_ROUNDS:
-        raise UsageError(f"--rounds {rounds}: to learn a machine takes {LEAST_ROUNDS} at least")
+        raise UsageError(
+            f"--rounds {rounds}: to learn a machine takes {LEAST_ROUNDS} at least",
+            slug="too-few-runs",
+        )
     with _reports(workload.keep) as folder:
         paths = [folder / f"run-{number}" for number in range(1, rounds + 1)]
         for number, path in enumerate(paths, start=1):
@@ -131,7 +138,8 @@ def measure(command: Sequence[str], folder: Path, target: Path) -> None:
         told = [line for line in done.stdout.splitlines() if line.strip()][-_TOLD_LINES:]
         raise CaptureError(
             f"`uprof run {' '.join(command)}` in {folder} ended with exit code {done.returncode}"
-            + (f": {' / '.join(line.strip() for line in told)}" if told else "")
+            + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
+            slug="round-failed",
         )
 
 
@@ -145,8 +153,14 @@ def _reports(keep: Path | None) -> Iterator[Path]:
     from unified_prof.pipeline.outputs import output_directory
 
     if keep.exists() and not keep.is_dir():
-        raise UsageError(f"--keep {keep}: it is a file, expected a new folder")
+        raise UsageError(
+            f"--keep {keep}: it is a file, expected a new folder", slug="already-exists"
+        )
     if keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"--keep {keep}: the folder is not empty", hint="name another one")
+        raise UsageError(
+            f"--keep {keep}: the folder is not empty",
+            hint="name another one",
+            slug="already-exists",
+        )
     with output_directory(keep.absolute()) as made:
         yield made

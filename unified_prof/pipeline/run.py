@@ -67,6 +67,7 @@ def run(
         raise UsageError(
             f"backend {backend.name!r} cannot produce the report {', '.join(missing)}",
             hint=f"it produces {', '.join(backend.reports)}",
+            slug="unknown-report",
         )
     reports = Reports(spec, backend.name, force=force, ranks=ranks, on_written=on_written)
     lenient = reports.rank.is_distributed and not strict
@@ -97,7 +98,7 @@ def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
         if capture.error is not None:
             raise capture.error
         if not reports.files and not capture.exit_code:
-            raise CaptureError(capture.failure or "nothing was measured")
+            raise CaptureError(capture.failure or "nothing was measured", slug="nothing-measured")
     except Exception as err:  # others than ours are bugs, which may not cost a training either
         why = outputs.in_words(err)
         reports.gave_up(capture.exit_code, why)

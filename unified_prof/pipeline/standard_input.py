@@ -52,6 +52,7 @@ def as_file(progress: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
             raise OutputError(
                 f"cannot keep standard input in a temporary file: {err.strerror or err}",
                 hint="TMPDIR names another folder",
+                slug="no-temporary-space",
             ) from err
         yield path
 
@@ -60,13 +61,19 @@ def _stream() -> IO[bytes]:
     stream: IO[bytes] | None = getattr(sys.stdin, "buffer", None)
     try:
         if stream is None or stream.closed:
-            raise UsageError("standard input is closed, there is nothing to convert")
+            raise UsageError(
+                "standard input is closed, there is nothing to convert", slug="no-standard-input"
+            )
         if stream.isatty():
             raise UsageError(
-                "standard input is a terminal", hint="pipe a recording in: `... | uprof import -`"
+                "standard input is a terminal",
+                hint="pipe a recording in: `... | uprof import -`",
+                slug="no-standard-input",
             )
     except ValueError:  # raised by isatty() of a stream that was closed underneath
-        raise UsageError("standard input is closed, there is nothing to convert") from None
+        raise UsageError(
+            "standard input is closed, there is nothing to convert", slug="no-standard-input"
+        ) from None
     return stream
 
 
@@ -79,10 +86,11 @@ def _keep(stream: IO[bytes], path: Path) -> None:
                 raise RawFormatError(
                     f"standard input is longer than {MOST_BYTES:,} bytes",
                     hint="write it to a file and name that",
+                    slug="input-too-long",
                 )
             file.write(chunk)
     if not kept:
-        raise RawFormatError("standard input is empty")
+        raise RawFormatError("standard input is empty", slug="empty-file")
 
 
 def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
@@ -104,7 +112,9 @@ def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
     except EOFError:
         return  # whoever reads it finds it cut off
     except _DAMAGED as err:
-        raise RawFormatError(f"standard input is packed, and damaged: {err}") from err
+        raise RawFormatError(
+            f"standard input is packed, and damaged: {err}", slug="damaged-recording"
+        ) from err
 
 
 class _Joined:

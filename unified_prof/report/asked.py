@@ -52,6 +52,7 @@ class Answer:
         raise UsageError(
             f"{self.summary.path} was asked for no breakdown by {by!r}",
             hint=f"it has: {have}; others by figures(path, by={by!r})",
+            slug="no-breakdown",
         )
 
     def to_pandas(self, by: By = "operation") -> Any:
@@ -63,7 +64,9 @@ class Answer:
         try:
             pandas = import_module("pandas")
         except ImportError as err:
-            raise UsageError("pandas is not installed", hint="pip install pandas") from err
+            raise UsageError(
+                "pandas is not installed", hint="pip install pandas", slug="missing-package"
+            ) from err
         breakdown = self.breakdown(by)
         return pandas.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
 
@@ -83,7 +86,9 @@ def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
     wanted = [by] if isinstance(by, str) else None if by is None else list(by)
     for one in wanted or ():
         if one not in KINDS:
-            raise UsageError(f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}")
+            raise UsageError(
+                f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
+            )
     with open_reports(path) as opened:
         return [Answer(found) for found in answers(opened, lambda one: collect(one, wanted))]
 

@@ -82,6 +82,7 @@ def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = N
             raise UsageError(
                 f"cannot sort by {sort}: it was not measured for any {breakdown.by}",
                 hint="not every report has every figure; try time, size, count or name",
+                slug="cannot-sort",
             )
         if sort == "name":
             rows.sort(key=lambda row: row.name)

@@ -91,4 +91,6 @@ def named(name: str) -> Format:
     for one in FORMATS:
         if one.name == name:
             return one
-    raise UsageError(f"unknown format {name!r}", hint=f"known: {', '.join(NAMES)}")
+    raise UsageError(
+        f"unknown format {name!r}", hint=f"known: {', '.join(NAMES)}", slug="unknown-format"
+    )

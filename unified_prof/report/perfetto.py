@@ -40,6 +40,7 @@ def write(
         raise UsageError(
             "a Perfetto trace needs the perfetto package",
             hint="pip install 'unified-prof[trace]', or write a .json",
+            slug="missing-package",
         ) from err
     with path.open("wb") as file:
         return _Writer(StreamingTraceProtoBuilder(file)).write(analyses, lose)

@@ -119,13 +119,24 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
-            raise UsageError(f"warm-up is {self.warmup} iterations; it cannot be negative")
+            raise UsageError(
+                f"warm-up is {self.warmup} iterations; it cannot be negative",
+                slug="wrong-option-value",
+            )
         if self.iterations < 1:
-            raise UsageError(f"{self.iterations} iterations to measure; at least 1 is needed")
+            raise UsageError(
+                f"{self.iterations} iterations to measure; at least 1 is needed",
+                slug="wrong-option-value",
+            )
         if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"a batch of {self.batch_size}; at least 1 is needed")
+            raise UsageError(
+                f"a batch of {self.batch_size}; at least 1 is needed", slug="wrong-option-value"
+            )
         if self.scope not in SCOPES:
-            raise UsageError(f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}")
+            raise UsageError(
+                f"no scope {self.scope!r}; there are {' and '.join(SCOPES)}",
+                slug="wrong-option-value",
+            )
 
     @property
     def asks_for_operations(self) -> bool:

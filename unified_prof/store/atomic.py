@@ -160,7 +160,9 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
     """Raise OutputError when `target` exists and may not, or cannot, be replaced."""
     target = Path(target)
     if "\0" in str(target):
-        raise OutputError(f"cannot write {str(target)!r}: no file can have such a name")
+        raise OutputError(
+            f"cannot write {str(target)!r}: no file can have such a name", slug="cannot-write"
+        )
     final = Path(os.path.realpath(target))
     try:
         mode = final.stat().st_mode
@@ -171,9 +173,13 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
     except OSError as err:
         raise output_error(target, err) from err
     if stat.S_ISDIR(mode):
-        raise OutputError(f"{target} is a directory, expected the name of a file")
+        raise OutputError(
+            f"{target} is a directory, expected the name of a file", slug="wrong-output-place"
+        )
     if not stat.S_ISREG(mode):
-        raise OutputError(f"{target} is not a regular file, it is not replaced")
+        raise OutputError(
+            f"{target} is not a regular file, it is not replaced", slug="not-a-regular-file"
+        )
     if not overwrite:
         raise _exists(target)
 
@@ -192,7 +198,7 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
         text = f"{place} is read-only for this user"
     elif code in {errno.ENOENT, errno.ENOTDIR}:
         text, hint = f"{place} is not an existing folder", "create it first"
-    return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint)
+    return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint, slug="cannot-write")
 
 
 def remove_abandoned(folder: Path, head: str | None = None) -> None:
@@ -222,6 +228,7 @@ def _refuse_left_overs(target: Path, final: Path) -> None:
             raise OutputError(
                 f"{side} is left over from another database and would be read into {target}",
                 hint="move it away, or overwrite it with --force",
+                slug="leftover-file",
             )
 
 
@@ -230,7 +237,9 @@ def _with_suffix(path: Path, suffix: str) -> Path:
 
 
 def _exists(target: Path) -> OutputError:
-    return OutputError(f"{target} already exists", hint="overwrite it with --force")
+    return OutputError(
+        f"{target} already exists", hint="overwrite it with --force", slug="already-exists"
+    )
 
 
 def _fsync(path: Path) -> None:

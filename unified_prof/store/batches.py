@@ -87,12 +87,14 @@ def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source
         try:
             source = sources[name] = _source(column)
         except (TypeError, ValueError, OverflowError) as err:
-            raise UsageError(f"column {name} for table {table}: {err}") from err
+            raise UsageError(f"column {name} for table {table}: {err}", slug="wrong-table") from err
         if not isinstance(source, Constant):
             lengths[name] = len(source)
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UsageError(f"columns for table {table} have different lengths: {found}")
+        raise UsageError(
+            f"columns for table {table} have different lengths: {found}", slug="wrong-table"
+        )
     rows = next(iter(lengths.values())) if lengths else int(bool(columns))
     return sources, rows
 

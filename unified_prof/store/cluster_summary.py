@@ -46,4 +46,6 @@ def write(
             uprof_tables.fill_run(db, facts, anomalies)
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":
-            raise StoreError(f"{path} is damaged after writing: {verdict}")
+            raise StoreError(
+                f"{path} is damaged after writing: {verdict}", slug="damaged-after-writing"
+            )

@@ -35,7 +35,9 @@ def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
     """
     names = [str(description[0]) for description in cursor.description or ()]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"the query names more than one column {', '.join(doubled)}")
+        raise UsageError(
+            f"the query names more than one column {', '.join(doubled)}", slug="wrong-table"
+        )
     parts: list[list[_Part]] = [[] for _ in names]
     while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
         for column, values in zip(parts, zip(*rows, strict=True), strict=True):

@@ -124,11 +124,13 @@ class Detection:
             raise StoreError(
                 f"{self.path} is not a report but {self.description}",
                 hint=f"expected one of: {', '.join(catalogue.FAMILIES)}",
+                slug="not-a-report",
             )
         if self.revision is None:
             raise SchemaVersionError(
                 f"{self.path} is at no known schema revision: {self.description}",
                 hint=f"known: {', '.join(catalogue.REVISIONS[self.family])}",
+                slug="unknown-schema",
             )
         return self.family, self.revision
 

@@ -155,5 +155,6 @@ class _DatabaseTables:
 
     def _too_many(self, query: Query) -> StoreError:
         return StoreError(
-            f"{self._path} is damaged: table {query.table} has more rows than the file has bytes"
+            f"{self._path} is damaged: table {query.table} has more rows than the file has bytes",
+            slug="damaged-file",
         )

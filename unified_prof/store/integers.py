@@ -306,5 +306,6 @@ class _Paged:
             raise StoreError(
                 f"{self.what.path} is damaged: rows of table {self.what.name} cannot be found",
                 hint="recover it with the sqlite3 shell",
+                slug="damaged-file",
             )
         return found

@@ -103,6 +103,7 @@ def side_files(path: Path) -> dict[str, Path]:
             raise StoreError(
                 f"{path} cannot be read: {side.name} beside it is not a regular file",
                 hint="move it away",
+                slug="not-a-regular-file",
             )
         if state.st_size:
             found[ending] = side
@@ -113,21 +114,26 @@ def _header(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise StoreError(f"{path} is a directory, expected a report file")
+            raise StoreError(f"{path} is a directory, expected a report file", slug="not-a-report")
         if not stat.S_ISREG(mode):
-            raise StoreError(f"{path} is not a regular file, expected a report file")
+            raise StoreError(
+                f"{path} is not a regular file, expected a report file", slug="not-a-regular-file"
+            )
         with path.open("rb") as file:
             header = file.read(_HEADER_BYTES)
     except FileNotFoundError:
-        raise StoreError(f"{path} does not exist") from None
+        raise StoreError(f"{path} does not exist", slug="no-such-file") from None
     except OSError as err:
-        raise StoreError(f"cannot read {path}: {err.strerror}") from err
+        raise StoreError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
     except ValueError as err:  # no file can have such a name
-        raise StoreError(f"cannot read {str(path)!r}: {err}") from err
+        raise StoreError(f"cannot read {str(path)!r}: {err}", slug="cannot-read") from err
     if not header:
-        raise StoreError(f"{path} is empty, expected a SQLite database")
+        raise StoreError(f"{path} is empty, expected a SQLite database", slug="empty-file")
     if not header.startswith(_MAGIC):
-        raise StoreError(f"{path} is not a report (a SQLite database) but {_what_begins(header)}")
+        raise StoreError(
+            f"{path} is not a report (a SQLite database) but {_what_begins(header)}",
+            slug="not-a-report",
+        )
     if len(header) < _HEADER_BYTES:
         raise _truncated(path, len(header), _HEADER_BYTES)
     return header
@@ -158,7 +164,9 @@ def _refuse_truncated(path: Path, header: bytes) -> None:
 
 
 def _truncated(path: Path, found: int, expected: int) -> StoreError:
-    return StoreError(f"{path} is cut off: {found:,} bytes, expected {expected:,}")
+    return StoreError(
+        f"{path} is cut off: {found:,} bytes, expected {expected:,}", slug="damaged-file"
+    )
 
 
 def _connect(
@@ -210,12 +218,14 @@ def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Con
             raise StoreError(
                 f"{path} is being written by another process",
                 hint="try again when that has finished",
+                slug="in-use",
             )
     except OSError as err:
         raise OutputError(
             f"cannot copy {path}, whose writer left {side_file.name} behind, "
             f"to {tempfile.gettempdir()}: {err.strerror}",
             hint="set TMPDIR to a folder with enough space",
+            slug="no-temporary-space",
         ) from err
     with reading(path):
         return _connect(folder / "copy", "mode=rw", resources, is_whole=False)

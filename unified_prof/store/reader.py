@@ -216,7 +216,9 @@ class Report:
         known = {*self.tables, *catalogue.load(self.family, "latest").tables}
         if table not in known | catalogue.extension_tables().keys():
             raise UsageError(
-                f"{self.path} has no table {table}", hint=f"it has: {', '.join(self.tables)}"
+                f"{self.path} has no table {table}",
+                hint=f"it has: {', '.join(self.tables)}",
+                slug="wrong-table",
             )
         columns = self.columns(f"SELECT * FROM {quoted(table)}")
         columns.pop("rowid", None)  # of a view (store/views.py)
@@ -265,4 +267,6 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as err:
-        raise UsageError(f"this needs {name}", hint=f"run: pip install {name}") from err
+        raise UsageError(
+            f"this needs {name}", hint=f"run: pip install {name}", slug="missing-package"
+        ) from err

@@ -94,7 +94,9 @@ def note(folder: Path, entry: RankEntry) -> None:
     try:
         pieces.mkdir(parents=True, exist_ok=True)
     except OSError as err:
-        raise OutputError(f"cannot make the folder {pieces}: {err.strerror or err}") from err
+        raise OutputError(
+            f"cannot make the folder {pieces}: {err.strerror or err}", slug="cannot-write"
+        ) from err
     _write(_piece(folder, entry.rank), asdict(entry))
     position = entry.expected_ranks.index(entry.rank) if entry.rank in entry.expected_ranks else 0
     if position % max(1, len(entry.expected_ranks) // _MOST_EDITORS):
@@ -123,7 +125,9 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
         if not path.is_file():
             return None
         if path.stat().st_size > _LARGEST_BYTES:
-            raise StoreError(f"{path}: too large to be what `uprof run` writes")
+            raise StoreError(
+                f"{path}: too large to be what `uprof run` writes", slug="damaged-file"
+            )
         document = json.loads(path.read_bytes())
         if document["format"] != _FORMAT:
             raise ValueError(f"format is {document['format']!r}")
@@ -137,9 +141,13 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
             ranks=dict(sorted(ranks.items())),
         )
     except OSError as err:
-        raise StoreError(f"{path}: cannot be read: {err.strerror or err}") from err
+        raise StoreError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise StoreError(f"{path}: is no list of a run's ranks ({err})") from err
+        raise StoreError(
+            f"{path}: is no list of a run's ranks ({err})", slug="damaged-file"
+        ) from err
 
 
 def _piece(folder: Path, rank: int) -> Path:

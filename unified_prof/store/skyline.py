@@ -221,4 +221,6 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
 def _verify(db: sqlite3.Connection, path: Path) -> None:
     found = db.execute("PRAGMA quick_check").fetchone()[0]
     if found != "ok":
-        raise StoreError(f"{path}: what was written is damaged: {found}")
+        raise StoreError(
+            f"{path}: what was written is damaged: {found}", slug="damaged-after-writing"
+        )

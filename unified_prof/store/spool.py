@@ -162,12 +162,17 @@ def read(path: Path) -> Spooled:
     """
     try:
         if not path.is_file():
-            raise RawFormatError(f"{path} is not a regular file, expected a spool of uprof's")
+            raise RawFormatError(
+                f"{path} is not a regular file, expected a spool of uprof's",
+                slug="not-a-regular-file",
+            )
         if path.stat().st_size > _LARGEST_BYTES:
-            raise RawFormatError(f"{path}: larger than any spool of uprof's")
+            raise RawFormatError(f"{path}: larger than any spool of uprof's", slug="damaged-spool")
         data = path.read_bytes()
     except OSError as err:
-        raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
     return decode(data, where=str(path))
 
 
@@ -182,23 +187,31 @@ def decode(data: bytes, *, where: str) -> Spooled:
         RawFormatError: they are not what `encode` makes.
     """
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise RawFormatError(f"{where}: is no spool of uprof's, or only the beginning of one")
+        raise RawFormatError(
+            f"{where}: is no spool of uprof's, or only the beginning of one", slug="damaged-spool"
+        )
     _, version, size, checksum = _HEADER.unpack_from(data)
     if version != _VERSION:
         raise RawFormatError(
             f"{where}: a spool of version {version}, this build reads {_VERSION}",
             hint="recover it with the uprof that wrote it",
+            slug="other-version",
         )
     payload = memoryview(data)[_HEADER.size :]
     if len(payload) != size:
-        raise RawFormatError(f"{where}: is cut: {len(payload):,} bytes of records, not {size:,}")
+        raise RawFormatError(
+            f"{where}: is cut: {len(payload):,} bytes of records, not {size:,}",
+            slug="damaged-spool",
+        )
     if zlib.crc32(payload) != checksum:
-        raise RawFormatError(f"{where}: is damaged: its checksum is another")
+        raise RawFormatError(f"{where}: is damaged: its checksum is another", slug="damaged-spool")
     try:
         content = msgspec.msgpack.decode(payload, type=Spooled)
         _check(content)
     except (msgspec.MsgspecError, ValueError, RecursionError) as err:
-        raise RawFormatError(f"{where}: holds something else than records: {err}") from None
+        raise RawFormatError(
+            f"{where}: holds something else than records: {err}", slug="damaged-spool"
+        ) from None
     return content
 
 

@@ -133,7 +133,7 @@ def writing(path: Path) -> Iterator[None]:
             raise read_error(path, err) from err
         raise output_error(path, err) from err
     except sqlite3.Error as err:
-        raise StoreError(f"{path} cannot be written as asked: {err}") from err
+        raise StoreError(f"{path} cannot be written as asked: {err}", slug="cannot-write") from err
 
 
 def upgrade_error(
@@ -163,6 +163,7 @@ def upgrade_error(
     return StoreError(
         f"{path} could not be taken {steps}: {text}",
         hint="the file is as it was; see what is odd about it with: uprof db check",
+        slug="not-upgradable",
     )
 
 
@@ -170,20 +171,27 @@ def read_error(path: Path, err: Exception) -> StoreError:
     """Say in words why `path` cannot be read."""
     if is_locked(err):
         return StoreError(
-            f"{path} is being written by another process", hint="try again when that has finished"
+            f"{path} is being written by another process",
+            hint="try again when that has finished",
+            slug="in-use",
         )
     text = str(err)
     if isinstance(err, UnicodeDecodeError):
         text = err.object.decode("utf-8", "backslashreplace")
     text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
     if _is_damage(text) or "disk I/O" in text:
-        return StoreError(f"{path} is damaged: {text}", hint="recover it with the sqlite3 shell")
+        return StoreError(
+            f"{path} is damaged: {text}",
+            hint="recover it with the sqlite3 shell",
+            slug="damaged-file",
+        )
     if "interrupted" in text:
         return StoreError(
             f"{path} is not what it should be: its smallest tables take too long to read",
             hint="see what is odd about it with the sqlite3 shell",
+            slug="too-slow-to-read",
         )
-    return StoreError(f"cannot read {path}: {text}")
+    return StoreError(f"cannot read {path}: {text}", slug="cannot-read")
 
 
 def is_locked(err: Exception) -> bool:

@@ -97,10 +97,13 @@ class TableWriter:
         for column, source in zip(self._columns, ordered, strict=True):
             where = f"{self.layout.table}.{column.name}"
             if is_text(source) and _is_numeric(column):
-                raise UsageError(f"{where} is {column.type}, found text (text is interned first)")
+                raise UsageError(
+                    f"{where} is {column.type}, found text (text is interned first)",
+                    slug="wrong-table",
+                )
             # SQLite would make up a number for a NULL in an INTEGER PRIMARY KEY.
             if column.primary_key and non_null(source, rows) < rows:
-                raise UsageError(f"{where} is the key of its table, found NULL")
+                raise UsageError(f"{where} is the key of its table, found NULL", slug="wrong-table")
 
     def _complete(self, ordered: list[Source], rows: int) -> bool:
         """Tell whether nothing is NULL that must not be; else SQLite is to say what is."""

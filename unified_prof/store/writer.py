@@ -102,13 +102,17 @@ class ReportWriter(Block):
             raise UsageError(
                 f"no table {table} in an msprof database",
                 hint="tables of uprof's own are declared in schemas/extensions",
+                slug="wrong-table",
             )
         if table == _STRING_IDS:
-            raise UsageError("STRING_IDS is written from the string pool, at the end")
+            raise UsageError(
+                "STRING_IDS is written from the string pool, at the end", slug="wrong-table"
+            )
         if unknown := [name for name in columns if name not in known[table].column_names]:
             raise UsageError(
                 f"table {table} has no column {', '.join(unknown)}",
                 hint=f"its columns: {', '.join(known[table].column_names)}",
+                slug="wrong-table",
             )
         sources, rows = batches.read(columns, table=table)
         layout = layouts.layout(self.revision, table)
@@ -164,7 +168,10 @@ class ReportWriter(Block):
 
     def __enter__(self) -> ReportWriter:
         if self._file is not None:
-            raise UsageError(f"{self.path} has been written, a second report needs a second writer")
+            raise UsageError(
+                f"{self.path} has been written, a second report needs a second writer",
+                slug="writer-closed",
+            )
         try:
             self._file = AtomicFile(self.path, overwrite=self._overwrite)
             with sql.writing(self.path):
@@ -202,7 +209,9 @@ class ReportWriter(Block):
     @property
     def _open(self) -> SharedFile:
         if self._shared is None:
-            raise UsageError(f"{self.path} is not open: write inside the `with` block")
+            raise UsageError(
+                f"{self.path} is not open: write inside the `with` block", slug="writer-closed"
+            )
         return self._shared
 
     @contextmanager
@@ -287,13 +296,16 @@ class ReportWriter(Block):
             ).fetchone()[0]
             if found != writer.rows:
                 raise StoreError(
-                    f"{self.path}: {name} has {found} rows after writing {writer.rows}"
+                    f"{self.path}: {name} has {found} rows after writing {writer.rows}",
+                    slug="damaged-after-writing",
                 )
         # It reads every row, which would take an eighth of the time of writing a big file.
         if sum(writer.rows for writer in written) <= _ROWS_CHECKED_SINGLY:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
-                raise StoreError(f"{self.path} is damaged after writing: {verdict}")
+                raise StoreError(
+                    f"{self.path} is damaged after writing: {verdict}", slug="damaged-after-writing"
+                )
 
     def _close(self) -> None:
         if self._shared is not None:

@@ -33,7 +33,9 @@ def tracked_by(loop: TrackedLoop) -> Iterator[None]:
     """Let `step()` end iterations of `loop` for the time of the block."""
     global _loop
     if _loop is not None:
-        raise UsageError("tracking is under way already; it cannot begin a second time")
+        raise UsageError(
+            "tracking is under way already; it cannot begin a second time", slug="already-tracking"
+        )
     _loop = loop
     try:
         yield

@@ -51,6 +51,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
             f"{program.name} has no providers, so nothing can be asked for a batch of "
             f"{spec.batch_size}",
             hint="--batch-size and --batch-sizes are for scripts with an input provider",
+            slug="no-input-provider",
         )
     if prefix is None:
         workload: ScriptRun | ProviderRun = ScriptRun(session, program, code)
@@ -76,14 +77,14 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         if exit_code:
             return Capture(exit_code, failure=str(refused))
         _raise_fault(session, workload.tracking_error)
-        raise MeasuringError(str(refused), hint=refused.hint) from refused
+        raise MeasuringError(str(refused), hint=refused.hint, slug=refused.slug) from refused
     except Exception as bug:  # the workload has ended as it did, whatever is wrong with us
         return Capture(exit_code, failure=f"tracking failed: {last_user_line(bug)}", error=bug)
     failures += session.faults  # asked for last: the device may have told of one only now
     failure = "; ".join(failures) or None
     if failure is not None and tracked is None and exit_code == 0:
         _raise_fault(session, workload.tracking_error)
-        raise MeasuringError(failure, hint=workload.hint)
+        raise MeasuringError(failure, hint=workload.hint, slug="nothing-measured")
     return Capture(exit_code, tracked, failure=failure, error=session.report_error)
 
 
@@ -94,9 +95,11 @@ def _raise_fault(session: Session, error: Exception | None) -> None:
             session.device_fault,
             hint="it is told late: run the workload with CUDA_LAUNCH_BLOCKING=1 or "
             "ASCEND_LAUNCH_BLOCKING=1 to see which it was",
+            slug="device-fault",
         ) from error
     if session.faults:
         raise MeasuringError(
             f"tracking failed: {session.faults[0]}",
             hint="this is a fault of uprof's own, please report it",
+            slug="tracking-fault",
         ) from error

@@ -94,6 +94,7 @@ def of_different_families(base: Run, new: Run) -> UsageError:
         f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
         "different families",
         hint="compare two run time reports, two memory reports or two msprof databases",
+        slug="not-comparable",
     )
 
 

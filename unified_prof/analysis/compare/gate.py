@@ -120,7 +120,9 @@ def gate(
     if "msprof" in base.families ^ new.families:  # iterations here, device work there
         raise of_different_families(base, new)
     if (doubt := step_doubt(base, new)) is not None:
-        raise UsageError(doubt, hint="record both with steps, or both without")
+        raise UsageError(
+            doubt, hint="record both with steps, or both without", slug="not-comparable"
+        )
     base, new, waiting = alike(base, new)
     between = Between.of(new.clock, noise)
     checks = tuple(_check(base, new, metric, limits, between) for metric in metrics)
@@ -141,7 +143,7 @@ def check_metrics(metrics: Sequence[str]) -> None:
     ]
     if unknown or not metrics:
         said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
-        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}")
+        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
 
 
 def _check(base: Run, new: Run, metric: str, limits: Limits, between: Between) -> Check:

@@ -47,7 +47,10 @@ def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
     runs = [_load(Path(path)) for path in paths]
     if len({run.clock for run in runs}) > 1:
         kinds = ", ".join(f"{run.label} has {run.clock} time" for run in runs)
-        raise UsageError(f"one side of a comparison mixes reports of different kinds: {kinds}")
+        raise UsageError(
+            f"one side of a comparison mixes reports of different kinds: {kinds}",
+            slug="not-comparable",
+        )
     return pool(runs)
 
 
@@ -60,6 +63,7 @@ def _load(path: Path) -> Run:
                 f"{path} holds {len(analyses)} runs",
                 hint=f"name one of: {found}{more}; if they are ranks of one run, make a summary of "
                 f"each side with `uprof cluster build`, then `uprof cluster diff` or `gate`",
+                slug="several-runs",
             )
         return _run(str(path), analyses[0])
 

@@ -74,7 +74,8 @@ def suppose(recording: Recording, changes: Sequence[Change], *, top: int) -> Sup
     if scheduled is None:
         raise UsageError(
             f"{recording.source.path} has neither device work nor host ranges: nothing can be "
-            "said of what would be faster"
+            "said of what would be faster",
+            slug="no-device-work",
         )
     chosen = [
         (

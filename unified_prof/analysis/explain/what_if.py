@@ -111,7 +111,10 @@ def gain(recording: Recording, changes: Sequence[tuple[Selection, float]]) -> Ga
     takes, lag = schedule.takes_ns.astype(np.float64), schedule.edges.lag_ns.astype(np.float64)
     for selection, factor in changes:
         if not factor > 0:
-            raise UsageError(f"nothing gets faster by the factor {factor:g}: it is above 0")
+            raise UsageError(
+                f"nothing gets faster by the factor {factor:g}: it is above 0",
+                slug="wrong-option-value",
+            )
         if selection.work is not None:
             moments = scheduled.of_piece[: scheduled.pieces.work][
                 selection.work[scheduled.pieces.row]
@@ -228,6 +231,7 @@ def select(recording: Recording, name: str) -> Selection:
     raise UsageError(
         f"nothing in the recording is called {name}",
         hint=f"near it: {', '.join(near)}" if near else f"classes are {', '.join(CLASSES)}",
+        slug="nothing-of-that-name",
     )
 
 

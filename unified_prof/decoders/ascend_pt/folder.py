@@ -201,7 +201,7 @@ def listed(path: Path) -> list[str]:
     try:
         return sorted(child.name for child in path.iterdir())
     except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}") from err
+        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
 
 
 def _inner(values: Control, key: str) -> Control:

@@ -72,6 +72,7 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
         raise RawFormatError(
             f"{folder.path} has neither {files.FRAMEWORK}/ nor PROF_*",
             hint="the text export alone is taken as well: name ASCEND_PROFILER_OUTPUT",
+            slug="incomplete-recording",
         )
     try:
         prof = ProfDirectory(folder.prof)

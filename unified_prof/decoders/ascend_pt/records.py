@@ -239,11 +239,11 @@ def _first(kinds: Ints, wanted: int) -> int:
 def _opened(path: Path) -> BinaryIO:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise RawFormatError(f"{path} is not a regular file")
+            raise RawFormatError(f"{path} is not a regular file", slug="not-a-regular-file")
         return path.open("rb")
     except OSError as err:
         raise _unreadable(path, err) from err
 
 
 def _unreadable(path: Path, err: OSError) -> RawFormatError:
-    return RawFormatError(f"{path}: cannot be read: {err.strerror or err}")
+    return RawFormatError(f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read")

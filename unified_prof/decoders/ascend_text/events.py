@@ -57,14 +57,17 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
         with path.open("rb") as file:
             data = file.read(_PIECE_BYTES).removeprefix(_BOM).lstrip()
             if data[:1] != b"[":
-                raise RawFormatError(f"{path} is no list of events, as torch_npu writes it")
+                raise RawFormatError(
+                    f"{path} is no list of events, as torch_npu writes it", slug="not-a-recording"
+                )
             data = data[1:]
             while more := file.read(_PIECE_BYTES):
                 found = _before_last(data)
                 if found is None:
                     if len(data) > _LARGEST_EVENT:
                         raise RawFormatError(
-                            f"{path} has an event of more than {len(data):,} bytes"
+                            f"{path} has an event of more than {len(data):,} bytes",
+                            slug="damaged-recording",
                         )
                     data += more
                     continue
@@ -73,7 +76,9 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
                 data = data[used:] + more
             yield from _last(data, path, sink)
     except OSError as err:
-        raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
 
 
 def time_ns(value: str | float) -> int:

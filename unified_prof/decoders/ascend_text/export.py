@@ -82,7 +82,9 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
             rows = csv.reader(file)
             names = [cell.strip() for cell in next(rows, [])]
             if missing := [name for name in needed if name not in names]:
-                raise RawFormatError(f"{path} has no column {', '.join(missing)}")
+                raise RawFormatError(
+                    f"{path} has no column {', '.join(missing)}", slug="damaged-recording"
+                )
             for row in rows:
                 if len(row) == len(names):
                     yield dict(zip(names, map(str.strip, row), strict=True))
@@ -90,7 +92,7 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
                     told = f"{path}: line {rows.line_num} has {len(row)} cells of {len(names)}"
                     sink.anomaly("damaged_row", 1, told)
     except (OSError, csv.Error) as err:
-        raise RawFormatError(f"{path}: cannot be read: {err}") from err
+        raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
 
 
 def device_of(text: str) -> int | None:

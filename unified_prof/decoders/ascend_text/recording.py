@@ -56,7 +56,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     """
     export = find_export(path)
     if export is None:
-        raise RawFormatError(f"{path} has no {files.TRACE}")
+        raise RawFormatError(f"{path} has no {files.TRACE}", slug="incomplete-recording")
     around = AscendFolder(export.around)
     with stage("names"):
         layers = read_layers(export.trace, sink)
@@ -67,7 +67,8 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
         export.file(name) for name in (files.ALLOCATIONS, files.TOTALS, files.MODULES)
     ):
         raise RawFormatError(
-            f"{export.trace}: holds no event that is whole, and there is no table beside it"
+            f"{export.trace}: holds no event that is whole, and there is no table beside it",
+            slug="empty-recording",
         )
     process = layers.process() or 0
     with stage("host"):

@@ -274,7 +274,7 @@ class TraceReader:
         self._buffer = self._buffer[size:]
 
     def _error(self, what: str, hint: str | None = None) -> RawFormatError:
-        return RawFormatError(f"{self._path}: {what}", hint=hint)
+        return RawFormatError(f"{self._path}: {what}", hint=hint, slug="not-a-recording")
 
 
 def _decode_list(text: bytes) -> list[Event]:

@@ -43,7 +43,9 @@ class TraceFile:
                 yield from self._blocks(source)
         except OSError as err:
             why = err.strerror or err
-            raise RawFormatError(f"{self._path}: cannot be read: {why}") from err
+            raise RawFormatError(
+                f"{self._path}: cannot be read: {why}", slug="cannot-read"
+            ) from err
 
     def _blocks(self, source: IO[bytes]) -> Iterator[bytes]:
         form = format_of(source.read(8))
@@ -58,15 +60,18 @@ class TraceFile:
                     raise RawFormatError(
                         f"{self._path}: expands more than {most} times, which no trace does",
                         hint="if the file can be trusted, decompress it and import the result",
+                        slug="compression",
                     )
                 yield block
         except CutOffError:
             self.cut_off = True
         except DamagedError as err:
             name = form.name if form else ""
-            raise RawFormatError(f"{self._path}: the {name} data is damaged: {err}") from err
+            raise RawFormatError(
+                f"{self._path}: the {name} data is damaged: {err}", slug="damaged-recording"
+            ) from err
         except UnreadableError as err:
-            raise RawFormatError(f"{self._path}: {err}", hint=err.hint) from err
+            raise RawFormatError(f"{self._path}: {err}", hint=err.hint, slug="compression") from err
 
 
 class _Counted:

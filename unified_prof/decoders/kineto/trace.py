@@ -102,5 +102,6 @@ def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int
             hint="copy the file again, or record again and wait until the profiler has written it"
             if cut_off
             else "expected operations, runtime calls or kernels with ph, cat, ts and dur",
+            slug="damaged-recording" if cut_off else "empty-recording",
         )
     return parts.span

@@ -69,12 +69,19 @@ def load(path: Path) -> Any:
             f"{path} is no snapshot of memory: as a pickle it asks for {err}, and a snapshot "
             "holds plain data",
             hint="nothing of it was run",
+            slug="not-a-recording",
         ) from None
     except OSError as err:
-        raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
     except MemoryError as err:
-        raise RawFormatError(f"{path}: memory does not suffice to read it") from err
+        raise RawFormatError(
+            f"{path}: memory does not suffice to read it", slug="out-of-memory"
+        ) from err
     # A damaged pickle raises what its instructions run into; none of them runs code of others.
     except Exception as err:
         said = f"{type(err).__name__}: {err}"[:200]
-        raise RawFormatError(f"{path} is damaged or cut off as a pickle: {said}") from err
+        raise RawFormatError(
+            f"{path} is damaged or cut off as a pickle: {said}", slug="damaged-recording"
+        ) from err

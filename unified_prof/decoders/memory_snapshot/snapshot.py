@@ -64,6 +64,7 @@ def decode(
             f"{path} is no snapshot of PyTorch's allocator",
             hint="expected a mapping with segments and device_traces, as "
             "torch.cuda.memory._dump_snapshot() writes it",
+            slug="not-a-recording",
         )
     progress("following allocations")
     return _decoded(snapshot, sink)
@@ -76,9 +77,13 @@ def _read(path: Path) -> Any:
                 return plain_pickle.load(path)
         return msgspec.json.decode(path.read_bytes())
     except OSError as err:
-        raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise RawFormatError(f"{path} is damaged or cut off as JSON: {err}") from err
+        raise RawFormatError(
+            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
+        ) from err
 
 
 def _decoded(snapshot: dict[Any, Any], sink: Sink) -> DecodedSnapshot:

@@ -48,6 +48,7 @@ def decode(
         raise RawFormatError(
             f"{path}: holds no events of Nsight Systems",
             hint=f"expected one of the tables {', '.join(_ONE_OF)}",
+            slug="not-a-recording",
         )
     when = session.times(tables)
     texts = Texts(tables)
@@ -68,7 +69,9 @@ def decode(
             marked.read()
             others.write_metrics(when.base_ns)
             if parts.span is None:
-                raise RawFormatError(f"{path}: holds no event, its tables are empty")
+                raise RawFormatError(
+                    f"{path}: holds no event, its tables are empty", slug="empty-recording"
+                )
             session.name_threads(fields)
             joined = gpu_tables.write(
                 parts,

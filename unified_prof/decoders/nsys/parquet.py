@@ -32,13 +32,16 @@ class ParquetTables:
                 f"{folder}: reading Parquet files needs pyarrow",
                 hint="pip install 'unified-prof[parquet]', or export with nsys export "
                 "--type sqlite",
+                slug="missing-package",
             ) from None
         self._parquet: Any = parquet
         self._unreadable: Counter[str] = Counter()
         try:
             files = sorted(folder.glob(f"*{_ENDING}"))
         except OSError as err:
-            raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
+            raise RawFormatError(
+                f"cannot list {folder}: {err.strerror}", slug="cannot-read"
+            ) from err
         self._files = {file.name.removesuffix(_ENDING): file for file in files}
         self._columns: dict[str, tuple[str, ...]] = {}
 
@@ -155,7 +158,7 @@ def _text(value: Any) -> str:
 
 def _damaged(path: Path, err: Exception) -> RawFormatError:
     words = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
-    return RawFormatError(f"{path} cannot be read: {words}")
+    return RawFormatError(f"{path} cannot be read: {words}", slug="cannot-read")
 
 
 def _mask(column: Any, values: Collection[int] | None) -> Any:

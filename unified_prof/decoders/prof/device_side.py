@@ -125,7 +125,8 @@ class _Logged:
         if clock is None:
             raise RawFormatError(
                 f"{device.path} does not say how its counter runs"
-                " (hwts_frequency of info.json, dev_start.log)"
+                " (hwts_frequency of info.json, dev_start.log)",
+                slug="damaged-recording",
             )
         self._clock = clock
 

@@ -38,13 +38,19 @@ class JsonTables:
         try:
             document = msgspec.json.decode(path.read_bytes())
         except OSError as err:
-            raise RawFormatError(f"{path}: cannot be read: {err.strerror or err}") from err
+            raise RawFormatError(
+                f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+            ) from err
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-            raise RawFormatError(f"{path} is damaged or cut off as JSON: {err}") from err
+            raise RawFormatError(
+                f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
+            ) from err
         sessions = document.get(TOOL) if isinstance(document, dict) else None
         if not isinstance(sessions, list):
             raise RawFormatError(
-                f"{path} is no recording of rocprofv3", hint=f"expected a key {TOOL!r}"
+                f"{path} is no recording of rocprofv3",
+                hint=f"expected a key {TOOL!r}",
+                slug="not-a-recording",
             )
         self._tables: dict[str, list[Row]] = {}
         self._unreadable: Counter[str] = Counter()

@@ -47,7 +47,10 @@ def decode(
     """
     sessions = sessions_of(tables)
     if not sessions:
-        raise RawFormatError(f"{path}: holds no table rocpd_metadata, as every rocpd database does")
+        raise RawFormatError(
+            f"{path}: holds no table rocpd_metadata, as every rocpd database does",
+            slug="not-a-recording",
+        )
     progress("reading events")
     with Parts(sink) as parts:
         devices: dict[int, dict[str, Any]] = {}
@@ -66,7 +69,9 @@ def decode(
                 devices.setdefault(device, properties)
             schema = schema if session.schema is None else session.schema
         if parts.span is None:
-            raise RawFormatError(f"{path}: holds no event, its tables are empty")
+            raise RawFormatError(
+                f"{path}: holds no event, its tables are empty", slug="empty-recording"
+            )
         joined = gpu_tables.write(
             parts, 0, has_column=has_column, data_types=data_types, progress=progress
         )

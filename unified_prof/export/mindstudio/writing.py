@@ -35,6 +35,7 @@ def refuse_others(source: Source) -> None:
             f"{source.path} is a report of the {source.family} family, which has no timeline; "
             "the deliverables of msprof are made of msprof databases",
             hint="record one with `uprof run --report timeline`, or name a PROF_* directory",
+            slug="wrong-kind-of-report",
         )
 
 
@@ -75,6 +76,7 @@ def write(
             raise UsageError(
                 f"{source.path} has neither tasks nor calls nor marks nor operators' memory: "
                 "there is nothing to write",
+                slug="empty-recording",
             )
     return Exported(
         tuple(files.written),

@@ -61,11 +61,13 @@ def refuse_wrong(wish: str | None) -> None:
             f"{wish!r} is no scheduler",
             hint="expected tcp://HOST:PORT, the FILE.json that `dask scheduler --scheduler-file` "
             "writes, or local:N for N processes of Dask on this machine",
+            slug="wrong-scheduler",
         )
     if not Path(wish).is_file():
         raise UsageError(
             f"{wish}: no such file",
             hint="`dask scheduler --scheduler-file FILE.json` writes it, for clients and workers",
+            slug="no-such-file",
         )
 
 
@@ -224,7 +226,7 @@ def _answer(crew: Crew, future: Future[Any]) -> tuple[Any, float]:
     """
     if future.cancelled():
         crew.check()
-        raise EngineError("a task was cancelled by somebody else")
+        raise EngineError("a task was cancelled by somebody else", slug="cancelled")
     err = future.exception()
     if isinstance(err, WorkerDied):
         return err, 0.0

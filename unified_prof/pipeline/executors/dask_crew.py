@@ -75,7 +75,9 @@ def on_this_machine(
                 silence_logs=False,
             )
         except (OSError, RuntimeError, TimeoutError) as err:
-            raise EngineError(f"Dask does not start on this machine: {err}") from err
+            raise EngineError(
+                f"Dask does not start on this machine: {err}", slug="no-worker"
+            ) from err
         ends.callback(_quietly, partial(cluster.close, timeout=10))
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
@@ -144,6 +146,7 @@ class DaskCrew(Crew):
             raise EngineError(
                 f"{self._name} has had no worker for {self._patience_s:.0f} s",
                 hint=f"start workers with a nanny, as `dask worker` does unasked; {_AGAIN}",
+                slug="no-worker",
             )
 
     def wait_for_workers(self, tell: Callable[[str], None]) -> None:
@@ -159,6 +162,7 @@ class DaskCrew(Crew):
         raise EngineError(
             f"{self._name} has no worker",
             hint="start workers: `dask worker tcp://HOST:PORT` on each machine",
+            slug="no-worker",
         )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -177,7 +181,7 @@ class DaskCrew(Crew):
 
     def _lost(self, err: Exception | None = None) -> EngineError:
         why = "does not answer" if isinstance(err, TimeoutError) else "was lost"
-        return EngineError(f"{self._name} {why}", hint=_AGAIN)
+        return EngineError(f"{self._name} {why}", hint=_AGAIN, slug="scheduler-lost")
 
 
 def refuse_others(client: Any, name: str) -> list[str]:
@@ -189,7 +193,9 @@ def refuse_others(client: Any, name: str) -> list[str]:
     try:
         found = _within(CONNECT_S, lambda: client.get_versions(packages=["unified_prof"]))
     except Exception as err:
-        raise EngineError(f"{name} does not tell which versions its workers have: {err}") from err
+        raise EngineError(
+            f"{name} does not tell which versions its workers have: {err}", slug="worker-version"
+        ) from err
     ours = _versions(found["client"])
     remarks: dict[str, list[str]] = {}
     sides = {"the scheduler": found["scheduler"]}
@@ -214,6 +220,7 @@ def _refuse_other(side: str, theirs: Mapping[str, str]) -> None:
         raise EngineError(
             f"{side} {has}, expected {VERSION} as here",
             hint="install the same version in the environment of the workers, and start them anew",
+            slug="worker-version",
         )
     here = platform.python_version()
     there = theirs.get("python", here)
@@ -221,6 +228,7 @@ def _refuse_other(side: str, theirs: Mapping[str, str]) -> None:
         raise EngineError(
             f"{side} runs Python {there}, expected {here} as here",
             hint="start workers with the same Python",
+            slug="worker-version",
         )
 
 
@@ -245,7 +253,9 @@ def _connected(
     except (OSError, ValueError, TimeoutError) as err:
         what = "does not answer" if isinstance(err, OSError | TimeoutError) else f"is none: {err}"
         raise EngineError(
-            f"{name} {what}", hint="is it running, and is its port open from this machine?"
+            f"{name} {what}",
+            hint="is it running, and is its port open from this machine?",
+            slug="scheduler-lost",
         ) from err
     try:
         yield client
@@ -259,7 +269,9 @@ def _import(*, verbose: bool) -> Any:
         import distributed
     except ImportError as err:
         raise EngineError(
-            f"other machines are worked on by Dask, and {err.name} is not installed", hint=_INSTALL
+            f"other machines are worked on by Dask, and {err.name} is not installed",
+            hint=_INSTALL,
+            slug="missing-package",
         ) from err
     if not verbose:
         for name in _LOGGERS:
@@ -274,7 +286,9 @@ def _import(*, verbose: bool) -> Any:
 def _called(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call `fn` on a worker, which may have come later than the others and be of another build."""
     if version != VERSION:
-        raise EngineError(f"a worker has uprof {VERSION}, expected {version} as here")
+        raise EngineError(
+            f"a worker has uprof {VERSION}, expected {version} as here", slug="worker-version"
+        )
     return fn(*args, **kwargs)
 
 

@@ -138,7 +138,9 @@ class Processes(Crew):
                     else:
                         _take(by_connection[ready], pool)  # type: ignore[index]
         except OSError as err:
-            self._broken = EngineError(f"no process can be started: {err.strerror or err}")
+            self._broken = EngineError(
+                f"no process can be started: {err.strerror or err}", slug="cannot-start"
+            )
         finally:
             _end(pool, at_once=self._cancelled)
             for job in self._left(pool):

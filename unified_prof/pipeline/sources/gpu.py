@@ -58,4 +58,4 @@ def recorded_tables(path: Path) -> Iterator[Tables]:
         with foreign_tables(path) as tables:
             yield tables
     except StoreError as err:  # the words of those who read reports; to us it is a recording
-        raise RawFormatError(str(err), hint=err.hint) from err
+        raise RawFormatError(str(err), hint=err.hint, slug=err.slug) from err

@@ -64,11 +64,15 @@ def find_program(asked: RunSpec) -> Program:
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"no such script: {target}", hint="give the path of a .py file") from None
+        raise UsageError(
+            f"no such script: {target}", hint="give the path of a .py file", slug="no-script"
+        ) from None
     except IsADirectoryError:
-        raise UsageError(f"{target} is a folder, expected the path of a .py file") from None
+        raise UsageError(
+            f"{target} is a folder, expected the path of a .py file", slug="no-script"
+        ) from None
     except OSError as error:
-        raise UsageError(f"cannot read {target}: {error.strerror}") from None
+        raise UsageError(f"cannot read {target}: {error.strerror}", slug="no-script") from None
     return Program(path, source, spec, first, search_path, asked.arguments)
 
 
@@ -82,7 +86,9 @@ def _find_module(name: str) -> ModuleSpec:
             spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise UsageError(
-            f"no module named {name} that could be run", hint="give its name as for python -m"
+            f"no module named {name} that could be run",
+            hint="give its name as for python -m",
+            slug="no-script",
         )
     return spec
 

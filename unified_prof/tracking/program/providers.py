@@ -54,6 +54,7 @@ def prefix_of(source: bytes | str, filename: str) -> str | None:
     raise CaptureError(
         f"{filename} defines {' and '.join(found)}, but not {' and '.join(missing)}",
         hint="a script has all three providers, or none to be run as it is",
+        slug="missing-provider",
     )
 
 
@@ -95,7 +96,7 @@ def checked_providers(namespace: dict[str, Any], prefix: str, script: str) -> Pr
         function = namespace.get(name)
         if not callable(function):
             found = "is not defined" if function is None else f"is {_a(function)}, not a function"
-            raise CaptureError(f"{script}: {name} {found}")
+            raise CaptureError(f"{script}: {name} {found}", slug="wrong-provider")
         _check_signature(function, name, part, script)
         functions.append(function)
     model, inputs, iteration = functions
@@ -120,7 +121,9 @@ def _check_signature(function: Any, name: str, part: str, script: str) -> None:
     if not fine:
         line = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", None)
         where = script if line is None else f"{script}:{line}"
-        raise CaptureError(f"{where}: found {name}{signature}, expected {_EXPECTED[part]}")
+        raise CaptureError(
+            f"{where}: found {name}{signature}, expected {_EXPECTED[part]}", slug="wrong-provider"
+        )
 
 
 def checked_model(providers: Providers, model: Any, device: str) -> Any:
@@ -134,7 +137,8 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
     name = providers.names[0]
     if not callable(model):
         raise CaptureError(
-            f"{providers.script}: {name}() returned {_a(model)}, expected a callable model"
+            f"{providers.script}: {name}() returned {_a(model)}, expected a callable model",
+            slug="wrong-provider",
         )
     if isinstance(model, Module):
         found = {parameter.device.type for parameter in model.parameters()}
@@ -143,6 +147,7 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
             raise CaptureError(
                 f"{providers.script}: {name}() returned a model on {others}, asked for is {device}",
                 hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to {device}",
+                slug="wrong-device",
             )
     return model
 
@@ -160,6 +165,7 @@ def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
             f"{providers.script}: {providers.names[1]}() returned {_a(inputs)}, "
             "expected a tuple of the iteration's arguments",
             hint="for one input write: return (tensor,)",
+            slug="wrong-provider",
         )
     return tuple(inputs)
 
@@ -173,7 +179,8 @@ def checked_iteration(providers: Providers, iteration: Any) -> Callable[..., Any
     if not callable(iteration):
         raise CaptureError(
             f"{providers.script}: {providers.names[2]}(model) returned {_a(iteration)}, "
-            "expected a function that runs one iteration"
+            "expected a function that runs one iteration",
+            slug="wrong-provider",
         )
     return iteration  # type: ignore[no-any-return]
 

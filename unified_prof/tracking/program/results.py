@@ -104,6 +104,7 @@ class Results:
                 f"the workload ran on {others}, not on {self._session.device.kind} as asked",
                 hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to "
                 f"{self._session.device.kind}",
+                slug="wrong-device",
             )
 
     def _shown(
@@ -128,7 +129,7 @@ class Results:
                 "the workload ran no operation on tensors: there is nothing to report",
                 "is it the right script? It has to run a model in this process and thread",
             )
-            raise CaptureError(message, hint=hint)
+            raise CaptureError(message, hint=hint, slug="nothing-measured")
         if operations and table.scope.name != self._session.spec.scope:
             self._anomalies.add("scope_widened", self._why_wider(table.scope))
         self._anomalies.merge(found)

@@ -102,7 +102,7 @@ class Device:
         self.used: set[int] = set()
         """The devices that the program was seen to use, by their numbers."""
         if kind != "cpu" and not (self.is_touched or self._is_there()):
-            raise DeviceUnavailableError(f"torch finds no {kind} device here")
+            raise DeviceUnavailableError(f"torch finds no {kind} device here", slug="no-device")
 
     def _is_there(self) -> bool:
         available = getattr(self.module, "is_available", None)

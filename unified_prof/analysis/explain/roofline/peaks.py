@@ -139,7 +139,7 @@ def add(table: Any, where: str) -> None:
         UsageError: it is no such table.
     """
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where}] is not a table of devices")
+        raise UsageError(f"{where}] is not a table of devices", slug="wrong-setting")
     taken = {}
     for name, entry in table.items():
         place = f'{where}."{name}"]'
@@ -147,6 +147,7 @@ def add(table: Any, where: str) -> None:
             raise UsageError(
                 f"{place}: a device's figures are a table",
                 hint='write them below a line such as [tool.uprof.devices."My GPU"]',
+                slug="wrong-setting",
             )
         known = _table().get(name.casefold())
         given = _checked(entry, place)
@@ -163,20 +164,24 @@ def _checked(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
     for key, value in entry.items():
         if key not in allowed:
             raise UsageError(
-                f"{place} has no figure {key!r}", hint=f"known: {', '.join(sorted(allowed))}"
+                f"{place} has no figure {key!r}",
+                hint=f"known: {', '.join(sorted(allowed))}",
+                slug="wrong-setting",
             )
         if key == "source":
             if not isinstance(value, str):
-                raise UsageError(f"{place} source: {value!r} is no text")
+                raise UsageError(f"{place} source: {value!r} is no text", slug="wrong-setting")
         elif key == "uncertain":
             if not isinstance(value, list) or not all(one in _NUMBERS for one in value):
-                raise UsageError(f"{place} uncertain: {value!r} is no list of figures")
+                raise UsageError(
+                    f"{place} uncertain: {value!r} is no list of figures", slug="wrong-setting"
+                )
         elif (
             isinstance(value, bool)
             or not isinstance(value, int | float)
             or not 0 < value < math.inf
         ):
-            raise UsageError(f"{place} {key}: {value!r} is no number above 0")
+            raise UsageError(f"{place} {key}: {value!r} is no number above 0", slug="wrong-setting")
     return dict(entry)
 
 

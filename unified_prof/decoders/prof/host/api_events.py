@@ -76,7 +76,9 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
         kind = rows["level"].astype(np.uint64) << np.uint64(32) | rows["type"]
         calls["type_index"] = types.index_of(kind)
         if len(types) > _MAX_TYPES:
-            raise RawFormatError(f"{host.data.path}: more than {_MAX_TYPES} kinds of calls")
+            raise RawFormatError(
+                f"{host.data.path}: more than {_MAX_TYPES} kinds of calls", slug="damaged-recording"
+            )
         named = np.flatnonzero(np.isin(rows["level"], (NODE, COMMUNICATION, MODEL)))
         calls["item"][named] = items.index_of(rows["item_id"][named])
         spool.append(calls)

@@ -103,11 +103,13 @@ def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
         raise RawFormatError(
             f"{folder} has {len(found)} files where one {name} is expected: {listed}",
             hint="keep the one that belongs to this recording",
+            slug="doubled-files",
         )
     if not found and required:
         raise RawFormatError(
             f"{folder} has no {name}",
             hint="the recording is incomplete: copy the whole PROF_* directory again",
+            slug="incomplete-recording",
         )
     return found[0] if found else None
 
@@ -125,9 +127,12 @@ def read_json(path: Path) -> Control:
         try:
             values = msgspec.json.decode(raw.decode("utf-8", "backslashreplace"))
         except (msgspec.DecodeError, RecursionError) as err:
-            raise RawFormatError(f"{path} is not JSON: {err}") from err
+            raise RawFormatError(f"{path} is not JSON: {err}", slug="damaged-recording") from err
     if not isinstance(values, dict):
-        raise RawFormatError(f"{path} holds {type(values).__name__}, expected a JSON object")
+        raise RawFormatError(
+            f"{path} holds {type(values).__name__}, expected a JSON object",
+            slug="damaged-recording",
+        )
     return Control(path, values)
 
 
@@ -146,7 +151,9 @@ class StartLog:
         """
         number = self.counter(key)
         if number is None:
-            raise RawFormatError(f"{self.path} has no line {key}:<counter>")
+            raise RawFormatError(
+                f"{self.path} has no line {key}:<counter>", slug="damaged-recording"
+            )
         return number
 
     def counter(self, key: str) -> int | None:
@@ -174,13 +181,16 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
     except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
+        raise RawFormatError(f"cannot list {folder}: {err.strerror}", slug="cannot-read") from err
 
 
 def _read(path: Path) -> bytes:
     try:
         if path.lstat().st_size > _MAX_BYTES:
-            raise RawFormatError(f"{path} is over {_MAX_BYTES >> 20} MiB, too big for its kind")
+            raise RawFormatError(
+                f"{path} is over {_MAX_BYTES >> 20} MiB, too big for its kind",
+                slug="damaged-recording",
+            )
         return path.read_bytes()
     except OSError as err:
-        raise RawFormatError(f"cannot read {path}: {err.strerror}") from err
+        raise RawFormatError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err

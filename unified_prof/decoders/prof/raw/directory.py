@@ -157,6 +157,7 @@ class ProfDirectory:
             raise RawFormatError(
                 f"{path} has neither host/ nor device_<N>/",
                 hint="give a PROF_* directory as the profiler wrote it, or a folder of several",
+                slug="incomplete-recording",
             )
 
     @property
@@ -209,7 +210,7 @@ def _folders(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
     try:
         children = sorted(path.iterdir())
     except OSError as err:
-        raise RawFormatError(f"cannot list {path}: {err.strerror}") from err
+        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
     folders = []
     for child in children:
         mode = child.lstat().st_mode
@@ -224,7 +225,10 @@ def _needed(values: Control, key: str, most: int) -> int:
     number = values.integer(key)
     if number is None or not 0 <= number <= most:
         found = values.values.get(key)
-        raise RawFormatError(f"{values.path}: {key} is {found!r}, expected a number up to {most}")
+        raise RawFormatError(
+            f"{values.path}: {key} is {found!r}, expected a number up to {most}",
+            slug="damaged-recording",
+        )
     return number
 
 

@@ -86,7 +86,8 @@ def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
 def _clock_missing(part: Part, file_name: str, *values: str) -> RawFormatError:
     return RawFormatError(
         f"{part.data.path}: the times of {file_name} need {' and '.join(values)} of"
-        " dev_start.log and info.json"
+        " dev_start.log and info.json",
+        slug="damaged-recording",
     )
 
 

@@ -175,7 +175,9 @@ class _Source:
 
 
 def _unreadable(err: OSError, path: Path | None = None) -> RawFormatError:
-    return RawFormatError(f"cannot read {err.filename or path or 'a slice'}: {err.strerror}")
+    return RawFormatError(
+        f"cannot read {err.filename or path or 'a slice'}: {err.strerror}", slug="cannot-read"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,4 +270,4 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
     except FileNotFoundError:
         return
     except OSError as err:
-        raise RawFormatError(f"cannot list {folder}: {err.strerror}") from err
+        raise RawFormatError(f"cannot list {folder}: {err.strerror}", slug="cannot-read") from err

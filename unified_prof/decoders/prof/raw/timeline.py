@@ -42,7 +42,10 @@ class Timeline:
         """
         rank = self.threads.index_of(thread_id).astype(np.uint64)
         if len(self.threads) > _MAX_THREADS:
-            raise RawFormatError(f"records of more than {_MAX_THREADS} threads, which cannot be")
+            raise RawFormatError(
+                f"records of more than {_MAX_THREADS} threads, which cannot be",
+                slug="damaged-recording",
+            )
         base = np.uint64(self.base)
         return rank << np.uint64(_TIME_BITS) | np.minimum(
             np.maximum(ticks, base) - base, _TIME_MASK

@@ -35,7 +35,9 @@ def decode(host: HostDirectory, sink: Sink) -> None:
         return
     frequency_hz = host.sample.decimal("host_disk_freq")
     if frequency_hz is None:
-        raise RawFormatError(f"{host.sample.path} has no positive host_disk_freq")
+        raise RawFormatError(
+            f"{host.sample.path} has no positive host_disk_freq", slug="damaged-recording"
+        )
     step_ns = float(NS_PER_S / frequency_hz)
     start_ns: int | None = None
     damaged, index = 0, 0
@@ -58,7 +60,10 @@ def decode(host: HostDirectory, sink: Sink) -> None:
         if not rows:
             continue
         if start_ns is None:
-            raise RawFormatError(f"{host.data.path}/host_disk.data has no start_time <ns> line")
+            raise RawFormatError(
+                f"{host.data.path}/host_disk.data has no start_time <ns> line",
+                slug="damaged-recording",
+            )
         steps = np.arange(index, index + len(rows)) * step_ns
         index += len(rows)
         read_rate, write_rate, share = np.array(rows).T
