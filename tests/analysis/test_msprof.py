@@ -271,6 +271,27 @@ def test_impossible_times_are_counted_not_added(tmp_path: Path) -> None:
     assert [(one.name, one.count) for one in found.anomalies] == [("impossible_task_time", 4)]
 
 
+def test_an_operation_at_the_moment_zero_is_one(tmp_path: Path) -> None:
+    """Traces without `baseTimeNanoseconds` may count from their own begin."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(-Device.T0, 10 - Device.T0, "aten::mm", launches=1)
+        device.task(20 - Device.T0, 30 - Device.T0, connection=1, kernel=("gemm", "MatMul"))
+    found = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))["aten::mm"]
+    assert (found.total_ns, found.forward_ns) == (10, 10)
+    assert not summary_of(tmp_path / "msprof_1.db").anomalies
+
+
+def test_a_start_that_is_no_number_is_not_the_moment_zero(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::linear")
+        for text in ("", "unknown", None, "-5"):
+            row = {"startNs": [text], "endNs": "10", "name": device.text("aten::mm")}
+            device.writer.write("PYTORCH_API", row)
+    found = summary_of(tmp_path / "msprof_1.db")
+    assert found.totals.total_ns == 100
+    assert [(one.name, one.count) for one in found.anomalies] == [("impossible_host_time", 4)]
+
+
 def test_a_database_without_device_work_reports_host_ranges(tmp_path: Path) -> None:
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::linear")

@@ -425,8 +425,8 @@ _MODULE_RANGE, _ANNOTATION = -50, -51
 def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[str, Ints]:
     """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules."""
     columns = {
-        # The times are text.
-        "start": "CAST(startNs AS INTEGER)",
+        # The times are text; of what is no number a cast would make the moment 0.
+        "start": "iif(startNs GLOB '[0-9]*', CAST(startNs AS INTEGER), NULL)",
         "end": "CAST(endNs AS INTEGER)",
         "thread": "coalesce(globalTid, -1)",
         "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
@@ -458,7 +458,6 @@ def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[s
         ranges[name] = np.concatenate((values, added[is_range]))
     with np.errstate(over="ignore"):
         usable = possible(ranges["start"], ranges["end"] - ranges["start"])
-    usable &= ranges["start"] > 0
     bad = int(len(usable) - usable.sum())
     findings.add("impossible_host_time", f"{bad} rows of PYTORCH_API are left out", bad)
     usable &= ranges["type"] != API_QUEUE
