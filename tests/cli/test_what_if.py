@@ -68,6 +68,17 @@ def test_without_a_change_it_tries_what_costs_most(
     assert "twice as fast" in run(capsys, str(two_steps))
 
 
+def test_without_steps_it_is_the_recording_that_gains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program: list[Action] = [*[Launch("mm_1", 100 * US)] * 10, Synchronise()]
+    path = str(made.write(made.run(program), tmp_path / "a.db"))
+    tried, asked = run(capsys, path), run(capsys, path, "--faster", "mm_1=2")
+    assert "the recording gains" in tried
+    assert "then          the recording gains 500 µs" in asked
+    assert "a step" not in tried + asked
+
+
 def test_json_has_every_step_and_what_the_recording_cannot_tell(
     two_steps: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,12 +118,17 @@ def text(
             page.gap()
             page.table(_worth(supposed))
             if any(found.kind == "synchronising" for found in supposed.worth):
-                page.note("synchronising calls: what a step gains without them")
+                page.note(f"synchronising calls: what {_what(supposed)} gains without them")
         else:
             _gain(page, supposed, changes)
         for limit in supposed.limits:
             page.note(limit)
     return page.text()
+
+
+def _what(one: Supposed) -> str:
+    """Return what gains."""
+    return "a step" if one.stepped else "the recording"
 
 
 def _whole(one: Supposed) -> str:
@@ -135,13 +140,12 @@ def _gain(page: Page, one: Supposed, changes: Sequence[Change]) -> None:
     gain = one.gain
     assert gain is not None
     a_step = gain.before_ns / gain.steps
-    step = "the recording" if [name for name, _, _ in gain.by_step_ns] == [""] else "a step"
     for change in changes:
         how = "gone" if isinf(change.factor) else f"{change.factor:g} times as fast"
         page.fact("if", f"{words.neutral(change.name)} is {how}")
     page.fact(
         "then",
-        f"{step} gains {words.duration(gain.per_step_ns)} of {words.duration(a_step)} "
+        f"{_what(one)} gains {words.duration(gain.per_step_ns)} of {words.duration(a_step)} "
         f"({words.share(gain.per_step_ns, a_step)}) and takes "
         f"{words.duration(gain.after_ns / gain.steps)}",
     )
@@ -171,7 +175,7 @@ def _worth(one: Supposed) -> list[Column]:
     whole = one.before_ns
     return [
         Column("twice as fast", tuple(words.neutral(row.name) for row in found), is_name=True),
-        Column("a step gains", tuple(words.duration(row.gain_ns / one.steps) for row in found)),
+        Column(f"{_what(one)} gains", tuple(words.duration(row.gain_ns / one.steps) for row in found)),
         Column("share", tuple(words.share(row.gain_ns, whole) for row in found)),
         Column(
             "on the path",

@@ -51,6 +51,8 @@ class Supposed:
     before_ns: int
     """Length of the steps as recorded."""
     steps: int
+    stepped: bool
+    """Whether any step was recorded; else the whole recording counts as one."""
     gain: Gain | None
     """What the changes would gain; None: no change was asked for."""
     worth: tuple[Worth, ...]
@@ -88,6 +90,7 @@ def suppose(recording: Recording, changes: Sequence[Change], *, top: int) -> Sup
     return Supposed(
         before_ns=int(lengths.sum()),
         steps=len(lengths),
+        stepped=any(scheduled.step_names),
         gain=gain(recording, chosen) if chosen else None,
         worth=() if chosen else tuple(_worth(recording, top)),
         limits=tuple(sentence for _, sentence in path.limits(recording, scheduled)),
