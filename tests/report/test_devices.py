@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.analysis.builders import Device
 from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
 from unified_prof.cli.app import app
-from unified_prof.errors import UprofError
+from unified_prof.errors import UprofError, UsageError
 
 
 @pytest.fixture
@@ -56,6 +57,52 @@ def test_other_devices_get_no_verdict(sides: tuple[Path, Path], form: str) -> No
         assert word not in told.stdout.lower()
     if form != "json":
         assert "devices differ" in told.stdout
+
+
+def test_of_two_devices_the_one_without_a_name_is_said_to_have_none(tmp_path: Path) -> None:
+    named = recording(tmp_path / "a.db", model="AMD Instinct MI300X")
+    bare = recording(tmp_path / "b.db", model=None)
+    told = "ran on is not recorded: times stand side by side, without verdict"
+    assert f"which device new {told}" in uprof(named, bare).stdout
+    assert f"which device base {told}" in uprof(bare, named).stdout
+    other = recording(tmp_path / "c.db", GPU[:1], model=None)
+    assert f"which device base and new {told}" in uprof(bare, other).stdout
+
+
+def test_a_recording_beside_itself_is_equal_in_few_rows(tmp_path: Path) -> None:
+    base, new = recording(tmp_path / "a.db", steps=6), recording(tmp_path / "b.db", steps=6)
+    told = uprof(base, new).stdout
+    assert "both sides hold the same figures throughout" in told
+    assert "host step     9.90 µs on both sides" in told
+    assert "too few samples" not in told
+    assert "unclear" not in told
+    assert json.loads(uprof(base, new, "--json").stdout)["identical"] is True
+
+
+def test_of_the_host_alone_too(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.db", tmp_path / "b.db"]
+    for path in paths:
+        with Device(path) as device:
+            for number in range(300):
+                device.call(number * 10, number * 10 + 5, f"aten::op{number}")
+    told = uprof(*paths)
+    assert "both sides hold the same figures throughout" in told.stdout
+    assert "300 rows are not shown without --all" in told.stdout
+    assert len(told.stdout.splitlines()) < 10
+    assert "inconclusive" not in uprof(*paths, "--all", "--top", "400").stdout
+    assert "inconclusive" not in uprof(*paths, "--json").stdout
+
+
+def test_the_host_alone_is_not_compared_with_a_device(tmp_path: Path) -> None:
+    host = tmp_path / "host.db"
+    with Device(host) as device:
+        device.call(0, 100, "aten::linear")
+    work = recording(tmp_path / "gpu.db")
+    for command, sides in (("diff", (host, work)), ("gate", (work, host))):
+        refused = CliRunner().invoke(app, [command, *map(str, sides)])
+        assert isinstance(refused.exception, UsageError)
+        said = str(refused.exception)
+        assert f"{work} has device work and {host} has none" in said
 
 
 def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Path) -> None:

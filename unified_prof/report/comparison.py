@@ -101,6 +101,11 @@ def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
 
 def _remarks(found: Difference, everything: bool) -> list[str]:
     lines = [words.neutral(line) for line in found.left_out]
+    if found.identical:
+        lines.insert(0, shared.IDENTICAL)
+        if found.changes and not everything:
+            lines.append(f"{words.number(len(found.changes))} rows are not shown without --all")
+        return lines
     if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
         lines.append(line)
     hidden = _hidden(found, everything)

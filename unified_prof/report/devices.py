@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -14,7 +14,13 @@ from unified_prof.analysis.compare.device.side import PARTS, UNKNOWN_DEVICE, Sid
 from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.views.idle import IN_WORDS
 from unified_prof.report import markdown, words
-from unified_prof.report.difference import FORMAT_VERSION, comparison_words, finite, signed
+from unified_prof.report.difference import (
+    FORMAT_VERSION,
+    IDENTICAL,
+    comparison_words,
+    finite,
+    signed,
+)
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -96,7 +102,10 @@ def headline(found: DeviceDifference) -> list[tuple[str, str]]:
         if found.same_devices or metric == PEAK:
             is_size = metric == PEAK
             said = comparison_words(comparison, is_size=is_size)
-            if not found.same_devices:
+            if found.identical:
+                show = words.size if is_size else words.duration
+                said = f"{show(comparison.new_median)} on both sides"
+            elif not found.same_devices:
                 said = (
                     f"{words.size(comparison.base_median)} -> {words.size(comparison.new_median)}"
                 )
@@ -107,10 +116,17 @@ def headline(found: DeviceDifference) -> list[tuple[str, str]]:
 def remarks(found: DeviceDifference) -> list[str]:
     """Return what a reader has to know of the figures."""
     lines = list(found.left_out)
-    if found.same_devices:
+    unknown = {
+        name: side
+        for name, side in (("base", found.base), ("new", found.new))
+        if UNKNOWN_DEVICE in side.devices or not side.devices
+    }
+    if found.identical:
+        told = IDENTICAL
+    elif found.same_devices:
         told = "both sides ran on the same model of device"
-    elif {UNKNOWN_DEVICE} & {*found.base.devices, *found.new.devices}:
-        told = "which devices these were is not recorded: times stand side by side, without verdict"
+    elif unknown:
+        told = f"{_not_named(unknown)}: times stand side by side, without verdict"
     else:
         told = "the devices differ: times stand side by side, without verdict"
     lines.append(told)
@@ -120,6 +136,15 @@ def remarks(found: DeviceDifference) -> list[str]:
         "computes"
     )
     return lines
+
+
+def _not_named(unknown: Mapping[str, Side]) -> str:
+    """Say which sides do not name their device, and what its properties are those of."""
+    said = []
+    for name, side in unknown.items():
+        like = f" (its properties are those of {side.limits.name})" if side.limits else ""
+        said.append(f"{name}{like}")
+    return f"which device {' and '.join(said)} ran on is not recorded"
 
 
 def _side(side: Side) -> str:
@@ -403,6 +428,7 @@ def document(found: DeviceDifference) -> dict[str, Any]:
         "base": found.base.label,
         "new": found.new.label,
         "same_devices": found.same_devices,
+        "identical": found.identical,
         "warnings": list(found.warnings),
         "left_out": list(found.left_out),
         "sides": {"base": _side_document(found.base), "new": _side_document(found.new)},

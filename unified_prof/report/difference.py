@@ -88,9 +88,16 @@ def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
 def headline(difference: Difference) -> list[tuple[str, str]]:
     """Return the headline figures as (what, figures in words)."""
     lines = [
-        (metric, comparison_words(found, is_size=metric == PEAK))
+        (
+            metric,
+            f"{(words.size if metric == PEAK else words.duration)(found.new_median)} on both sides"
+            if difference.identical
+            else comparison_words(found, is_size=metric == PEAK),
+        )
         for metric, found in difference.totals.items()
     ]
+    if difference.identical:
+        return lines
     net = difference.new_ns - difference.base_ns
     if difference.changes:
         lines.append(
@@ -130,6 +137,7 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     return f"{text}: unclear, {RUNS_DIFFER}"
 
 
+IDENTICAL = "both sides hold the same figures throughout: one measurement, given twice"
 ONE_RUN = "one run a side does not tell how runs differ"
 RUNS_DIFFER = "runs differ too much"
 
@@ -142,9 +150,13 @@ def document(difference: Difference, *, top: int | None = None) -> dict[str, Any
         "new": difference.new.label,
         "warnings": list(difference.warnings),
         "left_out": list(difference.left_out),
+        "identical": difference.identical,
         "waiting": waiting_document(difference.waiting),
         "totals": {
-            name: {**asdict(found), "verdict": found.verdict()}
+            name: {
+                **asdict(found),
+                "verdict": "same" if difference.identical else found.verdict(),
+            }
             for name, found in difference.totals.items()
         },
         "operations": {

@@ -119,6 +119,25 @@ def test_without_enough_samples_it_is_inconclusive_never_faster() -> None:
     assert {change.status for change in found.changes} == {"inconclusive"}
 
 
+def test_one_measurement_given_twice_is_the_same_however_few_its_samples() -> None:
+    one = run_of(STEP, samples=1, runs=1)
+    found = diff(one, replace(one, label="copy.sqlite"))
+    assert found.identical
+    assert {change.status for change in found.changes} == {"same"}
+
+
+def test_one_sample_that_differs_is_another_measurement() -> None:
+    one = run_of(STEP, samples=1, runs=1)
+    forward = one.operations.forward_ns.copy()
+    forward[1, 0] += 1
+    other = replace(one, operations=replace(one.operations, forward_ns=forward))
+    found = diff(one, other)
+    assert not found.identical
+    assert {change.status for change in found.changes} == {"inconclusive"}
+    longer = replace(one, totals={"total": one.totals["total"] + 1})
+    assert not diff(one, longer).identical
+
+
 def test_several_files_a_side_give_the_samples_that_one_lacks() -> None:
     base = pool([run_of(STEP, samples=1, seed=seed) for seed in range(6)])
     halved = [(name, module, line, ms / 2) for name, module, line, ms in STEP]

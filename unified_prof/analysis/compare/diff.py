@@ -16,7 +16,9 @@ from unified_prof.analysis.compare.comparable import PEAK, Operations, Place, Ru
 from unified_prof.analysis.compare.doubts import (
     doubts,
     left_out,
+    of_different_clocks,
     of_different_families,
+    on_different_clocks,
     step_doubt,
 )
 from unified_prof.analysis.compare.kernels import KernelChange, kernel_changes
@@ -103,6 +105,8 @@ class Difference:
     kernel_changes: tuple[KernelChange, ...] = ()
     """Kernels under the operations that both runs have, where a recording shows them; together
     by operation, those with the largest change first."""
+    identical: bool = False
+    """Whether both sides hold the same figures throughout: one measurement, given twice."""
 
     @property
     def base_ns(self) -> float:
@@ -133,12 +137,16 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
     What only one side has measured at all (a memory report beside a run time report) is left out.
 
     Raises:
-        UsageError: the runs are of different families of reports, or have nothing in common.
+        UsageError: the runs are of different families of reports, or have nothing in common; one
+            is of a device and the other of the host alone.
     """
     common = base.families & new.families
     if not common:
         raise of_different_families(base, new)
     base, new = _only(base, common), _only(new, common)
+    if on_different_clocks(base, new):
+        raise of_different_clocks(base, new)
+    identical = _identical(base, new)
     pairs = pair(base.operations.places, new.operations.places)
     unmatched = []
     paired = any(base.operations.places[i].kind != "between" for i in pairs[0].tolist())
@@ -148,6 +156,8 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         base, new = replace(base, totals={}), replace(new, totals={})
     between = Between.of(new.clock, noise)
     changes = _changes(base, new, pairs, by, between)
+    if identical:
+        changes = [replace(change, status="same") for change in changes]
     base, new, waiting = alike(base, new)
     return Difference(
         base=base,
@@ -163,6 +173,24 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         changes=tuple(changes),
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
+        identical=identical,
+    )
+
+
+def _identical(base: Run, new: Run) -> bool:
+    """Tell whether two runs hold the same figures, each sample of every operation among them.
+
+    No two measurements of more than an operation or two do: it is one, given twice.
+    """
+    mine, theirs = base.operations, new.operations
+    return (
+        mine.places == theirs.places
+        and np.array_equal(mine.forward_ns, theirs.forward_ns, equal_nan=True)
+        and np.array_equal(mine.backward_ns, theirs.backward_ns, equal_nan=True)
+        and base.sizes == new.sizes
+        and base.kernels == new.kernels
+        and base.totals.keys() == new.totals.keys()
+        and all(np.array_equal(base.totals[name], new.totals[name]) for name in base.totals)
     )
 
 

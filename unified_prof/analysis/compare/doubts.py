@@ -98,6 +98,22 @@ def of_different_families(base: Run, new: Run) -> UsageError:
     )
 
 
+def on_different_clocks(base: Run, new: Run) -> bool:
+    """Tell whether one is a recording of device work and the other one of the host alone."""
+    recordings = "msprof" in base.families & new.families
+    return recordings and {base.clock, new.clock} == {"device", "host"}
+
+
+def of_different_clocks(base: Run, new: Run) -> UsageError:
+    """Return what to raise where a recording of device work stands beside one of the host alone."""
+    bare, device = (base, new) if new.clock == "device" else (new, base)
+    return UsageError(
+        f"{device.label} has device work and {bare.label} has none, only what ran on the host: "
+        "their times are of different things",
+        hint="compare two recordings with device work, or two of the host alone",
+    )
+
+
 def step_doubt(base: Run, new: Run) -> str | None:
     """Return what to say where one side's times are of a step and the other's of something else."""
     if (base.steps is None) == (new.steps is None):

@@ -17,7 +17,12 @@ import numpy as np
 
 from unified_prof.analysis.compare.between import UNLEARNED, Between, Noise, Sample
 from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
-from unified_prof.analysis.compare.doubts import of_different_families, step_doubt
+from unified_prof.analysis.compare.doubts import (
+    of_different_clocks,
+    of_different_families,
+    on_different_clocks,
+    step_doubt,
+)
 from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
@@ -113,12 +118,14 @@ def gate(
 
     Raises:
         UsageError: a metric that does not exist, or none at all; the one is of an msprof database
-            and the other is not; the times of the one are of a
+            and the other is not, or is of the host alone; the times of the one are of a
             step and those of the other of a whole recording.
     """
     check_metrics(metrics)
     if "msprof" in base.families ^ new.families:  # iterations here, device work there
         raise of_different_families(base, new)
+    if on_different_clocks(base, new):
+        raise of_different_clocks(base, new)
     if (doubt := step_doubt(base, new)) is not None:
         raise UsageError(
             doubt, hint="record both with steps, or both without", slug="not-comparable"

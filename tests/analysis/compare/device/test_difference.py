@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import unified_prof
-from tests.analysis.compare.device.recordings import NPU, Op, on_npu, recording
+from tests.analysis.compare.device.recordings import GPU, NPU, Op, on_npu, recording
 from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.compare.device import leaves
 from unified_prof.analysis.compare.device.difference import DeviceDifference, Line
 from unified_prof.analysis.compare.device.side import PARTS
 from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.read import tasks
+from unified_prof.errors import UsageError
 
 
 def compared(base: Path, new: Path) -> DeviceDifference:
@@ -192,6 +193,16 @@ def test_a_recording_without_work_is_none_of_a_device(tmp_path: Path) -> None:
     empty = recording(tmp_path / "a.db", (), collective=None, warm_up_ns=0)
     assert of_devices([empty], [recording(tmp_path / "b.db")]) is None
     assert isinstance(unified_prof.diff(empty, empty), Difference)
+    # Beside one with work it would be the host's time against a device's.
+    with pytest.raises(UsageError, match=f"{tmp_path}/b.db has device work and {empty} has none"):
+        unified_prof.diff(empty, tmp_path / "b.db")
+
+
+def test_one_recording_given_twice_is_told_from_two_that_are_alike(tmp_path: Path) -> None:
+    base, new = recording(tmp_path / "a.db"), recording(tmp_path / "b.db")
+    assert compared(base, new).identical
+    slower = [*GPU[:-1], Op(GPU[-1].name, [(*GPU[-1].kernels[0][:2], 21)])]
+    assert not compared(base, recording(tmp_path / "c.db", slower)).identical
 
 
 def test_it_is_public(tmp_path: Path) -> None:

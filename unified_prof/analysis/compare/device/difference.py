@@ -105,13 +105,15 @@ class DeviceDifference:
     left_out: tuple[str, ...]
     totals: dict[str, Comparison]
     """Steps and peak memory with their statistics, by metric."""
+    identical: bool
+    """Whether both sides hold the same figures throughout: one recording, given twice."""
     tables: Tables = field(repr=False)
     """The work of both sides, to be summed up."""
 
     @cached_property
     def allowed(self) -> Mapping[str, Allowed]:
         """What limits each class of work on two models of device, where their peaks are known."""
-        return {} if self.same_devices else self.tables.allowed()
+        return {} if self.same_devices or self.identical else self.tables.allowed()
 
     @cached_property
     def classes(self) -> tuple[Line, ...]:
@@ -198,6 +200,7 @@ def diff(
         warnings=tuple(_warnings(tables, same=same, by_framework=naming.by_framework)),
         left_out=tuple(_left_out(before, after)),
         totals=_totals(before, after, Between.of("host", noise)),
+        identical=before.same_figures(after),
         tables=tables,
     )
 

@@ -84,6 +84,19 @@ class Side:
         """Time of all work that is compared, whatever ran at the same time."""
         return int(self.leaves.total_ns.sum())
 
+    def same_figures(self, other: Side) -> bool:
+        """Tell whether another side has the same times throughout, and the same work."""
+        return (
+            self.devices == other.devices
+            and (self.steps, self.shares) == (other.steps, other.shares)
+            and self.window_ns == other.window_ns
+            and self.parts_ns == other.parts_ns
+            and self.outside_ns == other.outside_ns
+            and self.peak_bytes == other.peak_bytes
+            and np.array_equal(self.step_ns.values, other.step_ns.values)
+            and self.leaves.same_figures(other.leaves)
+        )
+
     def per_share(self, total_ns: float) -> float:
         """Return a total as a step of one device has it on average."""
         return total_ns / self.shares
