@@ -175,7 +175,9 @@ def _worth(one: Supposed) -> list[Column]:
     whole = one.before_ns
     return [
         Column("twice as fast", tuple(words.neutral(row.name) for row in found), is_name=True),
-        Column(f"{_what(one)} gains", tuple(words.duration(row.gain_ns / one.steps) for row in found)),
+        Column(
+            f"{_what(one)} gains", tuple(words.duration(row.gain_ns / one.steps) for row in found)
+        ),
         Column("share", tuple(words.share(row.gain_ns, whole) for row in found)),
         Column(
             "on the path",
