@@ -285,7 +285,8 @@ def test_a_start_that_is_no_number_is_not_the_moment_zero(tmp_path: Path) -> Non
     with Device(tmp_path / "msprof_1.db") as device:
         device.call(0, 100, "aten::linear")
         for text in ("", "unknown", None, "-5"):
-            row = {"startNs": [text], "endNs": "10", "name": device.text("aten::mm")}
+            row: dict[str, Any] = {"startNs": [text], "endNs": "10"}
+            row |= {"name": device.text("aten::mm")}
             device.writer.write("PYTORCH_API", row)
     found = summary_of(tmp_path / "msprof_1.db")
     assert found.totals.total_ns == 100
