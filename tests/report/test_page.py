@@ -201,18 +201,18 @@ def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: P
         "const c = document.querySelector('#timeline canvas');"
         "return [Number(c.dataset.from), Number(c.dataset.to)]"
     )
-    assert window.run(view) == [0, 3040]
+    assert window.run(view) == [0, 5000]
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("+")
-    assert window.run(view) == [760, 2280]
+    assert window.run(view) == [1250, 3750]
     window.press("\ue014")  # right
-    assert window.run(view) == [1064, 2584]
+    assert window.run(view) == [1750, 4250]
     window.press("-")
-    assert window.run(view) == [0, 3040]
+    assert window.run(view) == [0, 5000]
     click(window, "#timeline button[aria-label='Zoom in']")
     window.press("0")
-    assert window.run(view) == [0, 3040]
-    window.press("\ue015", "\ue012", "\ue012", "\ue012", "n")
+    assert window.run(view) == [0, 5000]
+    window.press(*"\ue015" * 9, "\ue012", "\ue012", "\ue012", "n")
     chosen = window.run("return document.querySelector('#chosen').textContent")
     assert "stream 2" in chosen
     assert " ns, from " in chosen
@@ -459,11 +459,11 @@ def test_an_address_keeps_what_is_shown(window: Browser, page: Path) -> None:
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("+")
     time.sleep(0.4)
-    assert window.run("return location.hash") == "#report=1&from=760&to=2280"
+    assert window.run("return location.hash") == "#report=1&from=1250&to=3750"
     window.open(page)
-    window.run("location.hash = '#report=1&from=760&to=2280'")
+    window.run("location.hash = '#report=1&from=1250&to=3750'")
     time.sleep(0.2)
-    assert window.run(VIEWS)[0] == [760, 2280]
+    assert window.run(VIEWS)[0] == [1250, 3750]
     click(window, "nav a[href='#timeline']")
     assert window.run("return location.hash").endswith("&at=timeline")
     assert window.console() == []
@@ -742,3 +742,135 @@ def test_of_merged_tasks_the_trace_beside_the_page_is_asked_for(
     window.open(written(many_tasks(tmp_path / "msprof_1.db", 120_000)))
     assert window.run("return document.querySelectorAll('#perfetto').length") == 0
     assert window.run("return document.querySelector('#perfetto-file').type") == "file"
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Path:
+    """Two launches by an operation, one by another thread."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 1000, "aten::mm")
+        device.runtime(100, 200, "cudaLaunchKernel", 7)
+        device.runtime(300, 400, "cudaLaunchKernel", 8)
+        device.call(0, 1500, "aten::add", thread=2)
+        device.runtime(1200, 1300, "hipLaunchKernel", 9, thread=2)
+        device.task(500, 700, connection=7, kernel=("first", "mm"))
+        device.task(800, 900, connection=8, kernel=("second", "mm"))
+        device.task(1600, 2000, connection=9, kernel=("third", "add"), stream=5)
+    return written(tmp_path / "msprof_1.db")
+
+
+def arrows(window: Browser) -> int:
+    return int(window.run("return document.querySelector('#timeline canvas').dataset.arrows"))
+
+
+def chosen(window: Browser) -> str:
+    return str(window.run("return document.querySelector('#chosen').firstChild.textContent"))
+
+
+def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
+    window: Browser, launched: Path
+) -> None:
+    window.open(launched)
+    lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
+    assert window.run(lanes) == ["thread 1", "", "thread 2", "", "stream 2", "stream 5"]
+    assert arrows(window) == 3
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press(*"\ue015" * 4)
+    assert chosen(window) == (
+        "second: 100 ns, from 800 ns, stream 2; launched by cudaLaunchKernel, thread 1, "
+        "500 ns before"
+    )
+    window.press("p", "l")
+    assert chosen(window) == (
+        "cudaLaunchKernel: 100 ns, from 100 ns, thread 1; launched first, 400 ns later"
+    )
+    click(window, "#chosen button")
+    assert chosen(window).startswith("first: 200 ns, from 500 ns, stream 2; launched by")
+    for _ in range(7):
+        window.press("+")
+    time.sleep(0.2)
+    assert arrows(window) == 1, "that of what is chosen, however far its other end is away"
+    click(window, "#host-shown")
+    assert window.run(lanes) == ["stream 2", "stream 5"]
+    assert arrows(window) == 0
+    assert window.run("return location.hash").endswith("host=no")
+    window.open(launched)
+    window.run("location.hash = '#host=no'")
+    time.sleep(0.2)
+    assert window.run(lanes) == ["stream 2", "stream 5"]
+    assert window.console() == []
+
+
+def test_the_host_is_searched_and_summed_up_as_the_device_is(
+    window: Browser, launched: Path
+) -> None:
+    window.open(launched)
+    window.run("document.querySelector('#find').focus()")
+    window.press(*"launch")
+    found = "return document.querySelector('#found').textContent"
+    assert window.run(found) == (
+        "0 tasks match, 0 ns in all; 3 ranges of the host; Enter shows the next."
+    )
+    window.press("\ue007", "\ue007", "\ue007")
+    assert chosen(window).startswith(
+        "hipLaunchKernel: 100 ns, from 1.20 µs, thread 2; launched third"
+    )
+    drag(window, 150, 850)
+    time.sleep(0.4)
+    tables = window.run(
+        "return [...document.querySelectorAll('#selection table')].map((table) =>"
+        " [...table.querySelectorAll('tbody tr')].map((row) =>"
+        " [...row.cells].map((cell) => cell.textContent)))"
+    )
+    assert [row[:3] for row in tables[0]] == [["first", "1", "200 ns"], ["second", "1", "50 ns"]]
+    assert [[row[0], row[1], row[2], row[4], row[5]] for row in tables[1]] == [
+        ["aten::add", "1", "700 ns", "700 ns", "thread 2"],
+        ["aten::mm", "1", "550 ns", "700 ns", "thread 1"],
+        ["cudaLaunchKernel", "2", "150 ns", "150 ns", "thread 1"],
+    ]
+    assert "work ran for 250 ns" in window.run(
+        "return document.querySelector('#selected').textContent"
+    )
+    assert window.console() == []
+
+
+def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_path: Path) -> None:
+    count = 40_000
+    with Device(tmp_path / "msprof_1.db") as device:
+        ids = np.arange(count)
+        start = device.T0 + 2000 * ids
+        row: dict[str, Any] = {"startNs": start + 100, "globalTid": 1, "type": 5000}
+        row |= {"endNs": start + 300, "connectionId": ids, "name": device.text("cudaLaunchKernel")}
+        device.writer.write("CANN_API", row)
+        row = {"startNs": start + 900, "endNs": start + 1200, "globalTaskId": ids, "deviceId": 0}
+        row |= {"taskType": device.text("KERNEL_AICORE"), "streamId": 2, "connectionId": ids}
+        device.writer.write("TASK", row)
+    page = written(tmp_path / "msprof_1.db")
+    assert page.stat().st_size < 1_200_000
+    window.open(page)
+    said = window.run("return document.querySelector('#host-left-out').textContent")
+    assert said.startswith("15,000 of 40,000 ranges of the host are drawn: all that begin from ")
+    click(window, "#host-left-out button")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    for _ in range(7):
+        window.press("+")
+    assert 50 < arrows(window) <= 300
+    assert window.console() == []
+
+
+def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::mm")
+        device.call(20, 60, "aten::add")
+    window.open(written(tmp_path / "msprof_1.db"))
+    assert (
+        window.run("return document.querySelector('#timeline h2').textContent") == "Host timeline"
+    )
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    rows = window.run(
+        "return [...document.querySelectorAll('#selection tbody tr')]"
+        ".map((row) => [...row.cells].slice(0, 3).map((cell) => cell.textContent))"
+    )
+    assert rows == [["aten::mm", "1", "60 ns"], ["aten::add", "1", "40 ns"]]
+    assert window.console() == []

@@ -26,6 +26,7 @@ from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.read.groups import Group
+    from unified_prof.analysis.views.host_lanes import HostThreads
     from unified_prof.analysis.views.idle import WhyIdle
     from unified_prof.analysis.views.stacks import Stacks
     from unified_prof.analysis.views.step_trace import StepTrace
@@ -215,6 +216,15 @@ class Analysis(ABC):
 
         Args:
             limit: at most about this many blocks, neighbours being merged; None is no limit.
+        """
+        return None
+
+    def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
+        """Return what threads of the host did over time, None where that was not recorded.
+
+        Args:
+            work: the timeline of the devices.
+            limit: at most so many ranges.
         """
         return None
 

@@ -36,7 +36,8 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import over_time, statistics, timeline, tracks
+from unified_prof.analysis.views import host_lanes, over_time, statistics, timeline, tracks
+from unified_prof.analysis.views.host_lanes import HostThreads
 from unified_prof.analysis.views.idle import WhyIdle
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
@@ -226,6 +227,18 @@ class MsprofAnalysis(Analysis):
         """Return the device's work over time."""
         return timeline.build(
             self.recording.tasks, self.recording.comms, self.recording.collective_names, limit=limit
+        )
+
+    def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
+        """Return what threads of the host did over time."""
+        recording = self.recording
+        return host_lanes.build(
+            recording.framework,
+            recording.host_calls,
+            recording.strings,
+            work,
+            recording.steps,
+            limit,
         )
 
     def tracks(self) -> Iterator[Track]:

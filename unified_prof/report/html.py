@@ -23,6 +23,7 @@ _SCRIPTS = (
     "frame.js",
     "icicle.js",
     "table.js",
+    "host.js",
     "timeline.js",
     "chart.js",
     "steps.js",

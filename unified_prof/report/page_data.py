@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.model import Series
 from unified_prof.analysis.trees import MEASURES, Tree
 from unified_prof.analysis.trees import trees as analysis_trees
-from unified_prof.analysis.views.timeline import Lane, Timeline
+from unified_prof.analysis.views.host_lanes import KINDS as HOST_KINDS
+from unified_prof.analysis.views.host_lanes import HostThreads
+from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.report.encoding import encode
 from unified_prof.report.names import middle, shown
 
 BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
+HOST_RANGES = 30_000
+"""Ranges of the host's threads: the same."""
 _LANES = 64
 _STEPS = 5000
 _LABEL_BYTES = 400_000
@@ -149,15 +154,19 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
     1970, and two zeros would draw the peak of the memory beside the work that made it.
     """
     lanes = analysis.timeline(limit=blocks)
+    host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // BLOCKS))
     memory, counters = analysis.memory_series(), analysis.counter_series()
     spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
     if lanes is not None:
         spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
+    if host is not None:
+        spans.append((host.start_ns, host.end_ns))
     origin_ns = min((begin for begin, _ in spans), default=0)
     return {
         "began": _day(origin_ns),
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
-        "timeline": None if lanes is None else _timeline(lanes, origin_ns),
+        "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
+        "host": None if host is None else _host(host, origin_ns),
         "memory": series(memory, origin_ns),
         "counters": series(counters, origin_ns),
         "steps": [
@@ -167,13 +176,19 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
     }
 
 
-def _timeline(found: Timeline, origin_ns: int) -> dict[str, Any]:
+def _timeline(found: Timeline, host: HostThreads | None, origin_ns: int) -> dict[str, Any]:
     """Return the timeline with its columns encoded."""
     offset = found.start_ns - origin_ns
     busiest = sorted(found.lanes, key=lambda lane: -int(lane.busy_ns.sum()))[:_LANES]
     kept = {id(lane) for lane in busiest}
     lanes = [lane for lane in found.lanes if id(lane) in kept]
-    labels, renumber = _labels(found, lanes)
+    none: Sequence[None] = [None] * len(found.lanes)
+    launched_by = {
+        id(lane): place
+        for lane, place in zip(found.lanes, none if host is None else host.launched_by, strict=True)
+    }
+    weights = [(lane.label, lane.busy_ns + 1) for lane in lanes]
+    labels, renumber = _labels(found.labels, weights, _LABEL_BYTES)
     several = len({lane.device for lane in lanes}) > 1
     merged = found.merged_below_ns > 0
     return {
@@ -193,27 +208,81 @@ def _timeline(found: Timeline, origin_ns: int) -> dict[str, Any]:
                 "label": encode(renumber[lane.label]),
                 "kind": encode(lane.kind),
                 **({"tasks": encode(lane.count), "busy": encode(lane.busy_ns)} if merged else {}),
+                **_launches(launched_by[id(lane)]),
             }
             for lane in lanes
         ],
     }
 
 
-def _labels(found: Timeline, lanes: list[Lane]) -> tuple[list[str], Any]:
+def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
+    """Return which blocks have a launch that is drawn, and its place, as differences."""
+    linked = np.flatnonzero([] if place is None else place >= 0)
+    if place is None or not len(linked):
+        return {}
+    step = np.diff(place[linked], prepend=0)
+    return {
+        "launched": len(linked),
+        "launched_block": encode(np.diff(linked, prepend=0)),
+        # Whether it goes back stands in the lowest bit.
+        "launched_by": encode(np.abs(step) << 1 | (step < 0)),
+    }
+
+
+def _host(found: HostThreads, origin_ns: int) -> dict[str, Any]:
+    """Return the threads of the host with their columns encoded."""
+    rows = [row for thread in found.threads for row in thread.rows]
+    weights = [(row.label, row.duration_ns + 1) for row in rows]
+    labels, renumber = _labels(found.labels, weights, _LABEL_BYTES // 4)
+    whole = found.whole_ns
+    return {
+        "labels": labels,
+        "kinds": list(HOST_KINDS),
+        "ranges": found.ranges,
+        "drawn": found.drawn,
+        "longer_than_ns": found.longer_than_ns,
+        "whole_ns": None if whole is None else [max(0, at - origin_ns) for at in whole],
+        "outside": found.outside,
+        "python_frames": found.python_frames,
+        "threads_left_out": found.threads_left_out,
+        "threads": [
+            {
+                "title": thread.name,
+                "rows": [
+                    {
+                        "count": len(row),
+                        "start": encode(np.diff(row.start_ns - origin_ns, prepend=0)),
+                        "duration": encode(row.duration_ns),
+                        "label": encode(renumber[row.label]),
+                        "kind": encode(row.kind),
+                    }
+                    for row in thread.rows
+                ],
+            }
+            for thread in found.threads
+        ],
+    }
+
+
+def _labels(
+    texts: Sequence[str],
+    weighed: Iterable[tuple[NDArray[np.integer], NDArray[np.integer]]],
+    most_bytes: int,
+) -> tuple[list[str], Any]:
     """Return the names by falling weight, as many as there is room for, and their new numbers."""
-    weight = np.zeros(len(found.labels))
-    for lane in lanes:
-        weight += np.bincount(lane.label, weights=lane.busy_ns + 1, minlength=len(weight))
+    weight = np.zeros(len(texts))
+    for label, own in weighed:
+        weight += np.bincount(label, weights=own, minlength=len(weight))
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
-    whole = [found.labels[number] for number in order.tolist()]
-    texts = [middle(text, _LABEL_LENGTH) for text in shown(whole)]
-    room = np.cumsum([len(text.encode()) for text in texts]) if texts else np.zeros(0)
-    fitting = int(np.searchsorted(room, _LABEL_BYTES))
+    whole = [texts[number] for number in order.tolist()]
+    cut = [middle(text, _LABEL_LENGTH) for text in shown(whole)]
+    room = np.cumsum([len(text.encode()) for text in cut]) if cut else np.zeros(0)
+    fitting = int(np.searchsorted(room, most_bytes))
     # A number beyond the names that are there says that the name was left out.
     renumber = np.full(len(weight), fitting, np.int64)
     renumber[order[:fitting]] = np.arange(fitting)
-    return texts[:fitting], renumber
+    return cut[:fitting], renumber
 
 
 def series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:

@@ -249,6 +249,18 @@ class Framework:
         result: Ints = np.append(self._top, NONE)[operation][inverse]
         return result
 
+    @property
+    def is_python_frame(self) -> NDArray[np.bool_]:
+        """Which ranges are calls of Python functions, modules aside."""
+        result: NDArray[np.bool_] = (self._type == API_PYTHON) & ~self._is_module
+        return result
+
+    @property
+    def is_annotation(self) -> NDArray[np.bool_]:
+        """Which ranges somebody drew around others: modules, marks, steps, frames."""
+        result: NDArray[np.bool_] = ~self._is_operation & ~self._is_engine
+        return result
+
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
         """Which ranges are calls that torch recorded: no frames of Python, modules or steps.

@@ -37,6 +37,8 @@ class Lane:
     label: NDArray[np.int32]
     """Number in the timeline's labels."""
     kind: NDArray[np.int8]
+    connection: Ints
+    """Connection id of the task, of several that of the longest."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -96,6 +98,7 @@ def build(
                 count=blocks.count[own],
                 label=blocks.label[own],
                 kind=blocks.kind[own],
+                connection=blocks.connection[own],
             )
         )
     return Timeline(
@@ -119,9 +122,10 @@ class _Blocks:
     busy_ns: Ints
     count: Ints
     longest_ns: Ints
-    """Duration of the longest task, which `label` and `kind` are of."""
+    """Duration of the longest task, which the next three are of."""
     label: NDArray[np.int32]
     kind: NDArray[np.int8]
+    connection: Ints
     kept: NDArray[np.bool_]
     """Whether it stays as it is, however short."""
 
@@ -158,6 +162,7 @@ class _Blocks:
             longest_ns=longest_ns,
             label=self.label[longest],
             kind=self.kind[longest],
+            connection=self.connection[longest],
             kept=self.kept[heads],
         )
 
@@ -201,13 +206,16 @@ class _Rows:
         for rows in self._tasks.in_time():
             shown = rows.where(self._is_shown(rows))
             start, duration = shown.start_ns - self.origin_ns, shown.duration_ns.astype(np.int64)
-            place = self._places(shown)
-            yield self._part(place, start, duration, self._names.of(shown), shown.kind, whole)
+            place, connection = self._places(shown), shown.connection.astype(np.int64)
+            yield self._part(
+                place, start, duration, self._names.of(shown), shown.kind, connection, whole
+            )
         order = np.argsort(self._comms.start_ns, kind="stable")
         start = self._comms.start_ns[order] - self.origin_ns
         kind = np.full(len(order), COMMUNICATION, np.int8)
         place, duration = self._comms.device[order] << 32, self._comms.duration_ns[order]
-        yield self._part(place, start, duration, self._comm_names[order], kind, whole)
+        connection = self._comms.connection[order]
+        yield self._part(place, start, duration, self._comm_names[order], kind, connection, whole)
 
     def starts(self) -> Iterator[Ints]:
         """Yield the starts of all rows in their order."""
@@ -229,6 +237,7 @@ class _Rows:
         duration: Ints,
         label: NDArray[np.int32],
         kind: NDArray[np.int8],
+        connection: Ints,
         whole: tuple[int, int] | None,
     ) -> _Blocks:
         kept = np.zeros(len(start), bool)
@@ -236,7 +245,9 @@ class _Rows:
             kept = (start >= whole[0]) & (start < whole[1])
         lane = np.searchsorted(self.places, place)
         one = np.ones(len(start), np.int64)
-        blocks = _Blocks(lane, start, start + duration, duration, one, duration, label, kind, kept)
+        blocks = _Blocks(
+            lane, start, start + duration, duration, one, duration, label, kind, connection, kept
+        )
         return blocks.at(np.argsort(lane, kind="stable"))
 
     def _is_shown(self, rows: TaskRows) -> NDArray[np.bool_]:

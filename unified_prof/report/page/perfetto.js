@@ -29,31 +29,49 @@ function openInPerfetto(buffer, title) {
 }
 
 /** The lanes as Chrome's trace events; what overlaps in a lane gets another of the same name. */
-function traceOf(lanes, nameOf) {
+function traceOf(host, work, launches, nameOf) {
   const events = [];
-  lanes.forEach((lane, number) => {
+  const [HOST, DEVICE] = [1, 2];
+  const named = (pid, name) => events.push({ ph: "M", name: "process_name", pid, tid: 0, args: { name } });
+  if (host.length) named(HOST, "host");
+  const seen = new Set();
+  const slice = (lane, index, pid, tid) => events.push({
+    ph: "X", name: nameOf(lane, index), cat: lane.kinds[lane.kind[index]], pid, tid, ts: lane.start[index] / 1000, dur: lane.duration[index] / 1000,
+  });
+  for (const lane of host) {
+    if (!seen.has(lane.thread)) events.push({ ph: "M", name: "thread_name", pid: HOST, tid: 1 + lane.thread, args: { name: lane.title } });
+    seen.add(lane.thread);
+    for (let index = 0; index < lane.count; index += 1) slice(lane, index, HOST, 1 + lane.thread);
+  }
+  if (work.length) named(DEVICE, "device");
+  work.forEach((lane, number) => {
     const ends = [];
     for (let index = 0; index < lane.count; index += 1) {
       const [start, end] = [lane.start[index], lane.start[index] + lane.duration[index]];
       let place = ends.findIndex((one) => one <= start);
       if (place < 0) place = ends.length;
-      const tid = 1 + number + place * lanes.length;
-      if (place === ends.length) events.push({ ph: "M", name: "thread_name", pid: 1, tid, args: { name: lane.title } });
+      const tid = 1 + number + place * work.length;
+      if (place === ends.length) events.push({ ph: "M", name: "thread_name", pid: DEVICE, tid, args: { name: lane.title } });
       ends[place] = end;
-      events.push({ ph: "X", name: nameOf(lane, index), cat: KINDS[lane.kind[index]], pid: 1, tid, ts: start / 1000, dur: (end - start) / 1000 });
+      slice(lane, index, DEVICE, tid);
+      const launch = lane.launch.get(index);
+      if (launch === undefined) continue;
+      const arrow = { name: "launch", cat: "launch", id: launch + 1 };
+      events.push({ ph: "s", ...arrow, pid: HOST, tid: 1 + launches.row[launch].thread, ts: arrowTimes(launches, launch)[0] / 1000 });
+      events.push({ ph: "f", bp: "e", ...arrow, pid: DEVICE, tid, ts: start / 1000 });
     }
   });
   return { displayTimeUnit: "ns", traceEvents: events };
 }
 
 /** Where every task is on the page, its timeline is handed over; else a trace that lies beside it. */
-function perfettoLine(report, lanes, nameOf, whole) {
+function perfettoLine(report, host, work, launches, nameOf, whole) {
   const title = report.title;
   if (whole) {
     return make("p", { class: "small soft" }, make("button", {
       type: "button", id: "perfetto", text: "Open this timeline in Perfetto",
-      on: { click: () => openInPerfetto(new TextEncoder().encode(JSON.stringify(traceOf(lanes, nameOf))).buffer, title) },
-    }), " sends it to a window of ui.perfetto.dev, which keeps it in your browser. Host threads too: uprof trace.");
+      on: { click: () => openInPerfetto(new TextEncoder().encode(JSON.stringify(traceOf(host, work, launches, nameOf))).buffer, title) },
+    }), " sends it to a window of ui.perfetto.dev, which keeps it in your browser. Counters, and what is left out here: uprof view --perfetto, or uprof trace.");
   }
   const input = make("input", { type: "file", id: "perfetto-file", "aria-label": "A trace that uprof trace wrote, to open in Perfetto" });
   input.addEventListener("change", async () => {

@@ -1,10 +1,12 @@
-// The device's streams over time, on a canvas. Tasks that share a pixel are drawn once, so the
-// cost of a picture depends on its width and not on the number of tasks.
+// Threads of the host and streams of devices over time, on a canvas. Tasks that share a pixel are
+// drawn once, so the cost of a picture depends on its width and not on the number of tasks.
 
 const AXIS = 26;
 const LANE = 28;
 const STEP_BAND = 18;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
+const LEFT_OUT = "(name left out)";
+const NO_WORK = { lanes: [], labels: [], tasks: 0, merged_below_ns: 0, lanes_left_out: 0, whole_ns: null };
 
 /** The part of the recording that timeline and charts show: one zero and one zoom for all. */
 function makeView(span) {
@@ -41,49 +43,80 @@ function makeView(span) {
 }
 
 function timelineSection(report, announce) {
-  const data = report.timeline;
-  if (!data) return null;
-  const lanes = data.lanes.map((lane) => decodeLane(lane, data.merged_below_ns > 0));
+  if (!report.timeline && !report.host) return null;
+  const data = report.timeline ?? NO_WORK;
+  const host = hostLanes(report.host);
+  const work = data.lanes.map((lane) => ({ ...decodeLane(lane, data.merged_below_ns > 0), raw: lane, height: LANE, labels: data.labels, colors: KINDS, kinds: KINDS }));
+  const launches = launchesOf(host, work);
+  let lanes = [];
   const view = report.view;
   const { look, zoom, pan, whole } = view;
   const state = { lane: 0, index: -1, wanted: "", span: null, anchor: null, selecting: false };
   const steps = report.steps;
   const crown = AXIS + (steps.length ? STEP_BAND : 0);
   const merged = data.merged_below_ns > 0;
+  const what = !host.length ? "Device timeline" : work.length ? "Timeline of host and device" : "Host timeline";
   const canvas = make("canvas", {
     tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-describedby": "timeline-keys",
-    "aria-label": `Device timeline, ${lanes.length} lanes, ${words.duration(data.duration_ns)}`,
+    "aria-label": `${what}, ${host.length + work.length} lanes, ${words.duration(whole[1])}`,
   });
-  const names = make("div", { class: "lanes", style: { "padding-top": `${crown}px` } }, ...lanes.map((lane) => make("div", { text: lane.title, title: lane.title })));
+  const names = make("div", { class: "lanes", style: { "padding-top": `${crown}px` } });
   const range = make("span", { class: "small soft mono", id: "range" });
   const chosen = make("p", { class: "small", id: "chosen", "aria-live": "polite" });
   const tip = make("div", { class: "tip", hidden: true });
-  const find = make("input", { type: "search", placeholder: "Search tasks", "aria-label": "Search the timeline", id: "find", value: link.get("find") });
+  const find = make("input", { type: "search", placeholder: host.length ? "Search tasks and calls" : "Search tasks", "aria-label": "Search the timeline", id: "find", value: link.get("find") });
   const found = make("p", { class: "small soft", id: "found", "aria-live": "polite" });
   const selection = make("div", { id: "selection" });
   const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
-  const section = card("timeline", "Device timeline", range, make("div", { class: "search" }, find), make("div", { class: "group" },
+  const section = card("timeline", what, range, make("div", { class: "search" }, find), make("div", { class: "group" },
     make("button", { type: "button", text: "Select", "aria-label": "Dragging selects", "aria-pressed": false, on: { click: (event) => {
       state.selecting = !state.selecting;
       event.currentTarget.setAttribute("aria-pressed", String(state.selecting));
     } } }),
+    host.length && work.length ? make("button", { type: "button", id: "host-shown", text: "Host", "aria-label": "Threads of the host", "aria-pressed": link.get("host") !== "no", on: { click: (event) => {
+      const shown = event.currentTarget.getAttribute("aria-pressed") !== "true";
+      event.currentTarget.setAttribute("aria-pressed", String(shown));
+      link.set({ host: shown ? null : "no" });
+      arrange(shown);
+      draw();
+    } } }) : null,
     button("Sum", "Sum up what is shown", () => select(view.from, view.to)),
     button("\u2212", "Zoom out", () => zoom(2)),
     button("+", "Zoom in", () => zoom(0.5)),
     button("Fit", "Show everything", () => look(...whole))));
-  const kinds = [...new Set(lanes.flatMap((lane) => [...new Set(lane.kind)]))].sort();
+  const legend = make("ul", { class: "legend" });
   section.append(
-    make("div", { class: "timeline" }, names, canvas), tip,
-    make("ul", { class: "legend" }, ...kinds.map((kind) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${KINDS[kind]})` } }), KINDS[kind]))),
+    make("div", { class: "timeline" }, names, canvas), tip, legend,
     found, chosen, selection,
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
-      key("n"), key("p"), " next and previous task, ", key("\u2191"), key("\u2193"), " lane. ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that."),
-    ...notes(), perfettoLine(report, lanes, labelOf, !merged && !data.lanes_left_out));
+      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " to the call that launched a task, and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that.",
+      launches.count ? ` Arrows go from calls to what they launched: those of what is chosen, and all where no more than ${MOST_ARROWS} are in view.` : ""),
+    ...notes(), ...hostNotes(report.host, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
   }
+
+  /** Decide which lanes there are, one below the other. */
+  function arrange(withHost) {
+    lanes = withHost ? [...host, ...work] : work;
+    let top = crown;
+    names.replaceChildren();
+    for (const lane of lanes) {
+      lane.top = top;
+      top += lane.height;
+      const part = Boolean(lane.host) && lane.depth > 0;
+      lane.node = make("div", { class: lane.host ? "thread" : null, text: part ? "" : lane.title, title: lane.title });
+      names.append(lane.node);
+    }
+    [state.lane, state.index] = [0, -1];
+    chosen.replaceChildren();
+    const seen = new Map(lanes.flatMap((lane) => [...new Set(lane.kind)].map((kind) => [lane.kinds[kind], lane.colors[kind]])));
+    legend.replaceChildren(...[...seen].map(([kind, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), kind)));
+  }
+
+  const bottom = () => (lanes.length ? lanes[lanes.length - 1].top + lanes[lanes.length - 1].height : crown);
 
   function notes() {
     const lines = [];
@@ -102,7 +135,7 @@ function timelineSection(report, announce) {
 
   function draw() {
     const width = canvas.clientWidth;
-    const height = crown + lanes.length * LANE;
+    const height = bottom();
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -114,17 +147,53 @@ function timelineSection(report, announce) {
     pen.fillStyle = color("card");
     pen.fillRect(0, 0, width, height);
     drawAxis(pen, width, height, color);
-    const fills = KINDS.map((kind) => color(kind));
+    const fills = new Map([...KINDS, ...HOST_COLORS].map((kind) => [kind, color(kind)]));
     drawSteps(pen, width, height, color);
     lanes.forEach((lane, number) => {
       drawLane(pen, lane, number, width, fills, color, null);
-      if (state.wanted) drawLane(pen, lane, number, width, fills, color, state.matches);
+      if (state.wanted) drawLane(pen, lane, number, width, fills, color, state.matches.get(lane.labels));
     });
+    drawArrows(pen, width, color);
     drawSelection(pen, width, height, color);
     range.textContent = `${words.duration(view.from)} to ${words.duration(view.to)}`;
     canvas.dataset.from = String(view.from);
     canvas.dataset.to = String(view.to);
-    [...names.children].forEach((node, number) => node.classList.toggle("chosen", number === state.lane && state.index >= 0));
+    lanes.forEach((lane, number) => lane.node.classList.toggle("chosen", number === state.lane && state.index >= 0));
+  }
+
+  /** From calls to what they launched: where they can be told apart, and those of what is chosen. */
+  function drawArrows(pen, width, color) {
+    canvas.dataset.arrows = "0";
+    if (!launches.count || !lanes.includes(host[0])) return;
+    const chosenOnes = new Set(linksOfChosen());
+    const shown = arrowsIn(launches, view.from, view.to);
+    for (const number of shown ?? []) if (!chosenOnes.has(number)) arrow(number, false);
+    for (const number of chosenOnes) arrow(number, true);
+    canvas.dataset.arrows = String(new Set([...(shown ?? []), ...chosenOnes]).size);
+
+    function arrow(number, strong) {
+      const [begin, end] = arrowTimes(launches, number).map((time) => place(time, width));
+      const [row, lane] = [launches.row[number], launches.lane[number]];
+      drawArrow(pen, [begin, row.top + row.height - 2], [end, lane.top + 3], color(strong ? "accent" : "soft"), strong);
+    }
+  }
+
+  /** Numbers of the arrows that begin or end at what is chosen. */
+  function linksOfChosen() {
+    const lane = lanes[state.lane];
+    if (!lane || state.index < 0) return [];
+    if (lane.host) return launches.launchedBy(lane, state.index);
+    const number = lane.launch.get(state.index);
+    return number === undefined ? [] : [number];
+  }
+
+  /** Go from a task to the call that launched it, from a call to the first that it launched. */
+  function follow() {
+    const [number] = linksOfChosen();
+    if (number === undefined) return;
+    const lane = lanes[state.lane];
+    const [other, index] = lane.host ? [launches.lane[number], launches.block[number]] : [launches.row[number], launches.call[number]];
+    if (lanes.includes(other)) choose(lanes.indexOf(other), index);
   }
 
   function drawAxis(pen, width, height, color) {
@@ -187,9 +256,9 @@ function timelineSection(report, announce) {
       return;
     }
     const length = span[1] - span[0];
-    const { rows, busy } = ranIn(lanes, labelOf, span);
+    const { rows, busy } = ranIn(work, labelOf, span);
     const columns = [
-      { key: "name", label: "ran in the selection", kind: "text" },
+      { key: "name", label: host.length ? "ran on devices in the selection" : "ran in the selection", kind: "text" },
       { key: "count", label: merged ? "blocks" : "tasks", kind: "number", show: (value) => words.count(value), exact: String },
       { key: "total_ns", label: "time in it", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
       { key: "percent", label: "of the selection", kind: "share", show: words.percent, exact: String },
@@ -197,25 +266,49 @@ function timelineSection(report, announce) {
     ];
     const table = sortableTable("What ran in the selection", columns, rows.map((row) => ({ ...row, percent: (100 * row.total_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
     table.draw();
-    const text = `${words.duration(length)} selected, from ${words.duration(span[0])}: work ran for ${words.duration(busy)} (${words.percent((100 * busy) / length)}), nothing for ${words.duration(length - busy)}` +
+    const tables = work.length ? [table.element] : [];
+    if (host.length) {
+      const calls = sortableTable("What the host did in the selection", hostColumns, hostRanIn(host, span).map((row) => ({ ...row, percent: (100 * row.self_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
+      calls.draw();
+      tables.push(calls.element);
+    }
+    const text = !work.length ? `${words.duration(length)} selected, from ${words.duration(span[0])}` : `${words.duration(length)} selected, from ${words.duration(span[0])}: work ran for ${words.duration(busy)} (${words.percent((100 * busy) / length)}), nothing for ${words.duration(length - busy)}` +
       (merged ? "; where tasks are merged these are estimates, and a block counts under its longest task" : "");
-    selection.replaceChildren(make("p", { class: "small", id: "selected", text: `${text}.` }), table.element);
+    selection.replaceChildren(make("p", { class: "small", id: "selected", text: `${text}.` }), ...tables);
     announce(text);
   });
 
+  const hostColumns = [
+    { key: "name", label: "the host did in the selection", kind: "text" },
+    { key: "count", label: "ranges", kind: "number", show: (value) => words.count(value), exact: String },
+    { key: "self_ns", label: "itself", kind: "number", show: words.duration, exact: (value) => words.exactly("self_ns", value) },
+    { key: "percent", label: "of the selection", kind: "share", show: words.percent, exact: String },
+    { key: "total_ns", label: "with what is inside", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
+    { key: "thread", label: "thread", kind: "text", second: true },
+    { key: "kind", label: "kind", kind: "text", second: true },
+  ];
+
   function search() {
     state.wanted = find.value.trim().toLowerCase();
-    state.matches = state.wanted ? data.labels.map((text) => text.toLowerCase().includes(state.wanted)) : null;
+    const matching = (texts) => texts.map((text) => text.toLowerCase().includes(state.wanted));
+    state.matches = state.wanted ? new Map([data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])) : null;
     link.set({ find: find.value.trim() });
-    let [count, sum] = [0, 0];
-    for (const lane of state.wanted ? lanes : []) {
-      for (let index = 0; index < lane.count; index += 1) {
-        if (!state.matches[lane.label[index]]) continue;
-        count += 1;
-        sum += lane.busy[index];
+    const [tasks, calls] = [work, host].map((some) => {
+      let [count, sum] = [0, 0];
+      for (const lane of state.wanted ? some : []) {
+        const matches = state.matches.get(lane.labels);
+        for (let index = 0; index < lane.count; index += 1) {
+          if (!matches[lane.label[index]]) continue;
+          count += 1;
+          sum += lane.busy[index];
+        }
       }
-    }
-    found.textContent = state.wanted ? `${words.count(count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(sum)} in all; Enter shows the next.` : "";
+      return { count, sum };
+    });
+    const parts = [];
+    if (work.length) parts.push(`${words.count(tasks.count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(tasks.sum)} in all`);
+    if (host.length) parts.push(`${words.count(calls.count)} ranges of the host${work.length ? "" : " match"}`);
+    found.textContent = state.wanted ? `${parts.join("; ")}; Enter shows the next.` : "";
     draw();
   }
 
@@ -225,8 +318,9 @@ function timelineSection(report, announce) {
     const now = state.index < 0 ? -1 : lanes[state.lane].start[state.index];
     let [first, next] = [null, null];
     lanes.forEach((lane, number) => {
+      const matches = state.matches.get(lane.labels);
       for (let index = 0; index < lane.count; index += 1) {
-        if (!state.matches[lane.label[index]]) continue;
+        if (!matches[lane.label[index]]) continue;
         const one = [number, index, lane.start[index]];
         if (!first || one[2] < first[2]) first = one;
         const after = one[2] > now || (one[2] === now && number > state.lane);
@@ -253,9 +347,13 @@ function timelineSection(report, announce) {
   }
 
   function drawLane(pen, lane, number, width, fills, color, matches) {
-    const top = crown + number * LANE;
-    pen.fillStyle = color("line");
-    pen.fillRect(0, top + LANE - 1, width, 1);
+    const { top, height } = lane;
+    // Rows of one thread touch; a line stands below the last.
+    const [above, wall] = lane.host ? [1, height - 2] : [4, height - 9];
+    if (!lane.host || lanes[number + 1]?.thread !== lane.thread) {
+      pen.fillStyle = color("line");
+      pen.fillRect(0, top + height - 1, width, 1);
+    }
     let covered = -1;
     for (let index = firstVisible(lane, view.from); index < lane.count && lane.start[index] <= view.to; index += 1) {
       const left = place(lane.start[index], width);
@@ -265,19 +363,20 @@ function timelineSection(report, announce) {
       const x = Math.max(0, left);
       const wide = Math.max(1, Math.min(width, right) - x);
       covered = Math.floor(x + wide - 0.5);
-      pen.fillStyle = fills[lane.kind[index]];
+      pen.fillStyle = fills.get(lane.colors[lane.kind[index]]);
       pen.globalAlpha = state.wanted && !matches ? 0.15 : lane.tasks[index] > 1 ? 0.45 + 0.55 * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
-      pen.fillRect(x, top + 4, wide, LANE - 9);
+      // A gap tells neighbours apart where there is room for it.
+      pen.fillRect(x, top + above, wide > 3 && lane.host ? wide - 1 : wide, wall);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
         pen.strokeStyle = color("ink");
         pen.lineWidth = 2;
-        pen.strokeRect(x + 1, top + 4, Math.max(2, wide - 2), LANE - 9);
+        pen.strokeRect(x + 1, top + above, Math.max(2, wide - 2), wall);
         pen.lineWidth = 1;
       }
       if (wide > 46 && (!state.wanted || matches)) {
-        pen.fillStyle = color(KINDS[lane.kind[index]] === "compute" ? "on-compute" : "on-other");
-        label(pen, labelOf(lane, index), x + 5, top + LANE / 2, wide - 9);
+        pen.fillStyle = color(lane.host ? "on-host" : lane.kinds[lane.kind[index]] === "compute" ? "on-compute" : "on-other");
+        label(pen, labelOf(lane, index), x + 5, top + height / 2, wide - 9, lane.host ? 11 : 12);
       }
     }
   }
@@ -293,7 +392,7 @@ function timelineSection(report, announce) {
   }
 
   function labelOf(lane, index) {
-    const name = data.labels[lane.label[index]] ?? "(name left out)";
+    const name = lane.labels[lane.label[index]] ?? LEFT_OUT;
     return lane.tasks[index] > 1 ? `${words.count(lane.tasks[index])} tasks, longest ${name}` : name;
   }
 
@@ -302,10 +401,26 @@ function timelineSection(report, announce) {
     return `${labelOf(lane, index)}: ${words.duration(lane.duration[index])}${busy}, from ${words.duration(lane.start[index])}, ${lane.title}`;
   }
 
+  /** What launched a task and how long before, or what a call launched. */
+  function linked(lane, index) {
+    if (lane.host) {
+      const made = launches.launchedBy(lane, index);
+      if (!made.length) return "";
+      const [first] = made;
+      const more = made.length > 1 ? ` and ${words.count(made.length - 1)} more` : "";
+      return `; launched ${labelOf(launches.lane[first], launches.block[first])}${more}, ${words.duration(arrowTimes(launches, first)[1] - lane.start[index])} later`;
+    }
+    const number = lane.launch.get(index);
+    if (number === undefined) return "";
+    const [row, call] = [launches.row[number], launches.call[number]];
+    return `; launched by ${labelOf(row, call)}, ${row.title}, ${words.duration(lane.start[index] - row.start[call])} before`;
+  }
+
   /** The task under a point of the canvas, as [lane number, index]. */
   function at(event) {
     const box = canvas.getBoundingClientRect();
-    const number = Math.floor((event.clientY - box.top - crown) / LANE);
+    const y = event.clientY - box.top;
+    const number = lanes.findIndex((one) => one.top <= y && y < one.top + one.height);
     const lane = lanes[number];
     if (!lane) return null;
     const time = view.from + ((event.clientX - box.left) / box.width) * (view.to - view.from);
@@ -327,7 +442,11 @@ function timelineSection(report, announce) {
       const length = view.to - view.from;
       look((start + end) / 2 - length / 2, (start + end) / 2 + length / 2);
     } else draw();
-    chosen.textContent = sentence(lane, state.index);
+    const tie = linked(lane, state.index);
+    put(chosen, `${sentence(lane, state.index)}${tie}`, tie && lanes.includes(host[0]) ? make("button", { type: "button", class: "go", text: lane.host ? "Show what it launched" : "Show the launch", on: { click: follow } }) : null);
+    // The lane has to be seen where there are more of them than fit.
+    const frame = canvas.parentElement;
+    if (lane.top < frame.scrollTop || lane.top + lane.height > frame.scrollTop + frame.clientHeight) frame.scrollTop = lane.top - frame.clientHeight / 3;
   }
 
   function nearest(number) {
@@ -341,6 +460,7 @@ function timelineSection(report, announce) {
     0: () => look(...whole), Home: () => look(...whole),
     n: () => choose(state.lane, state.index < 0 ? nearest(state.lane) : state.index + 1),
     p: () => choose(state.lane, state.index < 0 ? nearest(state.lane) : state.index - 1),
+    l: follow,
     ArrowUp: () => change(-1), ArrowDown: () => change(1),
   };
 
@@ -391,7 +511,7 @@ function timelineSection(report, announce) {
     const hit = at(event);
     tip.hidden = !hit;
     if (!hit) return;
-    tip.textContent = sentence(lanes[hit[0]], hit[1]);
+    tip.textContent = sentence(lanes[hit[0]], hit[1]) + linked(lanes[hit[0]], hit[1]);
     tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8)}px`;
     tip.style.top = `${event.clientY + 18}px`;
   });
@@ -409,6 +529,7 @@ function timelineSection(report, announce) {
     const length = Math.max(lane.duration[hit[1]], 10);
     look(lane.start[hit[1]] - length, lane.start[hit[1]] + 2 * length);
   });
+  arrange(!work.length || link.get("host") !== "no");
   view.follow(draw);
   document.addEventListener("themechange", draw);
   new ResizeObserver(draw).observe(canvas);

@@ -1,0 +1,214 @@
+"""Threads of the host beside the work: everything of few ranges, a bounded part of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.builders import Device, training_step
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.views import host_lanes
+from unified_prof.analysis.views.host_lanes import HostThreads
+from unified_prof.analysis.views.timeline import Timeline
+
+
+def threads(path: Path, limit: int = 30_000) -> tuple[HostThreads, Timeline | None]:
+    with open_analyses(path) as analyses:
+        (analysis,) = analyses
+        work = analysis.timeline()
+        found = analysis.host_threads(work, limit)
+    assert found is not None
+    return found, work
+
+
+def drawn(found: HostThreads) -> dict[tuple[str, int], list[str]]:
+    """Return the names by thread and depth."""
+    return {
+        (thread.name, depth): [found.labels[one] for one in row.label.tolist()]
+        for thread in found.threads
+        for depth, row in enumerate(thread.rows)
+    }
+
+
+@pytest.fixture
+def launching(tmp_path: Path) -> Path:
+    """An operation with two launches, another on a second thread, a call that launches none."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 1000, "ProfilerStep#1")
+        device.call(100, 500, "aten::mm")
+        device.runtime(150, 200, "cudaLaunchKernel", 7)
+        device.runtime(250, 300, "cudaLaunchKernel", 8)
+        device.runtime(400, 450, "cudaStreamSynchronize", -1)
+        device.call(600, 800, "aten::add", thread=2)
+        device.runtime(650, 700, "cudaLaunchKernel", 9, thread=2)
+        device.task(300, 350, connection=7, kernel=("first", "mm"))
+        device.task(360, 420, connection=8, kernel=("second", "mm"))
+        device.task(800, 900, connection=9, stream=5, kernel=("third", "add"))
+        device.task(950, 960, connection=12, stream=5, kernel=("unknown", "add"))
+    return tmp_path / "msprof_1.db"
+
+
+def test_ranges_nest_and_work_has_its_launch(launching: Path) -> None:
+    found, work = threads(launching)
+    assert drawn(found) == {
+        ("thread 1", 0): ["ProfilerStep#1"],
+        ("thread 1", 1): ["aten::mm"],
+        ("thread 1", 2): ["cudaLaunchKernel", "cudaLaunchKernel", "cudaStreamSynchronize"],
+        ("thread 2", 0): ["aten::add"],
+        ("thread 2", 1): ["cudaLaunchKernel"],
+    }
+    kinds = [row.kind.tolist() for thread in found.threads for row in thread.rows]
+    assert kinds == [
+        [host_lanes.ANNOTATION], [host_lanes.OPERATION], [host_lanes.CALL] * 3,
+        [host_lanes.OPERATION], [host_lanes.CALL],
+    ]  # fmt: skip
+    assert work is not None
+    assert [one.tolist() for one in found.launched_by] == [[2, 3], [6, -1]]
+    assert (found.ranges, found.drawn, found.outside, found.whole_ns) == (7, 7, 0, None)
+    assert (found.start_ns, found.end_ns) == (Device.T0, Device.T0 + 1000)
+
+
+def test_of_a_step_every_range_is_there(tmp_path: Path) -> None:
+    found, _ = threads(training_step(tmp_path / "msprof_1.db"))
+    assert found.ranges == found.drawn == 14
+    assert found.python_frames == 0
+    rows = drawn(found)
+    assert rows["thread 1", 1] == ["nn.Module: Net_0", "Optimizer.step#SGD.step"]
+    assert rows["thread 2", 2] == ["aten::threshold_backward", "aten::mm"]
+
+
+def test_frames_of_python_are_left_out_and_counted(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 900, "/w/train.py(3): run", kind=50003)
+        device.call(10, 800, "aten::mm", launches=1)
+        device.task(300, 350, connection=1, kernel=("first", "mm"))
+    found, _ = threads(tmp_path / "msprof_1.db")
+    assert drawn(found) == {("thread 1", 0): ["aten::mm"]}
+    assert found.python_frames == 1
+
+
+def test_what_the_host_did_long_before_the_work_does_not_stretch_it(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.runtime(0, 10, "aclInit", 2)
+        device.runtime(1_000_000, 1_000_010, "aclrtLaunchKernel", 3)
+        device.runtime(1_000_900, 9_000_000, "waits", 4)
+        device.task(1_000_100, 1_001_000, connection=3, kernel=("first", "mm"))
+    found, _ = threads(tmp_path / "msprof_1.db")
+    assert drawn(found) == {("thread 1", 0): ["aclrtLaunchKernel"]}
+    assert (found.ranges, found.outside) == (1, 2)
+
+
+def test_without_a_device_the_host_has_its_own_time(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 10, "aten::mm")
+        device.call(90_000, 90_010, "aten::add")
+    found, work = threads(tmp_path / "msprof_1.db")
+    assert work is None
+    assert drawn(found) == {("thread 1", 0): ["aten::mm", "aten::add"]}
+    assert found.launched_by == ()
+
+
+def test_without_a_host_there_are_no_threads(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 100, kernel=("first", "mm"))
+    with open_analyses(tmp_path / "msprof_1.db") as analyses:
+        assert analyses[0].host_threads(analyses[0].timeline(), 100) is None
+
+
+def test_so_deep_that_there_is_no_row_the_launch_is_still_there(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for depth in range(30):
+            device.call(depth, 1000 - depth, f"aten::level_{depth}")
+        device.runtime(500, 510, "cudaLaunchKernel", 1)
+        device.task(600, 700, connection=1, kernel=("first", "mm"))
+    found, _ = threads(tmp_path / "msprof_1.db")
+    (thread,) = found.threads
+    assert len(thread.rows) == 16
+    assert [found.labels[one] for one in thread.rows[-1].label] == [
+        "aten::level_15",
+        "cudaLaunchKernel",
+    ]
+    assert (found.ranges, found.drawn) == (31, 17)
+    assert found.launched_by[0].tolist() == [16]
+
+
+def many(path: Path, count: int) -> Path:
+    """Write operations with a launch each, every hundredth of them long, and their kernels."""
+    with Device(path) as device:
+        ids = np.arange(count)
+        start = device.T0 + 2000 * ids
+        row: dict[str, Any] = {"startNs": start + 100, "globalTid": 1, "type": 5000}
+        row |= {"endNs": start + 300, "connectionId": ids, "name": device.text("cudaLaunchKernel")}
+        device.writer.write("CANN_API", row)
+        long = np.where(ids % 100, 500, 1900)
+        device.writer.write(
+            "PYTORCH_API",
+            {
+                "startNs": np.array([str(one) for one in start]),
+                "endNs": np.array([str(one) for one in start + long]),
+                "globalTid": 1, "connectionId": -1, "sequenceNumber": -1, "fwdThreadId": 0,
+                "name": device.text("aten::mm"), "callchainId": -1, "type": 50001,
+            },
+        )  # fmt: skip
+        row = {"startNs": start + 900, "endNs": start + 1200, "globalTaskId": ids, "deviceId": 0}
+        row |= {"taskType": device.text("KERNEL_AICORE"), "streamId": 2, "connectionId": ids}
+        device.writer.write("TASK", row)
+    return path
+
+
+def test_of_many_ranges_one_part_is_whole_and_the_longest_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many(tmp_path / "msprof_1.db", 5000)
+    found, _ = threads(path, limit=1000)
+    assert found.ranges == 10_000
+    assert 500 <= found.drawn <= 1000
+    assert found.whole_ns is not None
+    begin, end = found.whole_ns
+    operations, calls = (row.start_ns for row in found.threads[0].rows)
+    assert int(((operations >= begin) & (operations < end)).sum()) == 250
+    assert int(((calls >= begin) & (calls < end)).sum()) == 250
+    assert begin == Device.T0 + 2000 * 2500 + 100, "from the launch in the middle"
+    elsewhere = (operations < begin) | (operations >= end)
+    took = found.threads[0].rows[0].duration_ns[elsewhere]
+    assert took.tolist() == [1900] * (50 - 2), "the long ones that are not in the part"
+    assert found.longer_than_ns == 500
+    (launched_by,) = found.launched_by
+    assert int((launched_by >= 0).sum()) == 250
+
+    def told(found: HostThreads) -> list[list[int]]:
+        rows = [row for thread in found.threads for row in thread.rows]
+        return [row.start_ns.tolist() for row in rows]
+
+    for window in (7, 100, 4999):
+        monkeypatch.setattr(host_lanes, "_WINDOW", window)
+        again, _ = threads(path, limit=1000)
+        assert told(again) == told(found)
+        assert (again.drawn, again.whole_ns, again.longer_than_ns) == (
+            found.drawn, found.whole_ns, found.longer_than_ns,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+def test_there_are_never_more_than_there_is_room_for(tmp_path: Path, limit: int) -> None:
+    found, _ = threads(many(tmp_path / "msprof_1.db", 300), limit=limit)
+    assert found.drawn <= limit
+
+
+def test_threads_that_launch_come_first_and_those_beyond_the_room_are_counted(
+    tmp_path: Path,
+) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number in range(2, 80):
+            for at in range(3):
+                device.call(100 * at, 100 * at + 50, "aten::mm", thread=number)
+        device.runtime(500, 510, "cudaLaunchKernel", 1, thread=99)
+        device.task(600, 700, connection=1, kernel=("first", "mm"))
+    found, _ = threads(tmp_path / "msprof_1.db")
+    assert found.threads[0].name == "thread 99"
+    assert len(found.threads) == 64
+    assert found.threads_left_out == 79 - 64
+    assert found.drawn == 1 + 3 * 63

@@ -1,0 +1,138 @@
+// Threads of the host above the streams: who launched what, and what the host did in a while.
+
+const HOST_LANE = 18;
+const MOST_ARROWS = 300;
+const HOST_COLORS = ["host-operation", "host-annotation", "host-call"];
+
+/** The rows of threads as lanes; what stands in the same thread has the same `thread`. */
+function hostLanes(host) {
+  let first = 0;
+  return (host?.threads ?? []).flatMap((thread, number) => thread.rows.map((row, depth) => {
+    const lane = {
+      ...decodeLane(row, false), host: true, thread: number, depth, first, height: HOST_LANE, labels: host.labels,
+      title: thread.title, colors: HOST_COLORS, kinds: host.kinds,
+    };
+    first += lane.count;
+    return lane;
+  }));
+}
+
+/** Arrows from calls to what they launched: columns, in order of lanes and blocks. */
+function launchesOf(rows, lanes) {
+  const found = { row: [], call: [], lane: [], block: [] };
+  lanes.forEach((lane) => {
+    lane.launch = new Map();
+    if (!lane.raw.launched) return;
+    const block = numbersOf(lane.raw.launched_block, lane.raw.launched);
+    const by = numbersOf(lane.raw.launched_by, lane.raw.launched);
+    let [at, place] = [0, 0];
+    for (let index = 0; index < block.length; index += 1) {
+      at += block[index];
+      place += Math.floor(by[index] / 2) * (by[index] % 2 ? -1 : 1);
+      const row = rows.findLast((one) => one.first <= place);
+      lane.launch.set(at, found.row.length);
+      found.row.push(row);
+      found.call.push(place - row.first);
+      found.lane.push(lane);
+      found.block.push(at);
+    }
+  });
+  const byCall = new Map();
+  found.row.forEach((row, number) => {
+    const key = row.first + found.call[number];
+    if (!byCall.has(key)) byCall.set(key, []);
+    byCall.get(key).push(number);
+  });
+  return { ...found, count: found.row.length, launchedBy: (row, index) => byCall.get(row.first + index) ?? [] };
+}
+
+/** The arrows that touch what is shown; null: too many to tell them apart. */
+function arrowsIn(launches, from, to) {
+  const shown = [];
+  for (let number = 0; number < launches.count; number += 1) {
+    const [begin, end] = arrowTimes(launches, number);
+    if (Math.max(begin, end) < from || Math.min(begin, end) > to) continue;
+    if (shown.length === MOST_ARROWS) return null;
+    shown.push(number);
+  }
+  return shown;
+}
+
+function arrowTimes(launches, number) {
+  return [launches.row[number].start[launches.call[number]], launches.lane[number].start[launches.block[number]]];
+}
+
+function drawArrow(pen, [x, y], [toX, toY], color, strong) {
+  pen.strokeStyle = color;
+  pen.fillStyle = color;
+  pen.globalAlpha = strong ? 1 : 0.4;
+  pen.lineWidth = strong ? 2 : 1;
+  const bend = (toY - y) / 2;
+  pen.beginPath();
+  pen.moveTo(x, y);
+  pen.bezierCurveTo(x, y + bend, toX, toY - bend, toX, toY);
+  pen.stroke();
+  pen.beginPath();
+  pen.moveTo(toX, toY);
+  pen.lineTo(toX - 3.5, toY - 6);
+  pen.lineTo(toX + 3.5, toY - 6);
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.lineWidth = 1;
+}
+
+/** What the threads did in a span: rows by thread and name, with the time of what is inside and without it. */
+function hostRanIn(lanes, [from, to]) {
+  const rows = new Map();
+  for (const thread of new Set(lanes.map((lane) => lane.thread))) {
+    const own = lanes.filter((lane) => lane.thread === thread).flatMap((lane) => rangesIn(lane, from, to));
+    own.sort((a, b) => a.begin - b.begin || b.end - a.end || a.depth - b.depth);
+    const around = [];
+    for (const range of own) {
+      while (around.length && around[around.length - 1].end <= range.begin) around.pop();
+      const time = Math.min(to, range.end) - Math.max(from, range.begin);
+      const key = `${thread} ${range.kind} ${range.name}`;
+      if (!rows.has(key)) rows.set(key, { name: range.name, kind: range.kind, thread: range.thread, count: 0, total_ns: 0, self_ns: 0 });
+      range.row = rows.get(key);
+      range.row.count += 1;
+      range.row.total_ns += time;
+      range.row.self_ns += time;
+      const outer = around[around.length - 1];
+      if (outer) outer.row.self_ns -= Math.max(0, Math.min(time, Math.min(to, outer.end) - Math.max(from, range.begin)));
+      around.push(range);
+    }
+  }
+  return [...rows.values()].sort((a, b) => b.self_ns - a.self_ns);
+}
+
+function rangesIn(lane, from, to) {
+  const found = [];
+  for (let index = firstVisible(lane, from); index < lane.count && lane.start[index] < to; index += 1) {
+    const [begin, end] = [lane.start[index], lane.start[index] + lane.duration[index]];
+    if (end > from) found.push({ begin, end, depth: lane.depth, thread: lane.title, name: lane.labels[lane.label[index]] ?? LEFT_OUT, kind: lane.kinds[lane.kind[index]] });
+  }
+  return found;
+}
+
+/** What of the host is not on the page. */
+function hostNotes(host, look) {
+  if (!host) return [];
+  const lines = [];
+  if (host.longer_than_ns || host.whole_ns) {
+    const [from, to] = host.whole_ns;
+    lines.push(make("p", { class: "small soft", id: "host-left-out" },
+      `${words.count(host.drawn)} of ${words.count(host.ranges)} ranges of the host are drawn: all that begin from ${words.duration(from)} to ${words.duration(to)}, and elsewhere those longer than ${words.duration(host.longer_than_ns)}. Only what is drawn has arrows and is found and summed up. `,
+      make("button", { type: "button", text: "Show where all are", on: { click: () => look(from, to) } })));
+  } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} ranges of the host are left out: they are of other threads, or deeper than there are rows.`));
+  const left = [
+    [host.outside, "ranges of the host that began or ended long before or after the work"],
+    [host.python_frames, "calls of Python functions"],
+    [host.threads_left_out, "threads that did least"],
+  ].filter(([count]) => count).map(([count, what]) => `${words.count(count)} ${what}`);
+  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. A trace of uprof trace has them.`));
+  return lines;
+
+  function note(text) {
+    return make("p", { class: "small soft", text });
+  }
+}
