@@ -1,7 +1,8 @@
 """uprof: one profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.
 
 The public API in one screen; everything is imported when it is first used, so that
-`import unified_prof` loads neither torch nor NumPy nor SQLAlchemy.
+`import unified_prof` loads neither torch nor NumPy nor SQLAlchemy. pytest rewrites the asserts of
+packages that bring a plugin, and complains where they are imported before it: PYTEST_DONT_REWRITE.
 """
 
 from __future__ import annotations

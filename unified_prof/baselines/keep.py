@@ -28,17 +28,23 @@ def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
         StoreError: a report or the store cannot be read.
         OutputError: the store cannot be written.
     """
-    if _VERSIONED.fullmatch(name):
-        raise UsageError(
-            f"{name!r} names a version; `save` numbers versions by itself",
-            hint=f"save it as {name.rpartition('@')[0]}",
-            slug="wrong-baseline-name",
-        )
-    run = runs.load(paths)
+    _refuse_version(name)
+    new = to_save(name, runs.load(paths))
+    with opened(store, create=True) as baselines:
+        return baselines.save(new)
+
+
+def to_save(name: str, run: Run) -> NewBaseline:
+    """Return `run` as what a store takes as the newest version of baseline `name`.
+
+    Raises:
+        UsageError: the name cannot be one, or the run holds nothing to compare with.
+    """
+    _refuse_version(name)
     if not len(run.operations) and not run.totals:
         raise UsageError(f"{run.label} is empty: it cannot be a baseline", slug="empty-report")
     samples = len(run.totals[TOTAL]) if TOTAL in run.totals else run.operations.forward_ns.shape[1]
-    new = NewBaseline(
+    return NewBaseline(
         name=name,
         label=run.label,
         document=document.dump(run),
@@ -46,8 +52,27 @@ def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
         commit=run.facts.get("git_commit"),
         samples=samples,
     )
+
+
+def save_all(new: Sequence[NewBaseline], store: str | None) -> list[Entry]:
+    """Save several runs, each as the newest version of its baseline.
+
+    Raises:
+        UsageError: a name cannot be one.
+        StoreError: the store cannot be read.
+        OutputError: it cannot be written.
+    """
     with opened(store, create=True) as baselines:
-        return baselines.save(new)
+        return [baselines.save(one) for one in new]
+
+
+def _refuse_version(name: str) -> None:
+    if _VERSIONED.fullmatch(name):
+        raise UsageError(
+            f"{name!r} names a version; `save` numbers versions by itself",
+            hint=f"save it as {name.rpartition('@')[0]}",
+            slug="wrong-baseline-name",
+        )
 
 
 def entries(store: str | None, name: str | None = None) -> list[Entry]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unified_prof import streams
-from unified_prof.cli.thresholds import absolute
+from unified_prof.analysis.compare.thresholds import absolute
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.plain import printable
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from unified_prof.analysis.compare.thresholds import told_noise
 from unified_prof.cli import converting, hints, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert, Side
@@ -121,7 +122,7 @@ def diff(
             before.reports,
             after.reports,
             (before.label, after.label),
-            None if noise is None else thresholds.told_noise(noise),
+            None if noise is None else told_noise(noise),
         )
     width, color = (None, False) if file else printing.terminal()
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unified_prof.analysis.compare.thresholds import absolute, fraction, told_noise
 from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
@@ -150,8 +151,8 @@ class Allowed:
         """
         from unified_prof.analysis.compare.gate import Limits
 
-        time_ns, size_bytes = thresholds.absolute(self.min_abs or [])
-        limits = Limits(max_regress=thresholds.fraction(self.max_regress))
+        time_ns, size_bytes = absolute(self.min_abs or [])
+        limits = Limits(max_regress=fraction(self.max_regress))
         return replace(
             limits,
             min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
@@ -211,7 +212,7 @@ def gate(
         return
     if rounds.until_sure is not None:
         base_folder, new_folder = sides.files or []
-        told = None if allowed.noise is None else thresholds.told_noise(allowed.noise)
+        told = None if allowed.noise is None else told_noise(allowed.noise)
         verdict, base, new = rounds.judged(
             base_folder, new_folder, allowed.metrics, limits, noise=told, quiet=quiet
         )

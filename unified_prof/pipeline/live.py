@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from unified_prof import signals
@@ -37,6 +37,8 @@ class Profile:
     """The records behind the files."""
     failure: str | None = None
     """Why the measurement is partial, in a sentence, or None when it is complete."""
+    is_finished: bool = False
+    """Whether all that was asked for is measured: a loop of one's own may end then."""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -103,13 +105,26 @@ def profile(
         include=tuple(include),
         progress=progress,
     )
+    with measuring(spec, device, force=force) as result:
+        yield result
+
+
+@contextmanager
+def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iterator[Profile]:
+    """Measure what `spec` asks for of the `with` block; `profile` in terms of its record."""
     written = Reports(spec, device, force=force, in_program=True)
     result = Profile(written.directory)
     with outputs.output_directory(written.directory):
         written.begin()
         from unified_prof.tracking.live import LiveTracking
 
-        tracking = LiveTracking(device, with_output(spec, written))
+        asked = with_output(spec, written)
+
+        def measured(capture: Capture) -> None:
+            result.is_finished = True
+            asked.on_measured(capture)
+
+        tracking = LiveTracking(device, replace(asked, on_measured=measured))
         ended_well = False
         try:
             with tracking:

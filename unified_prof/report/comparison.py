@@ -193,7 +193,7 @@ def gate_junit(verdict: Verdict, base: str, new: str) -> str:
         case = ElementTree.SubElement(
             suite, "testcase", classname="uprof.gate", name=words.neutral(check.metric)
         )
-        message = f"{_values(check)}: {check.reason}"
+        message = f"{values(check)}: {check.reason}"
         if check.outcome == "regression":
             ElementTree.SubElement(case, "failure", message=message)
         elif check.outcome == "inconclusive":
@@ -211,7 +211,7 @@ def _check_columns(verdict: Verdict) -> list[Column]:
     return [
         Column("metric", tuple(words.neutral(check.metric) for check in checks), is_name=True),
         Column("outcome", tuple(check.outcome for check in checks), is_name=True),
-        Column("base -> new", tuple(_values(check) for check in checks)),
+        Column("base -> new", tuple(values(check) for check in checks)),
         Column(
             "why",
             tuple(words.neutral(check.reason) for check in checks),
@@ -221,7 +221,8 @@ def _check_columns(verdict: Verdict) -> list[Column]:
     ]
 
 
-def _values(check: Check) -> str:
+def values(check: Check) -> str:
+    """Return the medians that a check compared, in words."""
     if check.comparison is None:
         return words.NOT_MEASURED
     show = _SHOW[check.unit]

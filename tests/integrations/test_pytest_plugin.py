@@ -1,0 +1,615 @@
+"""The plugin of pytest: what it measures, what it fails, and that nobody else notices it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import ROOT
+from unified_prof.analysis.compare.comparable import TOTAL, Operations, Run
+from unified_prof.baselines import keep
+from unified_prof.baselines.store import MAX_NAME
+from unified_prof.errors import CaptureError
+from unified_prof.integrations.pytest_uprof import again, measuring
+from unified_prof.integrations.pytest_uprof.session import stored_name
+from unified_prof.integrations.pytest_uprof.settings import Settings
+
+pytest_plugins = ["pytester"]
+
+MODULE = "unified_prof.integrations.pytest_uprof"
+IS_INSTALLED = any(one.value == MODULE for one in entry_points(group="pytest11"))
+PLUGIN = () if IS_INSTALLED else ("-p", MODULE)
+HEAVY = ("torch", "numpy", "sqlalchemy", "alembic", "rich", "msgspec", "typer")
+
+ONE_STEP = """
+def test_step(uprof):
+    uprof.run(lambda: None)
+"""
+SLEEPS = """
+import os, time, torch
+
+def test_step(uprof):
+    torch.set_num_threads(1)
+    layer = torch.nn.Linear(8, 8)
+    def step():
+        time.sleep(float(os.environ["SECONDS"]))
+        layer(torch.ones(4, 8)).sum().backward()
+    assert uprof.run(step).iterations >= 5
+"""
+
+
+def run_of(milliseconds: float, generator: np.random.Generator, noise: float) -> Run:
+    """Return what a process measured whose speed is its own."""
+    speed = math.exp(generator.normal(0, noise))
+    times = milliseconds * 1e6 * speed * np.linspace(1, 1.01, 10)
+    facts = {"device": "cpu: a model", "host": "here", "git_commit": "abc"}
+    return Run(
+        "", frozenset({"skyline-run-time"}), "operation", facts, Operations.none(), (),
+        {TOTAL: times},
+    )  # fmt: skip
+
+
+class Machine:
+    """Measures what it is told, in no time."""
+
+    def __init__(self) -> None:
+        self.milliseconds = 10.0
+        self.noise = 0.002
+        self.device = "cpu: a model"
+        self.runs_begun: list[str] = []
+        self.settings: list[Settings] = []
+        self._generator = np.random.default_rng(3)
+
+    def run(self) -> Run:
+        found = run_of(self.milliseconds, self._generator, self.noise)
+        return Run(**{name: getattr(found, name) for name in (
+            "label", "families", "clock", "operations", "sizes", "totals"
+        )}, facts={**found.facts, "device": self.device})  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    made = Machine()
+
+    def measure(
+        self: measuring.Uprof, step: Callable[[], object], wanted: Settings, device: str | None
+    ) -> Run:
+        made.settings.append(wanted)
+        step()
+        return made.run()
+
+    def again_(self: again.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+        made.runs_begun.append(f"{item.nodeid} {number}/{of}")
+        used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
+        return {name: made.run() for name in used[0]._measured}
+
+    monkeypatch.setattr(measuring.Uprof, "_measure", measure)
+    monkeypatch.setattr(again.Begun, "measure", again_)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return made
+
+
+@pytest.fixture
+def session(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
+    """Return a function that runs a session in this process."""
+
+    def run(*arguments: str) -> pytest.RunResult:
+        options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
+        return pytester.runpytest_inprocess(*PLUGIN, *options, *arguments)
+
+    return run
+
+
+def outcomes(result: pytest.RunResult) -> dict[str, int]:
+    return {name: count for name, count in result.parseoutcomes().items() if name != "warnings"}
+
+
+def names(pytester: pytest.Pytester) -> list[str]:
+    store = str(pytester.path / keep.DEFAULT_STORE)
+    return [f"{entry.name}@{entry.version}" for entry in keep.entries(store)]
+
+
+Sessions = Callable[..., pytest.RunResult]
+Real = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+# Sessions that do not use it
+
+
+def test_the_plugin_imports_nothing_heavy() -> None:
+    code = f"import sys, {MODULE}; print([one for one in {HEAVY} if one in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester) -> None:
+    # torch, NumPy and the rest are not to be had there.
+    pytester.makeconftest(
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({HEAVY}))\n"
+        "def pytest_unconfigure(config):\n"
+        "    ours = {one for one in sys.modules if one.startswith('unified_prof')}\n"
+        "    assert ours <= {'unified_prof', 'unified_prof.version',"
+        f" 'unified_prof.integrations', '{MODULE}'}}, ours\n"
+    )
+    pytester.makepyfile("def test_one():\n    pass\n")
+    result = pytester.runpytest_subprocess(*PLUGIN, "-W", "error")
+    assert result.ret == 0, result.stdout.str()
+    assert outcomes(result) == {"passed": 1}
+    result.stdout.no_fnmatch_line("*= uprof =*")
+    assert not (pytester.path / ".uprof").exists()
+
+
+@pytest.mark.skipif(not IS_INSTALLED, reason="the entry point of this checkout is not installed")
+def test_it_can_be_left_out(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_one():\n    pass\ndef test_two(uprof):\n    pass\n")
+    result = pytester.runpytest_inprocess("-p", "no:uprof")
+    assert outcomes(result) == {"passed": 1, "errors": 1}
+    result.stdout.fnmatch_lines(["*fixture 'uprof' not found*"])
+
+
+@pytest.mark.slow
+def test_pytest_does_not_complain_where_uprof_is_imported_before_it(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> None:
+    # As after an installation of the wheel, whose list of files names the package.
+    installed = tmp_path / "site" / "unified_prof_of_test-1.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: unified_prof_of_test\nVersion: 1\n"
+    )
+    (installed / "RECORD").write_text("unified_prof/__init__.py,,\n")
+    (installed / "entry_points.txt").write_text(f"[pytest11]\nof_test = {MODULE}\n")
+    pytester.makepyfile("def test_one():\n    pass\n")
+    code = (
+        "import unified_prof, pytest, sys; sys.exit(pytest.main(['-W', 'error', '-p', 'no:uprof']))"
+    )
+    path = os.pathsep.join((str(installed.parent), os.environ["PYTHONPATH"]))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=pytester.path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "unified_prof_of_test" in done.stdout
+
+
+# What is measured and how
+
+
+def test_what_is_measured_is_shown(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    result = session()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*= uprof =*", "test*iteration", "*::test_step*ms"])
+    assert machine.runs_begun == [], "one run is enough where nothing is compared"
+    assert not (pytester.path / ".uprof").exists()
+
+
+def test_what_is_measured_is_returned(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        "def test_step(uprof):\n"
+        "    found = uprof.run(lambda: None)\n"
+        "    assert 9 < found.iteration_ms < 11\n"
+        "    assert found.forward_ms is None and found.peak_bytes is None\n"
+        "    assert found.iterations == 10\n"
+    )
+    assert session().ret == 0
+
+
+def test_a_call_beats_a_marker_and_a_marker_beats_options(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        "import pytest\n"
+        "@pytest.mark.uprof(warmup=4, iterations=6, max_regress='20%')\n"
+        "class TestA:\n"
+        "    def test_of_class(self, uprof):\n"
+        "        uprof.run(lambda: None)\n"
+        "    @pytest.mark.uprof(warmup=5)\n"
+        "    def test_own(self, uprof):\n"
+        "        uprof.run(lambda: None, iterations=7)\n"
+        "def test_plain(uprof):\n"
+        "    uprof.run(lambda: None)\n"
+    )
+    assert session("--uprof-warmup", "1", "--uprof-max-regress", "0.1").ret == 0
+    assert [(one.warmup, one.iterations, one.max_regress) for one in machine.settings] == [
+        (4, 6, 0.2),
+        (5, 7, 0.2),
+        (1, 10, 0.1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--uprof-max-regress", "5"], "*--uprof-max-regress 5 without a percent sign*"),
+        (["--uprof-runs", "0"], "*--uprof-runs is 0, expected a number of at least 1*"),
+        (["--uprof-metric", "speed"], "*speed*"),
+        (["--uprof-save", "a:b"], "*'a:b': the name of a baseline has no ':'*"),
+        (["--uprof-save="], "*--uprof-save takes the name of a baseline*"),
+        (["--uprof-compare", "."], "*--uprof-compare '.' looks like a path*"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_any_test(
+    session: Sessions, pytester: pytest.Pytester, arguments: list[str], told: str
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    result = session(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([told])
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("uprof.run(3)", "*uprof.run takes a function that runs one step, not int*"),
+        ("uprof.run(f); uprof.run(f)", "*this test has measured a step already*"),
+        ("uprof.run(f, name='a'); uprof.run(f, name='a')", "*a step 'a' already*"),
+        ("uprof.run(f, iterations=0)", "*iterations is 0*"),
+        ("uprof.run(f, iterations=True)", "*iterations is True*"),
+    ],
+)
+def test_calls_that_make_no_sense_fail_their_test(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester, call: str, told: str
+) -> None:
+    pytester.makepyfile(f"def f():\n    pass\ndef test_step(uprof):\n    {call}\n")
+    result = session()
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines([told])
+
+
+def test_a_marker_takes_no_unknown_name(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
+    result = session("--strict-markers")
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines(["*@pytest.mark.uprof takes no 'warmups'*"])
+
+
+# Verdicts
+
+
+def test_an_unchanged_step_passes_and_half_as_much_again_fails(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    assert session("--uprof-save", "main").ret == 0
+    assert [one.rpartition(" ")[2] for one in machine.runs_begun] == ["2/3", "3/3"]
+    assert outcomes(session("--uprof-compare", "main")) == {"passed": 1}
+    machine.milliseconds *= 1.5
+    result = session("--uprof-compare", "main", "--junitxml=found.xml")
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines(
+        [
+            "uprof: regression of *::test_step against main@1",
+            "  total: 10.* ms -> 15.* ms: *, above the limit",
+            "*::test_step*regression*main@1*above the limit",
+        ]
+    )
+    root = ElementTree.parse(pytester.path / "found.xml").getroot()
+    found = {one.get("name"): one.get("value") for one in root.iter("property")}
+    assert found["uprof.outcome"] == "regression"
+    assert found["uprof.baseline"] == "main@1"
+    assert float(found["uprof.iteration_ns"] or 0) == pytest.approx(15e6, rel=0.02)
+    assert "above the limit" in (found["uprof.reason"] or "")
+
+
+def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    machine.noise = 0.2
+    session("--uprof-save", "main")
+    machine.milliseconds *= 1.2
+    result = session("--uprof-compare", "main")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_step*unclear*main@1*is possible"])
+    assert session("--uprof-compare", "main", "--uprof-fail-unclear").ret == 1
+
+
+def test_one_run_a_side_settles_nothing_but_the_largest_changes(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    session("--uprof-save", "main", "--uprof-runs", "1")
+    machine.milliseconds *= 1.5
+    result = session("--uprof-compare", "main", "--uprof-runs", "1")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*unclear*one run a side does not tell how runs differ*"])
+    machine.milliseconds *= 3
+    assert session("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
+
+
+def test_a_limit_of_the_test_decides(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.uprof(max_regress='60%')" + ONE_STEP)
+    session("--uprof-save", "main")
+    machine.milliseconds *= 1.5
+    assert session("--uprof-compare", "main").ret == 0
+
+
+def test_a_test_without_a_baseline_is_told_and_passes(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    result = session("--uprof-compare", "main")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_step*no baseline*"])
+    assert not (pytester.path / ".uprof").exists(), "looking makes no store"
+
+
+def test_the_newest_baseline_of_any_name_is_taken_where_none_is_named(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    session("--uprof-save", "old")
+    machine.milliseconds = 20.0
+    session("--uprof-save", "new")
+    result = session("--uprof-compare")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_step*pass*new@1*"])
+    assert session("--uprof-compare", "old").ret == 1
+
+
+def test_another_device_is_nothing_to_compare_with(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    session("--uprof-save", "main")
+    machine.device = "cuda: a card"
+    machine.milliseconds = 100.0
+    result = session("--uprof-compare", "main")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*unclear*main@1 was measured on cpu: a model, this on cuda*"])
+
+
+def test_steps_of_one_test_are_told_apart_by_their_names(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        "def test_both(uprof):\n"
+        "    uprof.run(lambda: None, name='forward')\n"
+        "    uprof.run(lambda: None, name='backward', runs=5)\n"
+    )
+    assert session("--uprof-save", "main", "--junitxml=found.xml").ret == 0
+    assert sorted(one.rpartition("::")[2] for one in names(pytester)) == [
+        "test_both (backward)@1",
+        "test_both (forward)@1",
+    ]
+    assert len(machine.runs_begun) == 4
+    root = ElementTree.parse(pytester.path / "found.xml").getroot()
+    assert {"uprof.forward.outcome", "uprof.backward.outcome"} <= {
+        one.get("name") for one in root.iter("property")
+    }
+
+
+# What is saved
+
+
+def test_failing_and_slower_tests_are_no_baselines(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(
+        ONE_STEP + "def test_wrong(uprof):\n    uprof.run(lambda: None)\n    assert 0\n"
+    )
+    result = session("--uprof-save", "main")
+    assert outcomes(result) == {"passed": 1, "failed": 1}
+    result.stdout.fnmatch_lines(["saved 1 of 1 as main in *"])
+    machine.milliseconds *= 1.5
+    result = session("--uprof-save", "main", "--uprof-compare", "main", "-k", "step")
+    result.stdout.fnmatch_lines(["nothing was saved: no test measured anything that did well"])
+    assert [one.rpartition("@")[2] for one in names(pytester)] == ["1"]
+
+
+def test_the_error_of_a_step_is_the_tests_own(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: 1 / 0)\n")
+    result = session("--uprof-save", "main")
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
+
+
+def test_an_interrupted_session_saves_nothing(
+    machine: Machine,
+    session: Sessions,
+    pytester: pytest.Pytester,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytester.makepyfile(ONE_STEP + "def test_two():\n    raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        session("--uprof-save", "main")
+    found = capsys.readouterr().out
+    assert "test_step" in found
+    assert "nothing was saved: the session was interrupted" in found
+    assert not (pytester.path / ".uprof").exists()
+
+
+def test_a_store_that_cannot_be_written_is_told_and_is_no_success(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    (pytester.path / "file").write_text("no folder")
+    result = session("--uprof-save", "main", "--uprof-store", "file/baselines.sqlite")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["nothing was saved: *file/baselines.sqlite*"])
+
+
+def test_something_else_in_place_of_a_store_fails_what_is_compared(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    (pytester.path / "store").write_bytes(b"not a database, but long enough to be looked at" * 9)
+    result = session("--uprof-compare", "main", "--uprof-store", "store")
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines(["uprof: the store store cannot be used: *"])
+
+
+def test_what_cannot_be_measured_again_fails(
+    machine: Machine,
+    session: Sessions,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: again.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+        raise CaptureError("run 2 of 3 failed", hint="runs=1")
+
+    monkeypatch.setattr(again.Begun, "measure", fail)
+    pytester.makepyfile(ONE_STEP)
+    result = session("--uprof-save", "main")
+    assert outcomes(result) == {"failed": 1}
+    result.stdout.fnmatch_lines(["uprof: run 2 of 3 failed*", "hint: runs=1"])
+
+
+def test_names_of_every_kind_are_kept_and_found_again(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    package = pytester.mkpydir("package")
+    (package / "test_names.py").write_text(
+        "import pytest\n"
+        "LONG = 'x' * 3000\n"
+        "@pytest.fixture(scope='class')\n"
+        "def model():\n"
+        "    return object()\n"
+        "class TestNames:\n"
+        "    @pytest.mark.parametrize('name', ['a', 'a@2', '[::]', 'ü\\n', '', LONG, LONG + 'y'])\n"
+        "    def test_step(self, model, uprof, name):\n"
+        "        uprof.run(lambda: None)\n",
+        encoding="utf-8",
+    )
+    result = session("--uprof-save", "main", "--uprof-runs", "2")
+    assert outcomes(result) == {"passed": 7}
+    assert len(names(pytester)) == 7
+    result = session("--uprof-compare", "main", "--uprof-runs", "2")
+    assert outcomes(result) == {"passed": 7}
+    result.stdout.no_fnmatch_line("*no baseline*")
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(max_size=300), unique=True, min_size=2, max_size=5))
+def test_names_in_the_store_are_short_printable_and_tell_tests_apart(tests: list[str]) -> None:
+    found = [stored_name("main", test) for test in tests]
+    assert len(set(found)) == len(tests)
+    for name, test in zip(found, tests, strict=True):
+        assert len(name) <= MAX_NAME
+        assert name.isprintable()
+        assert name.startswith("main:")
+        if test.isprintable() and len(test) < MAX_NAME - 5:
+            assert name == f"main:{test}"
+
+
+# Processes of their own
+
+
+@pytest.fixture
+def real(
+    pytester: pytest.Pytester, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return a function that runs a session in a process of its own, with a step that sleeps."""
+
+    def run(*arguments: str, seconds: float = 0.02) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *PLUGIN, *arguments],
+            cwd=pytester.path,
+            env={**os.environ, "SECONDS": str(seconds), "XDG_STATE_HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_planted_regression_is_told_and_an_unchanged_step_is_not(
+    pytester: pytest.Pytester, real: Real
+) -> None:
+    pytester.makepyfile(SLEEPS)
+    pytester.makeini("[pytest]\naddopts = --strict-markers")
+    saved = real("--uprof-save=main", "--basetemp=kept", "--junitxml=found.xml", "-p", "no:xdist")
+    assert saved.returncode == 0, saved.stdout
+    assert "saved 1 of 1 as main" in saved.stdout
+    unchanged = real("--uprof-compare=main", "-n", "0")
+    assert unchanged.returncode == 0, unchanged.stdout
+    slower = real("--uprof-compare=main", seconds=0.03)
+    assert slower.returncode == 1, slower.stdout
+    assert "uprof: regression" in slower.stdout
+
+
+@pytest.mark.slow
+def test_workers_of_xdist_measure_and_the_controller_saves(
+    pytester: pytest.Pytester, real: Real
+) -> None:
+    pytester.makepyfile(test_a=SLEEPS, test_b=SLEEPS.replace("test_step", "test_other"))
+    saved = real("--uprof-save", "main", "--uprof-runs", "2", "-n", "2", "--junitxml=found.xml")
+    assert saved.returncode == 0, saved.stdout
+    assert "saved 2 of 2 as main" in saved.stdout
+    assert sorted(names(pytester)) == [
+        "main:test_a.py::test_step@1",
+        "main:test_b.py::test_other@1",
+    ]
+    root = ElementTree.parse(pytester.path / "found.xml").getroot()
+    assert [one.get("value") for one in root.iter("property")].count("measured") == 2
+    again_ = real("--uprof-compare", "--uprof-runs", "2", "-n", "2", seconds=0.2)
+    assert again_.returncode == 1
+    assert again_.stdout.count("uprof: regression") == 4, "in the failures, and in their summary"
+
+
+@pytest.mark.slow
+def test_two_sessions_may_write_one_store(pytester: pytest.Pytester, real: Real) -> None:
+    pytester.makepyfile(SLEEPS)
+    command = [sys.executable, "-m", "pytest", *PLUGIN, "--uprof-save=main", "--uprof-runs=1"]
+    environment = {**os.environ, "SECONDS": "0.001"}
+    both = [
+        subprocess.Popen(command, cwd=pytester.path, env=environment, stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [one.wait(timeout=300) for one in both] == [0, 0]
+    assert len(names(pytester)) == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_in_its_own_process_is_told(pytester: pytest.Pytester, real: Real) -> None:
+    pytester.makepyfile(
+        SLEEPS + "    assert 'UPROF_PYTEST_RUN' not in os.environ\n"
+        "    open('seen', 'a').write('x')\n"
+        "    assert open('seen').read() == 'x', 'only once'\n"
+    )
+    result = real("--uprof-save=main")
+    assert result.returncode == 1
+    assert "run 2 of 3, in a process of its own, ended with exit code 1" in result.stdout
+    assert "only once" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation(pytester: pytest.Pytester, real: Real) -> None:
+    text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    example = text.partition("## In your tests, with pytest")[2].split("```python\n")[1]
+    pytester.makepyfile(example.partition("```")[0])
+    result = real("--strict-markers")
+    assert result.returncode == 0, result.stdout
+    assert "test_step" in result.stdout.partition("= uprof =")[2]

@@ -1,0 +1,214 @@
+"""A session that measures: what its tests left, compared as they end and saved when all have."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from unified_prof.analysis.compare.comparable import Run, pool
+from unified_prof.baselines import keep
+from unified_prof.baselines.store import MAX_NAME, Entry, NewBaseline
+from unified_prof.errors import StoreError, UprofError
+from unified_prof.integrations.pytest_uprof import again, judging
+from unified_prof.integrations.pytest_uprof.judging import Judged
+from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
+
+_SUFFIX = ".measured"
+_MARK = 12
+"""Characters of the hash that tells apart what a store has no room to spell out."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What became of one measured step, from a worker to the end of the session."""
+
+    test: str
+    at_ns: int
+    judged: Judged
+    baseline: NewBaseline | None
+    """What is saved of it; None: nothing, as that is not asked for or the test failed."""
+
+
+class Session:
+    """What the fixture's objects of one session share.
+
+    Args:
+        config: pytest's.
+        folder: Where each process leaves what it measured, in files of its own.
+        told: What the controller said, in a worker of xdist.
+    """
+
+    def __init__(
+        self, config: pytest.Config, folder: Path, told: Mapping[str, Any] | None, *, one_run: bool
+    ) -> None:
+        self.is_one_run = one_run
+        """Whether it only measures for another session."""
+        self._config, self._folder = config, folder
+        self._begun = again.Begun(config, told)
+        option = config.option
+        self._save: str | None = option.uprof_save
+        self._compare: str | None = option.uprof_compare
+        store = option.uprof_store
+        self._store = str(config.rootpath / keep.DEFAULT_STORE) if store is None else store
+        self._entries: dict[str, Entry] | None = None
+        self._told: list[str] = []
+        self._failed: str | None = None
+
+    def test_id(self, item: pytest.Item, name: str) -> str:
+        """Return what a step is called in every session."""
+        return f"{item.nodeid} ({name})" if name else item.nodeid
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let one worker of this machine measure at a time; where that cannot be had, all do."""
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            yield
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self._folder / "turn").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def completed(self, item: pytest.Item, measured: Mapping[str, tuple[Settings, Run]]) -> None:
+        """Take what a test measured that did well: measure it again, judge it, leave it.
+
+        Raises:
+            pytest.fail.Exception: it is a regression.
+            CaptureError: it cannot be measured again.
+            StoreError: the baseline cannot be read.
+        """
+        if self.is_one_run:
+            again.save(self._folder, {name: run for name, (_, run) in measured.items()})
+            return
+        runs = {name: [run] for name, (_, run) in measured.items()}
+        if self._save is not None or self._compare is not None:
+            asked = max(wanted.runs for wanted, _ in measured.values())
+            with self.turn():
+                for number in range(2, asked + 1):
+                    more = self._begun.measure(item, number, asked)
+                    for name, (wanted, _) in measured.items():
+                        if number <= wanted.runs:
+                            runs[name].append(again.of(more, name))
+        failures = []
+        for name, (wanted, run) in measured.items():
+            test = self.test_id(item, name)
+            whole = replace(pool(runs[name]), label=test, facts=run.facts)
+            judged = self._judged(test, whole, wanted)
+            item.user_properties.extend(judging.properties(judged, name))
+            fails = judged.outcome == "regression" or (
+                judged.outcome == "unclear" and wanted.fail_unclear
+            )
+            saved = None
+            if self._save is not None and not fails:
+                saved = keep.to_save(stored_name(self._save, test), whole)
+            self._leave(Record(test, time.time_ns(), judged, saved))
+            if fails:
+                failures.append(judged.told)
+        if failures:
+            pytest.fail("\n\n".join(failures), pytrace=False)
+
+    def end(self, session: pytest.Session) -> None:
+        """Save what is to be saved."""
+        if self._save is None:
+            return
+        records = self._records()
+        new = [record.baseline for record in records if record.baseline is not None]
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            self._told.append("nothing was saved: the session was interrupted")
+        elif not new:
+            self._told.append("nothing was saved: no test measured anything that did well")
+        else:
+            try:
+                entries = keep.save_all(new, self._store)
+            except UprofError as err:
+                self._failed = f"nothing was saved: {err.told}" + (
+                    f" ({err.hint})" if err.hint else ""
+                )
+                if session.exitstatus == pytest.ExitCode.OK:
+                    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                return
+            left_out = len(records) - len(entries)
+            self._told.append(
+                f"saved {len(entries)} of {len(records)} as {self._save} in {self._store}"
+                + (": a regression is no baseline" if left_out else "")
+            )
+
+    def show(self, reporter: Any) -> None:
+        """Print what was measured, and what became of it."""
+        records = self._records()
+        if not (records or self._told or self._failed):
+            return
+        reporter.section("uprof")
+        if records:
+            judged = {record.test: record.judged for record in records}
+            for line in judging.table(judged, compared=self._compare is not None):
+                reporter.write_line(line)
+        for line in self._told:
+            reporter.write_line(line)
+        if self._failed is not None:
+            reporter.write_line(self._failed, red=True)
+
+    def _judged(self, test: str, run: Run, wanted: Settings) -> Judged:
+        entry = self._entry(test)
+        if self._compare is None or entry is None:
+            compared = self._compare is not None
+            return judging.measured(run, "no baseline" if compared else "measured")
+        base = keep.load(f"{entry.name}@{entry.version}", self._store)
+        name = entry.name.partition(SEPARATOR)[0]
+        return judging.judge(test, base.named(f"{name}@{entry.version}"), run, wanted)
+
+    def _entry(self, test: str) -> Entry | None:
+        """Return the baseline to compare a step with: the newest of the name, or of any."""
+        if self._compare is None:
+            return None
+        if self._entries is None:
+            try:
+                self._entries = {entry.name: entry for entry in keep.entries(self._store)}
+            except StoreError as err:
+                if err.slug != "no-store":
+                    raise
+                self._entries = {}
+        if self._compare:
+            return self._entries.get(stored_name(self._compare, test))
+        names = {entry.name.partition(SEPARATOR)[0] for entry in self._entries.values()}
+        found = [self._entries.get(stored_name(name, test)) for name in names]
+        known = [entry for entry in found if entry is not None]
+        return max(known, key=lambda entry: entry.saved_at, default=None)
+
+    def _leave(self, record: Record) -> None:
+        """Write a record whole or not at all: other workers write beside it."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"{os.getpid()}-{secrets.token_hex(8)}"
+        partial = self._folder / f"{name}.partial"
+        partial.write_bytes(msgspec.msgpack.encode(record))
+        partial.replace(self._folder / f"{name}{_SUFFIX}")
+
+    def _records(self) -> list[Record]:
+        """Return what all workers left, by test; of a test that ran again the last."""
+        found = [
+            msgspec.msgpack.decode(path.read_bytes(), type=Record)
+            for path in self._folder.glob(f"*{_SUFFIX}")
+        ]
+        newest = {one.test: one for one in sorted(found, key=lambda one: one.at_ns)}
+        return sorted(newest.values(), key=lambda one: one.test)
+
+
+def stored_name(name: str, test: str) -> str:
+    """Return what a step's baseline is called in the store: short, printable, one of a kind."""
+    whole = f"{name}{SEPARATOR}{test}"
+    plain = "".join(one if one.isprintable() else "?" for one in whole)
+    if plain == whole and len(whole) <= MAX_NAME:
+        return whole
+    mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:_MARK]
+    return f"{plain[: MAX_NAME - _MARK - 1]}~{mark}"
