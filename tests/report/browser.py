@@ -90,7 +90,11 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        self._call("POST", f"{self._session}/url", {"url": page.absolute().as_uri()})
+        self.go(page.absolute().as_uri())
+
+    def go(self, address: str) -> None:
+        """Show a page of ours at an address, and wait until it is drawn."""
+        self._call("POST", f"{self._session}/url", {"url": address})
         end = time.monotonic() + _PATIENCE_S
         while self.run("return document.documentElement.dataset.ready") != "yes":
             if time.monotonic() > end:

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "trace",
         "Write the timeline of a report: streams, host calls, who launched whom, counters.",
     ),
+    "view": ("view", "Show a run in the browser: its page, or its timeline in Perfetto."),
     "export": (
         "export",
         "Write a report for other tools: flame graphs, pprof, msprof's text files.",

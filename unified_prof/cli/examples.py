@@ -41,6 +41,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof trace run.db -o run.perfetto-trace", "for ui.perfetto.dev"),
         ("uprof trace run.db -o run.json", "for chrome://tracing"),
     ),
+    "view": (
+        ("uprof view RUN", "the page, in the browser"),
+        ("uprof view RUN --perfetto", "the timeline, in ui.perfetto.dev"),
+        ("uprof view RUN --no-open --port 8123", "on a machine that you reach by SSH"),
+    ),
     "export": (
         ("uprof export msprof_20260101.db -o files/", "op_summary and its like"),
         ("uprof export PROF_000001_20260101 -o files/", "with what only raw data has"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.analysis.kinds import KINDS, STATISTICS_OF
-from unified_prof.cli import converting, hints, printing, report_ranks
+from unified_prof.cli import printing, producing
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
@@ -20,9 +18,6 @@ from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.load import Opened
-    from unified_prof.cluster.overview import Overview
-
     ByOption = Enum
     FormatOption = Enum
 else:
@@ -156,67 +151,25 @@ def report(
         width=width,
         color=color,
     )
-    with ExitStack() as stack:
-        overview = None
-        if rank is not None or (by is None and not convert and capture is None):
-            overview = stack.enter_context(
-                report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
-            )
-        if rank is not None:
-            path = report_ranks.file_of(overview, path, rank)
-            overview = None
-        reports = None
-        if overview is None or len(overview.run.read) <= report_ranks.SHOWN_EACH:
-            reports = stack.enter_context(
-                _opened(path, overview, capture, convert=convert, quiet=quiet, output=file)
-            )
-        if overview is not None:
-            text = report_ranks.produce(overview, shape, request, reports)
-            missing = overview.coverage if overview.missing else ""
-        else:
-            assert reports is not None
-            text = shape.produce(reports, request)
-            missing = reports.coverage.sentence
+    made = producing.produced(
+        path,
+        shape,
+        request,
+        rank=rank,
+        capture=capture,
+        convert=convert,
+        quiet=quiet,
+        output=file,
+    )
     if file is None:
-        printing.put(text, for_people=shape.for_people)
+        printing.put(made.text, for_people=shape.for_people)
     else:
-        printing.write(file, text, force=force)
+        printing.write(file, made.text, force=force)
         if not quiet:
             printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
-    if overview is not None and reports is None and not quiet:
-        printing.say("uprof: hint: --rank N shows the report of one rank")
-    if not quiet and path.is_dir() and (hint := hints.unrecovered(path)) is not None:
-        printing.say(f"uprof: hint: {hint}")
-    if missing:
+    if rank is None and not quiet:
+        producing.say_hints(path, made)
+    if made.missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
-            printing.put_error(StoreError(missing, slug="ranks-missing"))
+            printing.put_error(StoreError(made.missing, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
-
-
-@contextmanager
-def _opened(
-    path: Path,
-    overview: Overview | None,
-    capture: Path | None,
-    *,
-    convert: bool,
-    quiet: bool,
-    output: Path | None,
-) -> Iterator[Opened | None]:
-    """Open the reports; those of a run need not be there any more."""
-    from unified_prof.analysis.load import open_reports
-
-    if overview is not None and (not path.is_dir() or overview.run.file.parent == path):
-        yield None
-        return
-    ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
-    if capture is not None:
-        made = converting.reports_of(
-            capture, convert=convert, quiet=quiet, several=False, output=output
-        )
-        capture = made.path
-    with (
-        hints.for_reports(path),
-        open_reports(ready.path, ready.missing, capture=capture) as opened,
-    ):
-        yield opened

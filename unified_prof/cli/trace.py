@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unified_prof.cli import cluster_ranks, converting, hints, printing
+from unified_prof.cli.cluster_ranks import Wanted
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.options import AsJson, Force, Quiet
 from unified_prof.errors import StoreError, UsageError
@@ -16,6 +17,7 @@ from unified_prof.errors import StoreError, UsageError
 if TYPE_CHECKING:
     from unified_prof.analysis.base import OverTime
     from unified_prof.analysis.load import Opened
+    from unified_prof.analysis.read.coverage import Coverage
     from unified_prof.report.traces import Lose, Written
 
 _PERFETTO = (".perfetto-trace", ".pftrace")
@@ -67,7 +69,6 @@ def trace(
     json_: AsJson = False,
 ) -> None:
     """Write the timeline of a report: streams, host calls, who launched whom, counters."""
-    from unified_prof.analysis.load import open_reports
     from unified_prof.report.figures import coverage_fields
     from unified_prof.store.atomic import refuse_existing
 
@@ -84,17 +85,68 @@ def trace(
                 "--path is of one report: not together with --ranks and --step",
                 slug="contradicting-options",
             )
-        wanted = cluster_ranks.Wanted.of(ranks, step)
-        with cluster_ranks.timelines(
-            path, wanted, convert=convert, quiet=quiet, output=output
-        ) as found:
-            written = _write(output, found.named, None, force=force)
+        told = write_ranks(
+            path, output, Wanted.of(ranks, step), convert=convert, force=force, quiet=quiet
+        )
         if json_:
-            told = {"output": str(output), **asdict(written), "ranks": found.ranks}
-            printing.put_json(told | {"clock_islands": found.islands})
+            printing.put_json(
+                {"output": str(output), **asdict(told.written), "ranks": told.ranks}
+                | {"clock_islands": told.islands}
+            )
         elif not quiet:
-            printing.say(_sentence(output, written))
+            printing.say(sentence(output, told.written))
         return
+    written, coverage = write_reports(
+        path, output, with_path=with_path, convert=convert, force=force, quiet=quiet
+    )
+    if json_:
+        printing.put_json(
+            {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
+        )
+    elif not quiet:
+        printing.say(sentence(output, written))
+    if coverage.missing:
+        printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
+        raise typer.Exit(StoreError.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class OfRanks:
+    """What a trace of several ranks holds."""
+
+    written: Written
+    ranks: list[int]
+    islands: list[list[int]]
+    """The ranks by the clock that they share."""
+
+
+def write_ranks(
+    path: Path, output: Path, wanted: Wanted, *, convert: bool, force: bool, quiet: bool
+) -> OfRanks:
+    """Write the timelines of ranks of a run.
+
+    Raises:
+        UprofError: as of `cluster_ranks.timelines`; the file cannot be written.
+    """
+    with cluster_ranks.timelines(
+        path, wanted, convert=convert, quiet=quiet, output=output
+    ) as found:
+        written = _write(output, found.named, None, force=force)
+        return OfRanks(written, found.ranks, found.islands)
+
+
+def write_reports(
+    path: Path, output: Path, *, with_path: bool, convert: bool, force: bool, quiet: bool
+) -> tuple[Written, Coverage]:
+    """Write the timeline of a report, or of all in a folder, and return what it holds.
+
+    Raises:
+        StoreError: there is none, or the only one is damaged.
+        UsageError: none has points in time.
+        OutputError: the file cannot be written.
+    """
+    from unified_prof.analysis.load import open_reports
+
     ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
         named = _with_times(opened, with_path=with_path)
@@ -104,16 +156,7 @@ def trace(
             opened.lose(analysis, error, part="only a part of it is in the trace")
 
         written = _write(output, named, lose if len(named) > 1 else None, force=force)
-        coverage = opened.coverage
-    if json_:
-        printing.put_json(
-            {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
-        )
-    elif not quiet:
-        printing.say(_sentence(output, written))
-    if coverage.missing:
-        printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
-        raise typer.Exit(StoreError.exit_code)
+        return written, opened.coverage
 
 
 def _write(
@@ -130,7 +173,8 @@ def _write(
         return write(partial, named, lose)
 
 
-def _sentence(output: Path, written: Written) -> str:
+def sentence(output: Path, written: Written) -> str:
+    """Return what a trace holds in words."""
     return (
         f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
         f"{written.flows:,} flows, {written.counters:,} counters"

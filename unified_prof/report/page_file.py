@@ -18,7 +18,14 @@ from unified_prof.report import words
 from unified_prof.version import VERSION
 
 
-def filled(title: str, styles: Iterable[str], scripts: Iterable[str], data: dict[str, Any]) -> str:
+def filled(
+    title: str,
+    styles: Iterable[str],
+    scripts: Iterable[str],
+    data: dict[str, Any],
+    *,
+    connects_to_itself: bool = False,
+) -> str:
     """Return the page.
 
     Args:
@@ -26,6 +33,7 @@ def filled(title: str, styles: Iterable[str], scripts: Iterable[str], data: dict
         styles: names of files in `page/`, in their order.
         scripts: the same; they share one scope, which nothing outside can see.
         data: what the scripts find under the id `data`, with uprof's version.
+        connects_to_itself: whether the scripts may fetch what lies beside the page.
     """
     style = "\n".join(map(_part, styles))
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
@@ -35,6 +43,7 @@ def filled(title: str, styles: Iterable[str], scripts: Iterable[str], data: dict
             "title": html.escape(words.neutral(title)),
             "style": style,
             "style_hash": _hash(style),
+            "connects_to": "; connect-src 'self'" if connects_to_itself else "",
             "data": _inert({"uprof": VERSION, **data}),
             "script": script,
             "script_hash": _hash(script),

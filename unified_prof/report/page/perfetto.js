@@ -2,17 +2,19 @@
 // of theirs is opened, pinged until it answers, and sent the trace. Nothing happens unless asked.
 
 const PERFETTO = "https://ui.perfetto.dev";
+/** The only port of this machine that Perfetto's own page may read from. */
+const PERFETTO_PORT = 9001;
 const PATIENCE_MS = 60_000;
 
 function openInPerfetto(buffer, title) {
   const other = window.open(PERFETTO);
   if (!other) {
-    announce("the browser did not allow a window");
+    announce("the browser did not allow a window: allow it for this page, and press again");
     return;
   }
   const began = Date.now();
   const ping = setInterval(() => {
-    if (Date.now() - began > PATIENCE_MS) end("Perfetto did not answer");
+    if (Date.now() - began > PATIENCE_MS) end("Perfetto did not answer: is there a network?");
     else other.postMessage("PING", PERFETTO);
   }, 100);
   function answered(event) {

@@ -1,0 +1,326 @@
+"""`uprof view`: the page or the timeline of a run, for a browser on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, run_time_report, training_step
+from tests.report import browser as chromium
+from tests.report.browser import Browser
+from unified_prof import loopback
+from unified_prof.analysis.load import open_reports
+from unified_prof.cli import view
+from unified_prof.cli.app import main
+from unified_prof.report import html
+from unified_prof.report.formats import Request
+
+
+class Visit:
+    """What a browser gets while the command serves."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.waited: list[float | None] = []
+        self.port = 0
+
+
+@pytest.fixture
+def visit(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Visit:
+    """Fetch all that is served instead of waiting; temporary files have a place of their own."""
+    found = Visit()
+
+    def wait(served: loopback.Served, idle_s: float, *, after_last_s: float | None = None) -> None:
+        found.waited, found.port = [idle_s, after_last_s], served.port
+        for name in served._items:
+            with urllib.request.urlopen(served.url_of(name), timeout=10) as answer:
+                found.pages[name] = answer.read()
+
+    monkeypatch.setattr(loopback.Served, "wait", wait)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "SSH_CONNECTION"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def run(*words: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["view", *words])
+    assert ended.value.code == code
+
+
+def left() -> list[str]:
+    return [one.name for one in Path(tempfile.gettempdir()).iterdir()]
+
+
+def test_the_page_is_the_one_that_report_writes(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = training_step(tmp_path / "msprof_1.db")
+    run(str(path))
+    with open_reports(path) as opened:
+        assert visit.pages == {"": html.produce(opened, Request()).encode()}
+    said = capsys.readouterr()
+    assert re.fullmatch(rf"http://127\.0\.0\.1:{visit.port}/[\w-]{{32}}/\n", said.out)
+    assert "Ctrl-C ends it" in said.err
+    assert f"ssh -N -L {visit.port}:127.0.0.1:{visit.port} " in said.err
+    assert visit.waited == [600, 30]
+    assert left() == []
+
+
+def test_a_timeline_comes_with_the_page_that_hands_it_to_perfetto(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = training_step(tmp_path / "a run, of <today>.db")
+    run(str(path), "--perfetto")
+    (page, trace) = visit.pages
+    assert (page, trace) == ("", "a_run__of__today_.perfetto-trace")
+    assert b"mm_kernel" in visit.pages[trace]
+    assert b"connect-src 'self'" in visit.pages[page]
+    assert b"<today>" not in visit.pages[page]
+    assert "slices on" in capsys.readouterr().err
+    assert left() == []
+
+
+def test_programs_are_told_the_address_as_json(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(str(training_step(tmp_path / "msprof_1.db")), "--json", "-q")
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert told["port"] == visit.port
+    assert told["url"].startswith(f"http://127.0.0.1:{visit.port}/")
+    assert said.err == ""
+
+
+def test_without_the_perfetto_package_it_is_a_trace_in_chromes_format(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "find_spec", lambda name: None)
+    run(str(training_step(tmp_path / "msprof_1.db")), "--perfetto", "-q", "--idle", "3")
+    assert json.loads(visit.pages["msprof_1.json"])["traceEvents"]
+    assert visit.waited == [3, 3]
+
+
+def test_perfetto_may_read_the_port_that_is_taken_first(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    before = loopback.Served.__init__
+
+    def note(self: loopback.Served, items: Any, ports: Any) -> None:
+        asked.append(ports)
+        before(self, items, (0,))
+
+    monkeypatch.setattr(loopback.Served, "__init__", note)
+    path = str(training_step(tmp_path / "msprof_1.db"))
+    run(path, "--perfetto", "-q")
+    run(path, "-q")
+    run(path, "--perfetto", "-q", "--port", "8123")
+    assert asked == [(9001, 0), (0,), (8123,)]
+
+
+def test_a_port_that_is_taken_is_an_error_of_one_line(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with loopback.Served([]) as taken:
+        run(str(run_time_report(tmp_path / "run_time.sqlite")), "--port", str(taken.port), code=2)
+        assert f"port {taken.port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+    assert left() == []
+
+
+@pytest.mark.parametrize("perfetto", [[], ["--perfetto"]], ids=["page", "perfetto"])
+def test_wrong_input_is_told_as_report_and_trace_tell_it(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str], perfetto: list[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("no report")
+    (tmp_path / "empty").mkdir()
+    for wrong in ("absent.db", "notes.txt", "empty"):
+        path = str(tmp_path / wrong)
+        run(path, *perfetto, code=7)
+        said = capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(["report", path])
+        assert capsys.readouterr().err == said.err
+        assert said.out == ""
+    assert visit.pages == {}
+    assert left() == []
+
+
+def test_a_report_without_points_in_time_has_no_timeline(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(str(run_time_report(tmp_path / "run_time.sqlite")), "--perfetto", code=2)
+    assert "has no timeline" in capsys.readouterr().err
+    assert left() == []
+
+
+def test_what_is_missing_is_told_at_the_end(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training_step(tmp_path / "msprof_1.db")
+    (tmp_path / "msprof_2.db").write_bytes(b"SQLite format 3\0 and then nothing")
+    run(str(tmp_path), code=7)
+    assert b"Only " in visit.pages[""]
+    assert "msprof_2.db" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "opens"),
+    [({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "w"}, True), ({}, False)],
+    ids=["x", "wayland", "terminal"],
+)
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="has a screen by itself")
+def test_a_browser_is_opened_where_there_is_a_screen(
+    visit: Visit,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    where: dict[str, str],
+    opens: bool,
+) -> None:
+    opened: list[str] = []
+
+    class Screen(webbrowser.BaseBrowser):
+        def open(self, url: str, new: int = 0, autoraise: bool = True) -> bool:
+            opened.append(url)
+            return True
+
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(webbrowser, "get", lambda: Screen())
+    path = str(run_time_report(tmp_path / "run_time.sqlite"))
+    run(path)
+    said = capsys.readouterr()
+    assert opened == ([said.out.strip()] if opens else [])
+    assert ("opened in the browser" in said.err) == opens
+    assert ("ssh -N" in said.err) == (not opens)
+    run(path, "--no-open")
+    assert len(opened) == opens, "not again"
+    monkeypatch.setattr(webbrowser, "get", lambda: webbrowser.GenericBrowser("w3m"))
+    run(path, "-q")
+    assert capsys.readouterr().err.count("opened in") == 0
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Any]:
+    """A way to start the command as a process of its own, with a place for temporary files."""
+    processes: list[subprocess.Popen[str]] = []
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+
+    def start(*words: str) -> tuple[subprocess.Popen[str], str]:
+        command = [sys.executable, "-m", "unified_prof", "view", "--no-open", *words]
+        environment = os.environ | {"TMPDIR": str(temporary)}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)], ids=["ctrl-c", "term"]
+)
+@pytest.mark.parametrize("perfetto", [(), ("--perfetto",)], ids=["page", "perfetto"])
+def test_it_serves_until_it_is_interrupted_and_leaves_nothing(
+    serving: Any, tmp_path: Path, number: signal.Signals, code: int, perfetto: tuple[str, ...]
+) -> None:
+    process, address = serving(str(training_step(tmp_path / "msprof_1.db")), *perfetto)
+    for _ in range(2):
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert answer.status == 200
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(address[:-2] + "/", timeout=10)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert "Traceback" not in said
+    assert list((tmp_path / "temporary").iterdir()) == []
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=2)
+
+
+@pytest.mark.slow
+def test_it_ends_by_itself(serving: Any, tmp_path: Path) -> None:
+    path = str(training_step(tmp_path / "msprof_1.db"))
+    process, address = serving(path, "--idle", "1")
+    assert address
+    assert process.wait(20) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
+    serving: Any, tmp_path: Path
+) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 150, kernel=("gemm</script>", "mm"))
+    _, address = serving(str(tmp_path / "msprof_1.db"), "--perfetto")
+    with Browser() as window:
+        window.go(address)
+        said = "return document.querySelector('#said').textContent"
+        end = time.monotonic() + 20
+        while "is here" not in window.run(said) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert window.run(said).startswith("The trace is here (")
+        window.run(
+            "window.opened = []; window.posted = [];"
+            "window.open = (address) => { opened.push(address);"
+            " return {postMessage: (message, origin) => posted.push([message, origin])}; };"
+            "document.querySelector('#open').click()"
+        )
+        time.sleep(0.3)
+        assert window.run("return opened") == ["https://ui.perfetto.dev"]
+        window.run(
+            "window.dispatchEvent(new MessageEvent('message',"
+            " {data: 'PONG', origin: 'https://ui.perfetto.dev'}))"
+        )
+        size, title, origin = window.run(
+            "const [{perfetto}, origin] = posted[posted.length - 1];"
+            "return [perfetto.buffer.byteLength, perfetto.title, origin]"
+        )
+        assert size > 100
+        assert (title, origin) == ("msprof_1.db", "https://ui.perfetto.dev")
+        direct = window.run("const one = document.querySelector('#direct'); return one && one.href")
+        if ":9001/" in address:
+            assert direct.startswith(
+                "https://ui.perfetto.dev/#!/?url=http%3A%2F%2F127.0.0.1%3A9001"
+            )
+        else:
+            assert direct is None
+        assert window.console() == []
+        window.screenshot(tmp_path / "opener.png")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+def test_in_a_browser_the_page_is_there(serving: Any, tmp_path: Path) -> None:
+    _, address = serving(str(training_step(tmp_path / "msprof_1.db")))
+    with Browser() as window:
+        window.go(address)
+        assert window.run("return document.querySelectorAll('section.card').length") >= 4
+        errors = [one for one in window.console() if "favicon" not in one]
+        assert errors == []

@@ -1,0 +1,274 @@
+"""A few files for a browser on this machine: on loopback alone, below a random word, for a while.
+
+Whoever has the address can read the files, and nobody else can: other machines do not reach the
+address, other users and pages do not know the word, and a page of somebody else's that lets its
+name point here (DNS rebinding) gives itself away by the Host it asks. Nothing can be written.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from unified_prof.errors import UsageError
+
+ADDRESS = "127.0.0.1"
+_NAMES = frozenset({ADDRESS, "localhost"})
+"""What a browser calls this machine; with a forwarded port the number differs."""
+_PATIENCE_S = 30
+_GRACE_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One file."""
+
+    name: str
+    """What stands behind the word in its address; empty: nothing more."""
+    media_type: str
+    content: bytes | Path
+    reader: str | None = None
+    """The origin of somebody else's page that may read it too, such as https://example.org."""
+    is_last: bool = False
+    """Whether nothing more is expected once it has been fetched."""
+
+
+class Served:
+    """The files, from the beginning of a `with` block to its end."""
+
+    def __init__(self, items: Iterable[Item], ports: Sequence[int] = (0,)) -> None:
+        """Take a port.
+
+        Args:
+            items: what is served, and nothing else is.
+            ports: where, the first that can be had; 0: any that is free.
+
+        Raises:
+            UsageError: none can be had.
+        """
+        self._word = secrets.token_urlsafe(24)
+        self._items = {item.name: item for item in items}
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._asked_at = time.monotonic()
+        self._under_way = 0
+        self._is_over = False
+        self._server = _server_on(ports)
+        self._server.served = self
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True
+        )
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        end = time.monotonic() + _GRACE_S
+        with self._changed:
+            while error is None and self._under_way and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    @property
+    def port(self) -> int:
+        """The port."""
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """The address of the file without a name."""
+        return self.url_of("")
+
+    def url_of(self, name: str) -> str:
+        """Return the address of a file."""
+        return f"http://{ADDRESS}:{self.port}/{self._word}/{name}"
+
+    def wait(self, idle_s: float, *, after_last_s: float | None = None) -> None:
+        """Return once nobody has asked for anything for a while.
+
+        Args:
+            idle_s: so long.
+            after_last_s: so long once what is last has been fetched; None: as before.
+        """
+        with self._changed:
+            while True:
+                patience = idle_s
+                if self._is_over and after_last_s is not None:
+                    patience = after_last_s
+                left = self._asked_at + patience - time.monotonic()
+                if left <= 0 and not self._under_way:
+                    return
+                # A moment at a time: not every system interrupts a wait for Ctrl-C.
+                self._changed.wait(min(max(left, 0.05), 1.0))
+
+    def _find(self, path: str) -> Item | None:
+        """Return what an address below ours means, in a time that tells nothing of the word."""
+        word, slash, name = path.partition("?")[0].removeprefix("/").partition("/")
+        known = hmac.compare_digest(word.encode(), self._word.encode())
+        return self._items.get(name) if known and slash else None
+
+    def _begin(self) -> None:
+        with self._changed:
+            self._under_way += 1
+            self._asked_at = time.monotonic()
+
+    def _end(self, whole: Item | None) -> None:
+        """Note that an answer has ended.
+
+        Args:
+            whole: what was fetched to its end, if anything was.
+        """
+        with self._changed:
+            self._under_way -= 1
+            self._asked_at = time.monotonic()
+            self._is_over |= whole is not None and whole.is_last
+            self._changed.notify_all()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a browser keeps connections open on which it asks for nothing
+    served: Served
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing: whoever left early has what they wanted."""
+
+
+def _server_on(ports: Sequence[int]) -> _Server:
+    for port in ports[:-1]:
+        with suppress(OSError):
+            return _Server((ADDRESS, port), _Handler)
+    try:
+        return _Server((ADDRESS, ports[-1]), _Handler)
+    except OSError as err:
+        raise UsageError(
+            f"port {ports[-1]} of {ADDRESS} cannot be had: {err.strerror or err}",
+            hint="give another --port, or none for any that is free",
+            slug="port-not-free",
+        ) from err
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "uprof"
+    sys_version = ""
+    timeout = _PATIENCE_S
+
+    def do_GET(self) -> None:
+        """Send a file."""
+        self._answer(with_content=True)
+
+    def do_HEAD(self) -> None:
+        """Send what a file is."""
+        self._answer(with_content=False)
+
+    def do_OPTIONS(self) -> None:
+        """Say whether a page of somebody else's may read a file."""
+        item = self._asked()
+        if item is None:
+            return
+        if item.reader is None or self.headers.get("Origin") != item.reader:
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return
+        self.send_response(HTTPStatus.NO_CONTENT)
+        self._allow(item)
+        self.send_header("Access-Control-Allow-Methods", "GET, HEAD")
+        if self.headers.get("Access-Control-Request-Private-Network") == "true":
+            self.send_header("Access-Control-Allow-Private-Network", "true")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal belongs to the command."""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what the library itself cannot read or do, without a word of it in the answer."""
+        not_known = code == HTTPStatus.NOT_IMPLEMENTED
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED if not_known else HTTPStatus(code))
+
+    def _answer(self, *, with_content: bool) -> None:
+        served = self.server.served
+        served._begin()
+        whole = None
+        try:
+            item = self._asked()
+            if item is None:
+                return
+            with _opened(item.content) as (file, size):
+                self.send_response(HTTPStatus.OK)
+                self.send_header("Content-Type", item.media_type)
+                self.send_header("Content-Length", str(size))
+                self._allow(item)
+                self.end_headers()
+                if with_content:
+                    shutil.copyfileobj(file, self.wfile)
+                    self.wfile.flush()
+                    whole = item
+        finally:
+            served._end(whole)
+
+    def _asked(self) -> Item | None:
+        """Return what is asked for; where that is nothing of ours, refuse it."""
+        host = self.headers.get("Host", "")
+        if host.rpartition(":")[0] not in _NAMES and host not in _NAMES:
+            self._refuse(HTTPStatus.FORBIDDEN)
+            return None
+        item = self.server.served._find(self.path)
+        if item is None:
+            self._refuse(HTTPStatus.NOT_FOUND)
+        return item
+
+    def _allow(self, item: Item) -> None:
+        """Say who may read a file: nobody else's page, or the one that is named."""
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        if item.reader is None:
+            return
+        self.send_header("Vary", "Origin")
+        if self.headers.get("Origin") == item.reader:
+            self.send_header("Access-Control-Allow-Origin", item.reader)
+
+    def _refuse(self, status: HTTPStatus) -> None:
+        body = f"{status.value} {status.phrase}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if getattr(self, "command", None) != "HEAD":
+            with suppress(OSError):
+                self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """End the headers with those that every answer has."""
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Referrer-Policy", "no-referrer")  # the address is the key
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        super().end_headers()
+
+
+@contextmanager
+def _opened(content: bytes | Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Yield content for reading, with its size."""
+    if isinstance(content, bytes):
+        yield BytesIO(content), len(content)
+        return
+    with content.open("rb") as file:
+        yield file, content.stat().st_size

@@ -1,0 +1,25 @@
+// Hands the trace that lies beside this page to Perfetto: fetched at once, sent when asked.
+
+const { trace } = page;
+const section = card("opener", trace.title);
+const button = make("button", { type: "button", id: "open", text: "Open in Perfetto", disabled: true });
+const said = make("p", { id: "said", role: "status", text: `Fetching the trace (${words.size(trace.bytes)}) ...` });
+// The one who asked sits before this page: what is announced is shown, too.
+new MutationObserver(() => { said.textContent = live.textContent; }).observe(live, { childList: true, characterData: true, subtree: true });
+const direct = window.location.hostname === "127.0.0.1" && Number(window.location.port) === PERFETTO_PORT
+  ? make("a", { id: "direct", href: `${PERFETTO}/#!/?url=${encodeURIComponent(new URL(trace.name, window.location.href))}`, text: "or let Perfetto fetch it itself" })
+  : null;
+section.append(
+  make("p", {}, button, " ", direct),
+  said,
+  make("p", { class: "small soft" }, "It goes to a window of ui.perfetto.dev, which keeps it in your browser and sends it nowhere. Without a network, ",
+    make("a", { id: "save", href: trace.name, download: trace.name, text: "save the trace" }), " and open it later, or look at the page of ", make("code", { text: "uprof view" }), "."));
+startPage(null, () => [section]);
+fetch(trace.name).then((answer) => {
+  if (!answer.ok) throw new Error(String(answer.status));
+  return answer.arrayBuffer();
+}).then((buffer) => {
+  button.disabled = false;
+  announce(`The trace is here (${words.size(buffer.byteLength)}).`);
+  button.addEventListener("click", () => openInPerfetto(buffer, trace.title));
+}).catch(() => announce("The trace cannot be had any more: uprof view has ended. Start it again."));
