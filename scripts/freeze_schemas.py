@@ -18,8 +18,8 @@ from pathlib import Path
 from unified_prof.migrate import runner
 from unified_prof.migrate.steps import FileState
 from unified_prof.models import catalogue
+from unified_prof.models.catalogue import REVISION_ROW
 from unified_prof.models.msprof import MSPROF_MODELS
-from unified_prof.store.detect import REVISION_ROW
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas" / "msprof"
 HEADER = "-- msprof database, schema revision {}. Frozen: never edited after release.\n"

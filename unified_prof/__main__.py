@@ -7,6 +7,7 @@ def main() -> None:
     """Run the command line."""
     try:
         from unified_prof.cli.app import main as run
+        from unified_prof.cli.thrift import leave
     except ImportError as err:
         # A broken installation; 1 would be the code of a gate that says no.
         import sys
@@ -19,7 +20,10 @@ def main() -> None:
         sys.exit(BUG_EXIT_CODE)
     except KeyboardInterrupt:
         raise SystemExit(130) from None  # Ctrl-C before there is a command to interrupt
-    run()
+    try:
+        run()
+    finally:
+        leave()
 
 
 if __name__ == "__main__":

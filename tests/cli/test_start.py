@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
+from tests.pipeline.test_sources import kineto, prof
+from unified_prof.cli import thrift
 
 HEAVY = (
     "unified_prof.analysis.recording",
@@ -29,17 +35,159 @@ def test_reports_of_operations_need_nothing_of_timelines(
     (tmp_path / "run").mkdir()
     run_time_report(tmp_path / "run" / "run_time.sqlite", [("linear", 1.5, 3.0, [("m.py", 1)])])
     memory_report(tmp_path / "run" / "memory.sqlite")
+    assert imported(command, HEAVY, tmp_path) == []
+
+
+# What a small recording has no need of: workers, distributed runs, other kinds, whole pages.
+NOT_FOR_A_SMALL_ONE = (
+    "concurrent.futures",
+    "unified_prof.pipeline.executors",
+    "unified_prof.pipeline.ranks",
+    "unified_prof.pipeline.standard_input",
+    "unified_prof.store.detect",
+    "unified_prof.store.foreign",
+    "unified_prof.store.run_folder",
+    "unified_prof.store.btree.scan",
+    "unified_prof.store.btree.writing.fields",
+    "unified_prof.store.btree.writing.page_file",
+    "unified_prof.store.btree.writing.tree",
+    "sqlalchemy",
+    "torch",
+)
+NOT_FOR_A_TRACE = (*NOT_FOR_A_SMALL_ONE, "unified_prof.decoders.prof", "unified_prof.decoders.nsys")
+NOT_FOR_A_PROF = (
+    *NOT_FOR_A_SMALL_ONE,
+    "unified_prof.decoders.kineto",
+    "unified_prof.decoders.prof.collectives.aicpu_collectives",
+    "unified_prof.decoders.prof.collectives.aicpu_operators",
+    "unified_prof.decoders.prof.collectives.aicpu_rows",
+    "unified_prof.redaction",
+)
+
+
+def test_a_small_trace_is_imported_without_what_large_and_many_ones_need(tmp_path: Path) -> None:
+    command = ("import", str(kineto(tmp_path)), "-o", "r.db")
+    assert imported(command, NOT_FOR_A_TRACE, tmp_path) == []
+    assert (tmp_path / "r.db").is_file()
+
+
+@pytest.mark.slow
+def test_so_is_a_small_recording_of_an_npu(tmp_path: Path) -> None:
+    command = ("build", str(prof(tmp_path)), "-o", "r.db")
+    assert imported(command, NOT_FOR_A_PROF, tmp_path) == []
+    assert (tmp_path / "r.db").is_file()
+
+
+@pytest.mark.slow
+def test_a_command_seldom_looks_for_garbage(tmp_path: Path) -> None:
+    """The first few dozen times are before there is a command: what Typer imports."""
+    trace = kineto(tmp_path)
+    before = "import gc\nlooks = []\ngc.callbacks.append(lambda when, _: looks.append(when))\n"
+    after = "print(looks.count('start'), file=sys.stderr)\n"
+    looks = ran(("import", str(trace), "-o", "r.db"), tmp_path, before, after)
+    assert int(looks) < 60  # 116 without
+
+
+@pytest.mark.slow
+def test_a_program_that_uprof_runs_finds_the_process_as_it_is_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(
+        "import gc, os\n"
+        "print(gc.get_threshold(), gc.get_freeze_count(), os.environ.get('OPENBLAS_NUM_THREADS'))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    alone, under = (
+        subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=kept, capture_output=True, text=True
+        ).stdout.splitlines()[0]
+        for words in (
+            ["seen.py"],
+            ["-m", "unified_prof", "run", "--backend", "cpu", "seen.py"],
+        )
+    )
+    assert under == alone
+
+
+def test_thresholds_are_ours_only_within_the_block() -> None:
+    with thresholds((700, 10, 10)):
+        with thrift.seldom_collecting():
+            assert gc.get_threshold()[0] > 100_000
+            thrift.as_usual()
+            assert gc.get_threshold()[0] == 700
+            gc.set_threshold(5)  # the program's own
+        assert gc.get_threshold()[0] == 5
+
+
+def test_who_wants_no_looking_for_garbage_gets_none() -> None:
+    with thresholds((0, 10, 10)):
+        with thrift.seldom_collecting():
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
+
+
+@pytest.mark.parametrize("wish", [None, "4"])
+def test_blas_has_one_thread_unless_the_user_wishes_otherwise(
+    wish: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "OPENBLAS_NUM_THREADS"
+    monkeypatch.delenv(name, raising=False)
+    if wish is not None:
+        monkeypatch.setenv(name, wish)
+    with thrift.one_thread():
+        assert os.environ[name] == (wish or "1")
+    assert os.environ.get(name) == wish
+
+
+def test_only_where_no_program_ran_nothing_is_looked_through_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    with thresholds((700, 10, 10)):
+        with thrift.seldom_collecting():
+            thrift.as_usual()
+        thrift.leave()
+        assert frozen == []
+        with thrift.seldom_collecting():
+            pass
+        thrift.leave()
+        assert frozen == [True]
+
+
+@contextmanager
+def thresholds(wanted: tuple[int, int, int]) -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(*wanted)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def imported(command: tuple[str, ...], names: Iterable[str], folder: Path) -> list[str]:
+    """Return which of some modules a command imports."""
+    told = ran(
+        command,
+        folder,
+        "",
+        f"print(*[name for name in {names!r} if name in sys.modules], file=sys.stderr)\n",
+    )
+    return told.split()
+
+
+def ran(command: tuple[str, ...], folder: Path, before: str, after: str) -> str:
+    """Run uprof in a process of its own, with code before and after; return its last line."""
     code = (
         "import sys\n"
+        f"{before}"
         "from unified_prof.__main__ import main\n"
         "try:\n"
         f"    sys.argv = ['uprof', *{command!r}]\n"
         "    main()\n"
         "except SystemExit:\n"
         "    pass\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+        f"{after}"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
     )
-    assert done.stderr.splitlines()[-1] == "[]"
+    return done.stderr.splitlines()[-1]

@@ -11,7 +11,8 @@ import pytest
 
 from unified_prof.errors import StoreError
 from unified_prof.store import foreign_cells
-from unified_prof.store.foreign import foreign_tables, table_names
+from unified_prof.store.foreign import foreign_tables
+from unified_prof.store.table_names import table_names
 
 
 def database(path: Path, *statements: str) -> Path:

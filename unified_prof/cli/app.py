@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from unified_prof import signals, streams
-from unified_prof.cli import boundary, config
+from unified_prof.cli import boundary, config, thrift
 from unified_prof.cli.command_line import Application, Group
 from unified_prof.version import VERSION
 
@@ -64,6 +64,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Say which backends can run here and why the others cannot, and what is installed.",
     ),
 }
+
+_RUN_PROGRAMS = frozenset({"run", "time", "memory"})
+"""Commands within which somebody's program runs."""
 
 
 class _Commands(Mapping[str, Any]):
@@ -125,6 +128,10 @@ def _root(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
+    if context.invoked_subcommand in _RUN_PROGRAMS:
+        thrift.as_usual()
+    else:
+        context.with_resource(thrift.one_thread())
     if context.invoked_subcommand != "run":
         # `run` sees to it itself: there the workload's own handlers count.
         context.with_resource(signals.ended_by_signals())
@@ -138,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: always, with the exit code of `unified_prof.errors`.
     """
-    with streams.guarded():
+    with streams.guarded(), thrift.seldom_collecting():
         code = boundary.exit_code_of(lambda: _run(argv))
     sys.exit(code)
 

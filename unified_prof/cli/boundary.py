@@ -18,7 +18,6 @@ from unified_prof import streams
 from unified_prof.cli.printing import put_error
 from unified_prof.errors import BUG_EXIT_CODE, UprofError, UsageError
 from unified_prof.plain import printable
-from unified_prof.redaction import redact, redact_arguments
 from unified_prof.version import VERSION
 
 INTERRUPTED = 130
@@ -121,6 +120,8 @@ def _folder_exists() -> bool:
 
 def _put_bug(error: Exception) -> None:
     """Tell an unforeseen exception in one line, with the details in a file."""
+    from unified_prof.redaction import redact
+
     what = printable(redact(f"{type(error).__name__}: {error}"))[:300]
     details = redact("".join(traceback.format_exception(error)))
     try:
@@ -134,6 +135,8 @@ def _put_bug(error: Exception) -> None:
 
 
 def _write_details(details: str) -> Path:
+    from unified_prof.redaction import redact_arguments
+
     number, name = tempfile.mkstemp(prefix="uprof-bug-", suffix=".txt")
     with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(

@@ -113,7 +113,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
         OutputError: it exists and `force` is not given, is a database, or cannot be written.
     """
     from unified_prof.store.atomic import replacing
-    from unified_prof.store.opening import is_database
+    from unified_prof.store.table_names import is_database
 
     if force and is_database(path):
         raise OutputError(

@@ -141,7 +141,7 @@ def _overview(run: Any) -> Overview:
 def _is_summary(path: Path) -> bool:
     from unified_prof.models.catalogue import CLUSTER
     from unified_prof.store.detect import detect
-    from unified_prof.store.opening import is_database
+    from unified_prof.store.table_names import is_database
 
     if path.is_dir() or not is_database(path):
         return False
@@ -153,7 +153,7 @@ def _is_summary(path: Path) -> bool:
 
 def _databases(path: Path) -> list[str]:
     """Return the databases below a folder that may be of ranks, by names alone."""
-    from unified_prof.store.opening import is_database
+    from unified_prof.store.table_names import is_database
 
     return [location for location in _inputs(path) if is_database(Path(location))]
 

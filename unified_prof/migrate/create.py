@@ -6,8 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 from unified_prof.models import catalogue
+from unified_prof.models.catalogue import REVISION_ROW
 from unified_prof.store.atomic import replacing
-from unified_prof.store.detect import REVISION_ROW
 from unified_prof.store.sql import open_unfinished
 
 

@@ -21,7 +21,8 @@ from sqlalchemy.pool import StaticPool
 from unified_prof import resources
 from unified_prof.migrate.steps import FileState
 from unified_prof.models import catalogue
-from unified_prof.store.detect import REVISION_ROW, VERSION_ROWS
+from unified_prof.models.catalogue import REVISION_ROW
+from unified_prof.store.detect import VERSION_ROWS
 from unified_prof.store.fingerprint import Facts
 from unified_prof.store.sql import quoted
 

@@ -68,6 +68,9 @@ ALWAYS_PRESENT = frozenset(
     {"META_DATA", "STRING_IDS", "SESSION_TIME_INFO", "NPU_INFO", "RANK_DEVICE_MAP", "HOST_INFO"}
 )
 
+REVISION_ROW = "UPROF_SCHEMA_REVISION"
+"""META_DATA row in which a file written or migrated by uprof names its revision."""
+
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:

@@ -17,14 +17,7 @@ from typing import Any
 
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.models import catalogue
-from unified_prof.pipeline import (
-    ascend_layout,
-    discovery,
-    executors,
-    outputs,
-    places,
-    standard_input,
-)
+from unified_prof.pipeline import ascend_layout, discovery, outputs, places
 from unified_prof.pipeline.discovery import Found
 from unified_prof.pipeline.places import ASCEND_PT, PLAIN, Place
 from unified_prof.pipeline.sources import Decoded, Ground, Source, source_of
@@ -158,6 +151,8 @@ def convert_all(
     if STANDARD_INPUT not in paths:
         yield from _convert_all(paths, output, layout, settings, jobs, progress, note)
         return
+    from unified_prof.pipeline import standard_input
+
     with ExitStack() as files:
         named = [path for path in paths if path != STANDARD_INPUT]
         kept = None
@@ -253,6 +248,8 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
             at = f"{done + 1} of {len(tasks)}, " if len(tasks) > 1 else ""
             yield _outcome(task, partial(_tell_of, progress, f"{at}{task.found.path.name}"))
         return
+    from unified_prof.pipeline import executors
+
     progress(f"converting {len(tasks)} recordings")
     with executors.open_executor(jobs=min(jobs, len(tasks))) as crew:
         for finished, (task, result) in enumerate(

@@ -14,14 +14,12 @@ from pathlib import Path
 
 from unified_prof.errors import SchemaVersionError, StoreError
 from unified_prof.models import catalogue
+from unified_prof.models.catalogue import REVISION_ROW
 from unified_prof.store import fingerprint
 from unified_prof.store.fingerprint import Facts
 from unified_prof.store.opening import open_read_only
 from unified_prof.store.sql import reading
 from unified_prof.vocabulary import API_OPERATION
-
-REVISION_ROW = "UPROF_SCHEMA_REVISION"
-"""META_DATA row in which a file written or migrated by uprof names its revision."""
 
 MIGRATED_FROM = "migrated_from"
 """UPROF_RUN fact: the revision a migrated file had before its first migration."""

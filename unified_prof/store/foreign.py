@@ -17,15 +17,14 @@ from unified_prof.columns import Cells, Tables
 from unified_prof.errors import StoreError
 from unified_prof.store.btree.scan import Slice, Unusual, scan
 from unified_prof.store.foreign_cells import LONGEST_TEXT, Query
-from unified_prof.store.opening import is_database, open_read_only
-from unified_prof.store.sql import READ_ERRORS, TABLES, declared, reading
+from unified_prof.store.opening import open_read_only
+from unified_prof.store.sql import MOST_TABLES, TABLES, declared, reading
 from unified_prof.store.watching import watch
 
-__all__ = ["LONGEST_TEXT", "foreign_tables", "table_names"]
+__all__ = ["LONGEST_TEXT", "foreign_tables"]
 
 _ROWS = 1 << 14
 _ROWS_WITH_TEXTS = 1 << 11
-_MOST_NAMES = 100_000
 
 
 @contextmanager
@@ -43,27 +42,6 @@ def foreign_tables(path: Path) -> Iterator[Tables]:
         yield tables
 
 
-def table_names(path: Path) -> frozenset[str]:
-    """Return the tables of a database; none where it has none or cannot be read.
-
-    A look that leaves no trace and waits for nobody: a log beside the file is not looked into.
-    """
-    if not is_database(path):
-        return frozenset()
-    try:
-        uri = f"{path.absolute().as_uri()}?immutable=1"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None)
-        try:
-            db.execute("PRAGMA trusted_schema = OFF")
-            watch(db, steps=10_000_000)
-            rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {_MOST_NAMES}").fetchall()
-        finally:
-            db.close()
-    except (*READ_ERRORS, OSError):
-        return frozenset()
-    return frozenset(str(name) for (name,) in rows)
-
-
 class _DatabaseTables:
     """`Tables` of a SQLite file."""
 
@@ -72,7 +50,7 @@ class _DatabaseTables:
         self._db = db
         self._most_rows = path.stat().st_size  # a row takes more than a byte
         self._unreadable: Counter[str] = Counter()
-        rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {_MOST_NAMES}").fetchall()
+        rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MOST_TABLES}").fetchall()
         self._columns = {
             str(name): tuple(column.name for column in declared(db, str(name))) for (name,) in rows
         }

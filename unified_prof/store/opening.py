@@ -23,9 +23,9 @@ from unified_prof.store.atomic import SQLITE_SIDE_FILES
 from unified_prof.store.btree.connection import FileConnection
 from unified_prof.store.ownership import temporary_folder
 from unified_prof.store.sql import READ_ERRORS, is_locked, read_error, reading
+from unified_prof.store.table_names import MAGIC
 from unified_prof.store.watching import raise_kept, watch
 
-_MAGIC = b"SQLite format 3\0"
 _OTHER_FORMATS = (
     (b"\x1f\x8b", "a gzip-compressed file"),
     (b"\x28\xb5\x2f\xfd", "a Zstandard-compressed file"),
@@ -74,17 +74,6 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         raise read_error(path, err) from err
 
 
-def is_database(path: Path) -> bool:
-    """Whether a file begins as SQLite databases do; no other file can be one."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
-        return False
-
-
 def side_files(path: Path) -> dict[str, Path]:
     """Return what lies beside a database and is not empty: its log and journal, by ending.
 
@@ -129,7 +118,7 @@ def _header(path: Path) -> bytes:
         raise StoreError(f"cannot read {str(path)!r}: {err}", slug="cannot-read") from err
     if not header:
         raise StoreError(f"{path} is empty, expected a SQLite database", slug="empty-file")
-    if not header.startswith(_MAGIC):
+    if not header.startswith(MAGIC):
         raise StoreError(
             f"{path} is not a report (a SQLite database) but {_what_begins(header)}",
             slug="not-a-report",

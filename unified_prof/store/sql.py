@@ -62,6 +62,8 @@ TABLES = (
     " WHERE type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%')"
 )
 """What to select from for the tables of a file that are made of rows."""
+MOST_TABLES = 100_000
+"""So many of somebody else's tables are looked at."""
 
 
 def open_unfinished(

@@ -2,13 +2,14 @@
 
 Rows that come by the thousands become pages of the table without SQLite, several times as fast
 (docs/performance.md). That takes a table of plain columns, and rows in the order of their rowids;
-what is otherwise, and what are few rows, SQLite inserts.
+what is otherwise, and what are few rows, SQLite inserts; what makes pages is not imported then.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,13 @@ from unified_prof.store.batches import (
     non_null,
     selected,
 )
-from unified_prof.store.btree.writing.fields import Affinity, affinity_of, field_of
-from unified_prof.store.btree.writing.tree import TableTree
+from unified_prof.store.btree.writing.affinity import Affinity, affinity_of
 from unified_prof.store.inserts import TEXT_AT_ONCE, Inserts, integers, text_size
 from unified_prof.store.layouts import Layout
 from unified_prof.store.shared_file import SharedFile
+
+if TYPE_CHECKING:
+    from unified_prof.store.btree.writing.tree import TableTree
 
 ROWS_WORTH_PAGES = 4_000
 """As many rows are put together before they become pages; fewer in all are inserted."""
@@ -160,6 +163,8 @@ class TableWriter:
                 return False
             rowids = keys
             ordered[self._key] = Constant(None)
+        from unified_prof.store.btree.writing.fields import field_of
+
         if self._tree is None:
             self._tree = self._new_tree()
         fields = [
@@ -170,6 +175,8 @@ class TableWriter:
         return True
 
     def _new_tree(self) -> TableTree:
+        from unified_prof.store.btree.writing.tree import TableTree
+
         root = self._file.statements().execute(
             "SELECT rootpage FROM sqlite_master WHERE name = ?", (self.layout.spec.name,)
         )

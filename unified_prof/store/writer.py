@@ -13,13 +13,12 @@ from unified_prof.columns import Column
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.ledger import Ledger
 from unified_prof.models import catalogue
-from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF
+from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISION_ROW
 from unified_prof.plain import storable
 from unified_prof.store import batches, layouts, meanings, sql
 from unified_prof.store.atomic import AtomicFile
 from unified_prof.store.batches import Source
 from unified_prof.store.blocks import Block
-from unified_prof.store.detect import REVISION_ROW
 from unified_prof.store.layouts import Layout
 from unified_prof.store.shared_file import SharedFile
 from unified_prof.store.strings import StringPool

@@ -12,10 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter
-from unified_prof.decoders.prof.collectives.aicpu_collectives import find_collectives
-from unified_prof.decoders.prof.collectives.aicpu_operators import Ground
 from unified_prof.decoders.prof.collectives.aicpu_records import AicpuRecords, read_aicpu
-from unified_prof.decoders.prof.collectives.aicpu_rows import write_collectives
 from unified_prof.decoders.prof.collectives.communication import CommunicationTimes, Steps
 from unified_prof.decoders.prof.collectives.communication_records import STEP
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
@@ -255,6 +252,13 @@ class _Logged:
         host_side, sink = self._host_side, self._file.sink
         if host_side is None:
             return CommunicationTimes.none()
+        if not host_side.collective_streams.of_kernels and not len(aicpu):
+            return host_side.communication.write(self._device.device_id, steps, self._clock, None)
+        # Few recordings have any, and what tells them is a quarter of what a small one imports.
+        from unified_prof.decoders.prof.collectives.aicpu_collectives import find_collectives
+        from unified_prof.decoders.prof.collectives.aicpu_operators import Ground
+        from unified_prof.decoders.prof.collectives.aicpu_rows import write_collectives
+
         ground = Ground(
             self._device,
             TaskRows.of(np.zeros(0, JOINED), self._clock) if rows is None else rows,

@@ -28,7 +28,7 @@ class Nsys(Source):
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the names of the tables, as versions differ in all else."""
-        from unified_prof.store.foreign import table_names
+        from unified_prof.store.table_names import table_names
 
         tables = _parquet_names(path) if path.is_dir() else table_names(path)
         return Sign.SURE if any(name.startswith(_SIGNS) for name in tables) else Sign.NO

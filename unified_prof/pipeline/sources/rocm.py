@@ -29,7 +29,7 @@ class Rocm(Source):
 
     def sniff(self, path: Path) -> Sign:
         """Tell by the table that every rocpd database has, or by the first key."""
-        from unified_prof.store.foreign import table_names
+        from unified_prof.store.table_names import table_names
 
         if path.is_dir():
             return Sign.NO

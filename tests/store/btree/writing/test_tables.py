@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unified_prof.store import batches
-from unified_prof.store.btree.writing.fields import affinity_of, field_of
+from unified_prof.store.btree.writing.affinity import affinity_of
+from unified_prof.store.btree.writing.fields import field_of
 from unified_prof.store.btree.writing.page_file import PageFile
 from unified_prof.store.btree.writing.tree import TableTree
 

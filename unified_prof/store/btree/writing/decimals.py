@@ -6,7 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _AT_ONCE = 10_000
-_FOUR_DIGITS = np.frombuffer("".join(f"{n:04}" for n in range(_AT_ONCE)).encode(), "V4")
+_FOUR_DIGITS = np.frombuffer(
+    (np.indices((10, 10, 10, 10), np.uint8).reshape(4, -1).T + np.uint8(ord("0"))).tobytes(), "V4"
+)
+"""0000 to 9999."""
 _MOST_DIGITS = 20
 _WIDTH = 1 + _MOST_DIGITS
 _POWERS = np.array([10**digits for digits in range(1, _MOST_DIGITS)], np.uint64)

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from unified_prof.store.batches import Constant, Numbers, Objects, Plain, Source, is_null
 from unified_prof.store.btree import format as layout
 from unified_prof.store.btree.writing import varints
+from unified_prof.store.btree.writing.affinity import Affinity
 from unified_prof.store.btree.writing.decimals import decimals
 
 NULL = 0
@@ -29,30 +29,6 @@ TEXT = 1
 """Kind of a text: this and the bytes of its serial type, 2 for short ones."""
 
 _BEYOND = 2.0**63
-
-
-class Affinity(Enum):
-    """What SQLite likes best to have in a column."""
-
-    NUMERIC = auto()
-    """Whole numbers are integers; INTEGER is the same."""
-    REAL = auto()
-    TEXT = auto()
-    NONE = auto()
-
-
-def affinity_of(declared: str) -> Affinity:
-    """Return the affinity of a column from the type it is declared with."""
-    declared = declared.upper()
-    if "INT" in declared:
-        return Affinity.NUMERIC
-    if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
-        return Affinity.TEXT
-    if not declared or "BLOB" in declared:
-        return Affinity.NONE
-    if any(word in declared for word in ("REAL", "FLOA", "DOUB")):
-        return Affinity.REAL
-    return Affinity.NUMERIC
 
 
 @dataclass(frozen=True, slots=True)
