@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 pytest_plugins = ["tests.costs"]
 
@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # No example has a deadline: other programs on the machine would decide whether a test passes.
 settings.register_profile("uprof", deadline=None)
 settings.load_profile("uprof")
+SETTINGS = "_hypothesis_internal_use_settings"
 
 # Under nohup a hang-up is ignored, in the background of a shell Ctrl-C, by the processes that tests
 # start as well; tests send both.
@@ -43,11 +44,29 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return f"{argname}-{len(val)}-bytes" if isinstance(val, bytes) else None
 
 
+def with_fewer_examples(item: pytest.Item) -> None:
+    """Have a test of properties try fewer examples: what the quick suite finds, it finds soon."""
+    test = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    if test is None or not is_hypothesis_test(test) or hasattr(test, "tries_fewer"):
+        return
+    # Where `settings` as a decorator keeps them; a test that was made cannot be decorated again.
+    asked = getattr(test, SETTINGS, None) or settings()
+    fewer = max(5, asked.max_examples // 4)
+    setattr(test, SETTINGS, settings(asked, max_examples=min(fewer, asked.max_examples)))
+    test.tries_fewer = True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Make those cases slow that a test with many has beyond its ``quick(cases=...)``."""
+    """Make those cases slow that a test with many has beyond its ``quick(cases=...)``.
+
+    Where slow tests are left out, properties are tried with a fourth of their examples.
+    """
     seen: Counter[str] = Counter()
     for item in items:
+        if "not slow" in item.config.option.markexpr:
+            with_fewer_examples(item)
         if (quick := item.get_closest_marker("quick")) is not None:
             test = item.nodeid.partition("[")[0]
             seen[test] += 1

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import costs
+from tests.conftest import with_fewer_examples
 
 CASES = {"a.py::test_x[1]": 0.9, "a.py::test_x[2]": 0.3, "a.py::test_y": 0.7, "b.py::test_z": 1.5}
 
@@ -33,3 +38,18 @@ def test_a_test_costs_what_it_computes_and_not_what_it_waits(
     while costs.processor_s() - before < 0.05:
         pass
     assert request.node.stash[costs.begun] <= before
+
+
+def test_properties_are_tried_with_fewer_examples_in_the_quick_suite() -> None:
+    tried: list[int] = []
+
+    @settings(max_examples=40, database=None)
+    @given(st.integers())
+    def whole(number: int) -> None:
+        tried.append(number)
+
+    item: Any = SimpleNamespace(obj=whole)
+    with_fewer_examples(item)
+    with_fewer_examples(item)
+    whole()
+    assert 1 < len(tried) <= 10

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.source_trees import nodes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,6 +24,8 @@ PROJECT, TOOLS = DOCUMENT["project"], DOCUMENT["tool"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 # Part of Ascend's toolkit, on no package index.
 WITH_THE_TOOLKIT = {"mstx", "acl"}
+OTHERWISE_NAMED = {"google": "protobuf"}
+"""What the distribution is called whose module has another name."""
 
 
 def distribution(requirement: str) -> str:
@@ -31,17 +35,19 @@ def distribution(requirement: str) -> str:
     return match[0].lower()
 
 
-def imported() -> set[str]:
+@cache
+def imported() -> frozenset[str]:
     """Return the top-level names of everything that the package imports, at any depth."""
     names: set[str] = set()
     for folder in ("unified_prof", "migrations"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_bytes())):
+        for found in nodes(folder).values():
+            for node in found:
                 if isinstance(node, ast.Import):
                     names.update(alias.name.partition(".")[0] for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                     names.add(node.module.partition(".")[0])
-    return names - set(sys.stdlib_module_names) - {"tomllib", "unified_prof"}
+    names -= {*sys.stdlib_module_names, "tomllib", "unified_prof"}
+    return frozenset(OTHERWISE_NAMED.get(name, name) for name in names)
 
 
 REQUIRED = {distribution(one) for one in PROJECT["dependencies"]}

@@ -1,15 +1,13 @@
 """The values that stand for something else have one place, and the database knows them."""
 
 import ast
-from pathlib import Path
 
 import pytest
 
-import unified_prof
+from tests.source_trees import nodes
 from unified_prof import vocabulary
 from unified_prof.models import catalogue
 
-PACKAGE = Path(unified_prof.__file__).parent
 SPELLED = {
     vocabulary.HOST_ONLY_CONNECTION,
     vocabulary.FIRST_MARK_CONNECTION,
@@ -20,16 +18,12 @@ SPELLED = {
 """Values that mean nothing but what the vocabulary says."""
 
 
-def _constants(path: Path) -> set[object]:
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {node.value for node in nodes if isinstance(node, ast.Constant)}
-
-
 def test_no_other_module_spells_them() -> None:
     spelling = [
-        path.relative_to(PACKAGE).as_posix()
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != "vocabulary.py" and _constants(path) & SPELLED
+        path.name
+        for path, found in nodes("unified_prof").items()
+        if path.name != "vocabulary.py"
+        and {node.value for node in found if isinstance(node, ast.Constant)} & SPELLED
     ]
     assert spelling == []
 
