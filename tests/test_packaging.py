@@ -24,7 +24,7 @@ PROJECT, TOOLS = DOCUMENT["project"], DOCUMENT["tool"]
 REPOSITORY = PROJECT["urls"]["Repository"]
 # Part of Ascend's toolkit, on no package index.
 WITH_THE_TOOLKIT = {"mstx", "acl"}
-OTHERWISE_NAMED = {"google": "protobuf"}
+OTHERWISE_NAMED = {"google": "protobuf", "IPython": "ipython"}
 """What the distribution is called whose module has another name."""
 
 

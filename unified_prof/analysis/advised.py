@@ -6,6 +6,7 @@ import os
 
 from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.load import open_analyses
+from unified_prof.displayed import Together
 
 
 def advise(path: str | os.PathLike[str]) -> list[Advice]:
@@ -17,4 +18,4 @@ def advise(path: str | os.PathLike[str]) -> list[Advice]:
         StoreError: the file is no report or cannot be read.
     """
     with open_analyses(path) as analyses:
-        return [one.advice() for one in analyses]
+        return Together(one.advice() for one in analyses)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from unified_prof.displayed import Displayed
+
 Sureness: TypeAlias = Literal["certain", "likely", "possible"]
 """How sure a finding is: measured as such; measured, and its cause inferred; one of several
 explanations of what was measured."""
@@ -50,7 +52,7 @@ class NotJudged:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Displayed):
     """What can be said of one recording, the costliest first; a healthy one has no finding."""
 
     findings: tuple[Finding, ...]

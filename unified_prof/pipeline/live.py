@@ -33,7 +33,7 @@ class Profile:
     directory: Path
     files: Mapping[str, Path] = field(default_factory=dict)
     """Kind of report -> the file written."""
-    tracked: TrackedRun | None = None
+    tracked: TrackedRun | None = field(default=None, repr=False)
     """The records behind the files."""
     failure: str | None = None
     """Why the measurement is partial, in a sentence, or None when it is complete."""
@@ -44,6 +44,13 @@ class Profile:
     def summary(self) -> RunSummary | None:
         """The headline figures, as `uprof run` shows them."""
         return summarize(self.files.values()) if self.tracked else None
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the end of a run as `uprof run` tells it."""
+        from unified_prof.report import notebook
+
+        files = {kind: [path] for kind, path in self.files.items()}
+        return notebook.of_run(files, failure=self.failure)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from unified_prof.analysis.load import Opened
 from unified_prof.report import markdown, tables, words
 from unified_prof.report.documents import dumped
 from unified_prof.report.figures import advice_fields, answers, coverage_fields
+from unified_prof.report.sheet import Sheet
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -91,21 +92,26 @@ def text(
         if number or of_run:
             page.gap()
         page.title(one.title)
-        page.fact("judged", _judged(one.advice))
-        for place, found in enumerate(one.advice.findings[:top], start=1):
-            page.heading(f"{place}. {_heading(found, one.advice)}")
-            page.plain(f"   {words.neutral(found.text)}")
-            if found.advice:
-                page.plain(f"   try: {found.advice}")
-            if found.evidence:
-                page.table(_evidence(found))
-        if not one.advice.findings:
-            page.fact("found", _HEALTHY)
-        elif top is not None and len(one.advice.findings) > top:
-            page.note(f"and {len(one.advice.findings) - top} more (--top)")
-        for line in _not_judged(one.advice):
-            page.note(line)
+        add(page, one.advice, top=top)
     return page.text()
+
+
+def add(page: Sheet, advice: Advice, *, top: int | None) -> None:
+    """Add what could be better in one report to a page."""
+    page.fact("judged", _judged(advice))
+    for place, found in enumerate(advice.findings[:top], start=1):
+        page.heading(f"{place}. {_heading(found, advice)}")
+        page.plain(f"   {words.neutral(found.text)}")
+        if found.advice:
+            page.plain(f"   try: {found.advice}")
+        if found.evidence:
+            page.table(_evidence(found))
+    if not advice.findings:
+        page.fact("found", _HEALTHY)
+    elif top is not None and len(advice.findings) > top:
+        page.left_out(len(advice.findings) - top)
+    for line in _not_judged(advice):
+        page.note(line)
 
 
 def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: int | None) -> str:

@@ -15,6 +15,7 @@ from unified_prof.analysis.compare.gate import Limits, Verdict
 from unified_prof.analysis.kinds import KINDS, By
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.model import Breakdown, Summary
+from unified_prof.displayed import Displayed, Together
 from unified_prof.errors import UsageError
 from unified_prof.report.figures import Figures, answers, as_document, collect, row_fields
 
@@ -22,10 +23,14 @@ Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Displayed):
     """The figures of one report; the file need not stay."""
 
     figures: Figures
+
+    def __repr__(self) -> str:
+        have = ", ".join(one.breakdown.by for one in self.figures.selections) or "nothing"
+        return f"<figures of {self.summary.path}, by {have}>"
 
     @property
     def summary(self) -> Summary:
@@ -90,7 +95,7 @@ def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
                 f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
             )
     with open_reports(path) as opened:
-        return [Answer(found) for found in answers(opened, lambda one: collect(one, wanted))]
+        return Together(Answer(one) for one in answers(opened, lambda one: collect(one, wanted)))
 
 
 def gate(

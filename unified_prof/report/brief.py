@@ -10,6 +10,7 @@ from unified_prof.analysis.load import open_files
 from unified_prof.errors import UprofError
 from unified_prof.report import sections, tables, words
 from unified_prof.report.figures import Figures, collect
+from unified_prof.report.sheet import Sheet
 from unified_prof.report.terminal import Page
 
 
@@ -31,12 +32,18 @@ def of_run(
         color: whether escape sequences for colour may be used.
     """
     page = Page(width=width, color=color)
+    add(page, files, top=top, more=": uprof report shows them")
+    return page.text()
+
+
+def add(page: Sheet, files: Mapping[str, Iterable[Path]], *, top: int, more: str) -> None:
+    """Add the same to a page; `more` says where rows that were left out are."""
     try:
         with open_files(path for paths in files.values() for path in paths) as analyses:
             for number, figures in enumerate(_figures(one, top) for one in analyses):
                 if number:
                     page.gap()
-                _report(page, figures)
+                _report(page, figures, more)
     except UprofError as err:
         page.remark("warning", words.neutral(str(err)))
     if any(files.values()):
@@ -44,7 +51,6 @@ def of_run(
     for kind, paths in files.items():
         for path in paths:
             page.fact(f"{kind} report", words.neutral(str(path)))
-    return page.text()
 
 
 def _figures(analysis: Analysis, top: int) -> Figures:
@@ -52,8 +58,8 @@ def _figures(analysis: Analysis, top: int) -> Figures:
     return collect(analysis, bys, top=top, details=False)
 
 
-def _report(page: Page, figures: Figures) -> None:
+def _report(page: Sheet, figures: Figures, more: str) -> None:
     sections.headline(page, figures)
     for selection in figures.selections:
-        sections.rows(page, selection, more=": uprof report shows them")
+        sections.rows(page, selection, more=more)
     sections.remarks(page, tables.warnings(figures))

@@ -14,6 +14,7 @@ from unified_prof.analysis.compare.gate import Check, Unit, Verdict
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words
+from unified_prof.report.sheet import Sheet
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -42,6 +43,12 @@ def diff_text(
 ) -> str:
     """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
     page = Page(width=width, color=color, full_names=full_names)
+    add_diff(page, found, top=top, everything=everything)
+    return page.text()
+
+
+def add_diff(page: Sheet, found: Difference, *, top: int, everything: bool) -> None:
+    """Add a comparison to a page."""
     page.title(f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}")
     for warning in found.warnings:
         page.remark("warning", words.neutral(warning))
@@ -51,10 +58,9 @@ def diff_text(
         page.heading(heading)
         page.table(columns)
         if left_out:
-            page.note(f"and {words.number(left_out)} more (--top)")
+            page.left_out(left_out)
     for line in _remarks(found, everything):
         page.note(line)
-    return page.text()
 
 
 def diff_markdown(
@@ -136,13 +142,18 @@ MORE_RUNS = (
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
     """Return a verdict as text."""
     page = Page(width=width, color=color)
+    add_verdict(page, verdict)
+    return page.text()
+
+
+def add_verdict(page: Sheet, verdict: Verdict) -> None:
+    """Add a verdict to a page."""
     page.table(_check_columns(verdict))
     page.title(f"{verdict.outcome} ({_limits(verdict)})")
     if (line := shared.waiting_words(verdict.waiting)) is not None:
         page.note(line)
     if any(check.of_one_run for check in verdict.checks):
         page.note(MORE_RUNS)
-    return page.text()
 
 
 def gate_markdown(verdict: Verdict, base: str, new: str) -> str:

@@ -21,6 +21,7 @@ from unified_prof.report.difference import (
     finite,
     signed,
 )
+from unified_prof.report.sheet import Sheet
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -49,6 +50,19 @@ def text(
 ) -> str:
     """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
     page = Page(width=width, color=color, full_names=full_names)
+    add(page, found, by=by, top=top, everything=everything)
+    return page.text()
+
+
+def add(
+    page: Sheet,
+    found: DeviceDifference,
+    *,
+    by: By = "operation",
+    top: int,
+    everything: bool = False,
+) -> None:
+    """Add a comparison to a page."""
     page.title(_title(found))
     for warning in found.warnings:
         page.remark("warning", words.neutral(warning))
@@ -58,10 +72,9 @@ def text(
         page.heading(heading)
         page.table(columns)
         if left_out:
-            page.note(f"and {words.number(left_out)} more (--top)")
+            page.left_out(left_out)
     for line in remarks(found):
         page.note(words.neutral(line))
-    return page.text()
 
 
 def as_markdown(

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from unified_prof.report import tables, words
 from unified_prof.report.figures import Figures, Selection
-from unified_prof.report.terminal import Page
+from unified_prof.report.sheet import Sheet
 
 
-def first_to_do(page: Page, figures: Figures) -> None:
+def first_to_do(page: Sheet, figures: Figures) -> None:
     """Add what to do first, if anything was found, and an empty line."""
     lines = tables.first_to_do(figures)
     for number, line in enumerate(lines):
@@ -18,7 +18,7 @@ def first_to_do(page: Page, figures: Figures) -> None:
         page.gap()
 
 
-def headline(page: Page, figures: Figures) -> None:
+def headline(page: Sheet, figures: Figures) -> None:
     """Add the headline figures, and a table of the devices if there are any."""
     for what, text in tables.headline(figures):
         page.fact(what, text)
@@ -27,7 +27,7 @@ def headline(page: Page, figures: Figures) -> None:
         page.table(tables.device_columns(figures.summary.devices))
 
 
-def rows(page: Page, selection: Selection, *, more: str) -> None:
+def rows(page: Sheet, selection: Selection, *, more: str) -> None:
     """Add the rows of a breakdown; `more` says where those that were left out are."""
     if selection.rows:
         page.gap()
@@ -36,7 +36,7 @@ def rows(page: Page, selection: Selection, *, more: str) -> None:
         page.note(f"and {words.number(selection.left_out)} more{more}")
 
 
-def remarks(page: Page, found: Iterable[tuple[str, str]]) -> None:
+def remarks(page: Sheet, found: Iterable[tuple[str, str]]) -> None:
     """Add what was odd, after an empty line if anything was."""
     for number, (what, why) in enumerate(found):
         if not number:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unified_prof.report import names, tables
+from unified_prof.report import names, tables, words
 from unified_prof.report.tables import Column
 
 _NARROWEST_NAME = 24
@@ -88,6 +88,10 @@ class Page:
     def note(self, text: str) -> None:
         """Add a line of less importance."""
         self._console.print(Text(text, style="dim"))
+
+    def left_out(self, count: int) -> None:
+        """Say how many rows of a table are not shown."""
+        self.note(f"and {words.number(count)} more (--top)")
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table.

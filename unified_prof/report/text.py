@@ -9,6 +9,7 @@ from unified_prof.analysis.read.coverage import Coverage
 from unified_prof.report import sections, tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request
+from unified_prof.report.sheet import Sheet
 from unified_prof.report.terminal import Page
 
 
@@ -48,17 +49,18 @@ def render(
     for number, figures in enumerate(reports):
         if number:
             page.gap()
-        _report(page, figures)
+        add(page, figures, more=" (--top)")
     return page.text()
 
 
-def _report(page: Page, figures: Figures) -> None:
+def add(page: Sheet, figures: Figures, *, more: str) -> None:
+    """Add one report to a page; `more` says where rows that were left out are."""
     page.title(tables.title(figures.summary))
     sections.first_to_do(page, figures)
     sections.headline(page, figures)
     for selection in figures.selections:
         if selection.rows:
-            sections.rows(page, selection, more=" (--top)")
+            sections.rows(page, selection, more=more)
         else:
             page.gap()
             page.plain(f"no {selection.breakdown.by} was recorded")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.displayed import Displayed
 from unified_prof.errors import UsageError
 from unified_prof.models import catalogue
 from unified_prof.store import columns as in_columns
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 Parameters = Sequence[Any] | Mapping[str, Any]
 
 
-class Report:
+class Report(Displayed):
     """A report that lies open for reading; use it in a `with` block or `close` it.
 
     Queries see every table in its newest shape: missing tables are empty, columns that the file

@@ -30,6 +30,7 @@ from unified_prof.analysis.compare.statistics import (
     medians,
 )
 from unified_prof.analysis.compare.waiting import Waiting, alike
+from unified_prof.displayed import Displayed
 
 Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
@@ -84,7 +85,7 @@ class SizeChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Displayed):
     """Two runs compared."""
 
     base: Run

@@ -25,6 +25,7 @@ from unified_prof.analysis.compare.doubts import (
 )
 from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
 from unified_prof.analysis.compare.waiting import Waiting, alike
+from unified_prof.displayed import Displayed
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Outcome = Literal["pass", "regression", "inconclusive"]
@@ -81,7 +82,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Displayed):
     """The gate's answer."""
 
     checks: tuple[Check, ...]

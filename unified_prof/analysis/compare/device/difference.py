@@ -29,6 +29,7 @@ from unified_prof.analysis.compare.doubts import differences
 from unified_prof.analysis.compare.statistics import Comparison, compare
 from unified_prof.analysis.explain.classes import CLASSES
 from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.displayed import Displayed
 from unified_prof.units import NS_PER_MS
 
 Ints = NDArray[np.int64]
@@ -89,7 +90,7 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceDifference:
+class DeviceDifference(Displayed):
     """Two runs of devices compared, in totals; `Side.per_share` makes them figures of a step.
 
     The rows of `classes`, `operations`, `modules`, `lines` and `kernels` each add up to

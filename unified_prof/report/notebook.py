@@ -1,0 +1,91 @@
+"""What notebooks show of a run, of figures, differences, verdicts, advice and open reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from unified_prof.analysis.compare.device.difference import DeviceDifference
+from unified_prof.analysis.compare.diff import Difference
+from unified_prof.analysis.compare.gate import Verdict
+from unified_prof.analysis.finding import Advice
+from unified_prof.displayed import Together
+from unified_prof.report import advice, brief, comparison, devices, text, words
+from unified_prof.report.asked import Answer
+from unified_prof.report.figures import Figures, select
+from unified_prof.report.inert import InertPage
+from unified_prof.store.reader import Report
+
+_ROWS = 10
+"""Of each table."""
+_BREAKDOWNS = 3
+"""Of a report of which nothing particular was asked."""
+_THINGS = 8
+"""Of a list."""
+_FINDINGS = 5
+_TABLES = 40
+
+
+def html_of(shown: object) -> str:
+    """Return anything of the public API as HTML without scripts, of bounded size."""
+    page = InertPage()
+    _add(page, shown)
+    return page.html()
+
+
+def of_run(
+    files: Mapping[str, Iterable[Path]], *, failure: str | None = None, top: int = _ROWS
+) -> str:
+    """Return what a run left, as `uprof run` says it at its end."""
+    page = InertPage()
+    if failure is not None:
+        page.remark("not complete", failure)
+    brief.add(page, files, top=top, more="")
+    return page.html()
+
+
+def _add(page: InertPage, shown: object) -> None:
+    if isinstance(shown, Together):
+        for number, one in enumerate(shown[:_THINGS]):
+            if number:
+                page.gap()
+            _add(page, one)
+        if len(shown) > _THINGS:
+            page.left_out(len(shown) - _THINGS)
+        if not shown:
+            page.note("nothing")
+    elif isinstance(shown, Answer):
+        _add_figures(page, shown.figures)
+    elif isinstance(shown, DeviceDifference):
+        devices.add(page, shown, top=_ROWS)
+    elif isinstance(shown, Difference):
+        comparison.add_diff(page, shown, top=_ROWS, everything=False)
+    elif isinstance(shown, Verdict):
+        page.title(f"gate: {shown.outcome}")
+        comparison.add_verdict(page, shown)
+    elif isinstance(shown, Advice):
+        page.title("what could be better")
+        advice.add(page, shown, top=_FINDINGS)
+    elif isinstance(shown, Report):
+        _add_report(page, shown)
+    else:
+        raise TypeError(f"nothing is known of how to show {type(shown).__name__}")
+
+
+def _add_figures(page: InertPage, figures: Figures) -> None:
+    chosen = figures.selections[:_BREAKDOWNS]
+    cut = tuple(select(one.breakdown, top=_ROWS) for one in chosen)
+    text.add(page, replace(figures, selections=cut), more="")
+    others = figures.selections[_BREAKDOWNS:]
+    if others:
+        page.note(f"also by {', '.join(one.breakdown.by for one in others)}: .breakdown(NAME)")
+
+
+def _add_report(page: InertPage, report: Report) -> None:
+    page.title(words.neutral(str(report.path)))
+    page.fact("family", report.family)
+    page.fact("revision", report.revision or "unknown")
+    named = ", ".join(report.tables[:_TABLES])
+    left = len(report.tables) - _TABLES
+    page.fact("tables", f"{named} and {left} more" if left > 0 else named)
