@@ -254,7 +254,7 @@ def gate(
         printing.write(file, verdict_text(verdict, labels, shape, to_file=True), force=force)
     elif not (quiet and shape is FormatOption.TEXT):
         printing.put(verdict_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
-    append_summary(verdict, labels)
+    append_summary(lambda: verdict_text(verdict, labels, FormatOption.MARKDOWN))
     raise typer.Exit(verdict.exit_code)
 
 

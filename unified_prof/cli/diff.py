@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from unified_prof.analysis.compare.thresholds import told_noise
-from unified_prof.cli import converting, hints, printing, thresholds
+from unified_prof.cli import converting, hints, printing, thresholds, workloads
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert, Side
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Noise, Quiet
+from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def register(app: typer.Typer) -> None:
 def diff(
     context: typer.Context,
     base: Annotated[
-        Path, typer.Argument(metavar="BASE", help="A report, or a run's folder: before.")
-    ],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same: after.")],
+        Path | None, typer.Argument(metavar="BASE", help="A report, or a run's folder: before.")
+    ] = None,
+    new: Annotated[Path | None, typer.Argument(metavar="NEW", help="The same: after.")] = None,
     more_base: Annotated[
         list[Path] | None,
         typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
@@ -76,6 +77,7 @@ def diff(
         list[Path] | None,
         typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
     ] = None,
+    workload: WorkloadOption = None,
     by: Annotated[ByOption, typer.Option(help="Sum the changes up by this.")] = ByOption.OPERATION,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
     everything: Annotated[
@@ -107,29 +109,29 @@ def diff(
     operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
     the figures are those of one device on average.
     """
-    from unified_prof.analysis.compare import compared
-
     file = shapes.file_of(output)
     asked = format_ and format_.value
     shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
-    silent = quiet or shape is not FormatOption.TEXT
-    before, after = (
-        converting.side_of(side, convert=convert, quiet=silent, output=file)
-        for side in ([base, *(more_base or [])], [new, *(more_new or [])])
-    )
-    with hints.for_reports(*before.given, *after.given):
-        of_devices = compared.of_devices(
-            before.reports,
-            after.reports,
-            (before.label, after.label),
-            None if noise is None else told_noise(noise),
-        )
     width, color = (None, False) if file else printing.terminal()
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)
-    if of_devices is not None:
-        text, warnings = _devices(of_devices, how)
+    reading = _Reading(convert=convert, quiet=quiet or shape is not FormatOption.TEXT, output=file)
+    warnings: Sequence[str]
+    if workload:
+        if base or new or more_base or more_new:
+            raise UsageError(
+                "--workload takes the place of BASE, NEW, --base and --new",
+                hint="name every workload by --workload NAME=BASE:NEW",
+                slug="contradicting-options",
+            )
+        text, warnings = _each(workloads.parsed(workload), reading, how)
+    elif base is None or new is None:
+        raise UsageError(
+            "diff takes two reports, BASE and NEW", hint="uprof diff base new", slug="wrong-inputs"
+        )
     else:
-        text, warnings = _samples(before, after, how)
+        sides = [base, *(more_base or [])], [new, *(more_new or [])]
+        found = _compared(*sides, reading, how)
+        text, warnings = found.text(), found.warnings
     if file is None:
         printing.put(text, for_people=shape is FormatOption.TEXT)
     else:
@@ -153,35 +155,99 @@ class _Shown:
     noise: str | None
 
 
-def _devices(found: DeviceDifference, how: _Shown) -> tuple[str, Sequence[str]]:
-    """Return a comparison of devices in words, and its warnings."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How the reports of a side are read."""
+
+    convert: bool
+    quiet: bool
+    output: Path | None
+
+    def side(self, paths: Sequence[Path]) -> Side:
+        return converting.side_of(paths, convert=self.convert, quiet=self.quiet, output=self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A comparison, and how it is shown."""
+
+    shape: FormatOption
+    document: Callable[[], dict[str, Any]]
+    words: Callable[[], str]
+    warnings: Sequence[str]
+
+    def text(self) -> str:
+        if self.shape is FormatOption.JSON:
+            return printing.json_text(self.document())
+        return self.words()
+
+
+def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, Sequence[str]]:
+    """Compare several workloads: what changed on the whole, then each by itself."""
+    from unified_prof.analysis.compare.comparable import PEAK, TIMES
+    from unified_prof.analysis.compare.workloads import compare_each
+    from unified_prof.report import workloads as shown
+
+    found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
+    pairs = {
+        name: (reading.side(base).run(), reading.side(new).run())
+        for name, (base, new) in given.items()
+    }
+    noises = workloads.noises(how.noise, pairs)
+    together = {
+        metric: mean
+        for metric in (*TIMES, PEAK)
+        if (mean := compare_each(pairs, metric, noises)) is not None
+    }
+    warnings = [f"{name}: {one}" for name, each in found.items() for one in each.warnings]
+    if how.shape is FormatOption.JSON:
+        documents = {name: one.document() for name, one in found.items()}
+        return printing.json_text(shown.diff_document(documents, together)), warnings
+    return shown.diff_words(
+        {name: one.words() for name, one in found.items()},
+        together,
+        as_markdown=how.shape is FormatOption.MARKDOWN,
+    ), warnings
+
+
+def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how: _Shown) -> _Found:
+    """Compare two sides, whatever they were recorded by."""
+    from unified_prof.analysis.compare import compared
+
+    before, after = reading.side(base), reading.side(new)
+    with hints.for_reports(*before.given, *after.given):
+        of_devices = compared.of_devices(
+            before.reports,
+            after.reports,
+            (before.label, after.label),
+            None if how.noise is None else told_noise(how.noise),
+        )
+    if of_devices is not None:
+        return _devices(of_devices, how)
+    return _samples(before, after, how)
+
+
+def _devices(found: DeviceDifference, how: _Shown) -> _Found:
+    """Return a comparison of devices."""
     from unified_prof.report import devices
 
-    if how.shape is FormatOption.JSON:
-        return printing.json_text(devices.document(found)), found.warnings
-    if how.shape is FormatOption.MARKDOWN:
-        text = devices.as_markdown(
-            found,
-            by=how.by.value,
-            top=how.top,
-            everything=how.everything,
-            full_names=how.full_names,
-        )
-    else:
-        text = devices.text(
-            found,
-            by=how.by.value,
-            top=how.top,
-            everything=how.everything,
-            width=how.width,
-            color=how.color,
-            full_names=how.full_names,
-        )
-    return text, found.warnings
+    shown: dict[str, Any] = {
+        "by": how.by.value,
+        "top": how.top,
+        "everything": how.everything,
+        "full_names": how.full_names,
+    }
+
+    def words() -> str:
+        if how.shape is FormatOption.MARKDOWN:
+            return devices.as_markdown(found, **shown)
+        return devices.text(found, width=how.width, color=how.color, **shown)
+
+    return _Found(how.shape, lambda: devices.document(found), words, found.warnings)
 
 
-def _samples(before: Side, after: Side, how: _Shown) -> tuple[str, Sequence[str]]:
-    """Return a comparison of tracked workloads in words, and its warnings."""
+def _samples(before: Side, after: Side, how: _Shown) -> _Found:
+    """Return a comparison of tracked workloads."""
     from unified_prof.analysis.compare import diff as analysis
     from unified_prof.report import comparison, difference
 
@@ -199,19 +265,15 @@ def _samples(before: Side, after: Side, how: _Shown) -> tuple[str, Sequence[str]
                 f"{run.label} is empty: it has nothing to compare", slug="empty-report"
             )
     found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
-    if how.shape is FormatOption.JSON:
-        return printing.json_text(difference.document(found)), found.warnings
-    if how.shape is FormatOption.MARKDOWN:
-        text = comparison.diff_markdown(
-            found, top=how.top, everything=how.everything, full_names=how.full_names
-        )
-    else:
-        text = comparison.diff_text(
-            found,
-            top=how.top,
-            everything=how.everything,
-            width=how.width,
-            color=how.color,
-            full_names=how.full_names,
-        )
-    return text, found.warnings
+    shown: dict[str, Any] = {
+        "top": how.top,
+        "everything": how.everything,
+        "full_names": how.full_names,
+    }
+
+    def words() -> str:
+        if how.shape is FormatOption.MARKDOWN:
+            return comparison.diff_markdown(found, **shown)
+        return comparison.diff_text(found, width=how.width, color=how.color, **shown)
+
+    return _Found(how.shape, lambda: difference.document(found), words, found.warnings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.analysis.compare.thresholds import absolute, fraction, told_noise
-from unified_prof.cli import converting, printing, thresholds
+from unified_prof.cli import converting, printing, thresholds, workloads
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.converting import Convert
 from unified_prof.cli.gate_rounds import Rounds
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJsonFormat, Force, Noise, Quiet
+from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    from unified_prof.analysis.compare.between import Noise as NoiseOfRuns
     from unified_prof.analysis.compare.comparable import Run
     from unified_prof.analysis.compare.gate import Limits, Verdict
+    from unified_prof.analysis.compare.workloads import Pairs, Verdicts
 
 
 class FormatOption(str, Enum):
@@ -60,6 +63,7 @@ class Sides:
         list[Path] | None,
         typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
     ] = None
+    workload: WorkloadOption = None
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
     ] = None
@@ -68,6 +72,25 @@ class Sides:
     ] = None
 
     convert: Convert = False
+
+    def check(self) -> None:
+        """Refuse reports that are named in two ways.
+
+        Raises:
+            UsageError: they are.
+        """
+        others = self.files or self.more_base or self.more_new or self.baseline
+        if self.workload and others:
+            raise UsageError(
+                "--workload takes the place of BASE, NEW, --base, --new and --baseline",
+                hint="name every workload by --workload NAME=BASE:NEW",
+                slug="contradicting-options",
+            )
+
+    def pairs(self, *, quiet: bool, output: Path | None = None) -> Pairs:
+        """Return the runs of each workload; see `load`."""
+        given = workloads.parsed(self.workload or [])
+        return workloads.load(given, convert=self.convert, quiet=quiet, output=output)
 
     def load(self, *, quiet: bool, output: Path | None = None) -> tuple[Run, Run]:
         """Return the base and the new run.
@@ -143,6 +166,10 @@ class Allowed:
         """The metrics that are judged."""
         return self.metric or ["total"]
 
+    def told(self) -> NoiseOfRuns | None:
+        """Return how much runs differ as --noise says."""
+        return None if self.noise is None else told_noise(self.noise)
+
     def limits(self) -> Limits:
         """Return the limits.
 
@@ -206,30 +233,87 @@ def gate(
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
         # As a setting of the project or the machine it may stand for the times it is needed.
         raise UsageError("--store is only used with --baseline", slug="option-without-effect")
+    sides.check()
     rounds.check(reports=len(sides.files or []), baseline=sides.baseline is not None)
+    if sides.workload and (rounds.until_sure is not None or rounds.self_test is not None):
+        raise UsageError(
+            "--workload names reports that are there: it is not used with --until-sure or "
+            "--self-test",
+            hint="--until-sure takes several workloads, NAME=COMMAND, on a line each",
+            slug="contradicting-options",
+        )
     if rounds.self_test is not None:
         _say_learned(rounds, limits, shape, quiet=quiet)
         return
+    several = _several(sides, allowed, rounds, limits, quiet=quiet, output=file)
+    if several is not None:
+        verdicts, pairs = several
+        exit_code = verdicts.exit_code
+
+        def text(shape: FormatOption, to_file: bool = False) -> str:
+            return verdicts_text(verdicts, pairs, shape, to_file=to_file)
+    else:
+        verdict, base, new = _one(sides, allowed, rounds, limits, quiet=quiet, output=file)
+        pairs, exit_code = {"": (base, new)}, verdict.exit_code
+        labels = (base.label, new.label)
+
+        def text(shape: FormatOption, to_file: bool = False) -> str:
+            return verdict_text(verdict, labels, shape, to_file=to_file)
+
+    if not quiet:
+        for name, pair in pairs.items():
+            for doubt in doubts(*pair):
+                printing.say(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
+    if file is not None:
+        printing.write(file, text(shape, to_file=True), force=force)
+    elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
+        printing.put(text(shape), for_people=shape is FormatOption.TEXT)
+    append_summary(lambda: text(FormatOption.MARKDOWN))
+    raise typer.Exit(exit_code)
+
+
+def _one(
+    sides: Sides,
+    allowed: Allowed,
+    rounds: Rounds,
+    limits: Limits,
+    *,
+    quiet: bool,
+    output: Path | None,
+) -> tuple[Verdict, Run, Run]:
+    """Judge one workload: measured by the gate itself, or by its reports."""
+    from unified_prof.analysis.compare import gate as analysis
+
     if rounds.until_sure is not None:
         base_folder, new_folder = sides.files or []
-        told = None if allowed.noise is None else told_noise(allowed.noise)
-        verdict, base, new = rounds.judged(
-            base_folder, new_folder, allowed.metrics, limits, noise=told, quiet=quiet
+        return rounds.judged(
+            base_folder, new_folder, allowed.metrics, limits, noise=allowed.told(), quiet=quiet
         )
-    else:
-        base, new = sides.load(quiet=quiet, output=file)
-        noise = thresholds.noise(allowed.noise, new)
-        verdict = analysis.gate(base, new, allowed.metrics, limits, noise)
-    if not quiet:
-        for doubt in doubts(base, new):
-            printing.say(f"uprof: warning: {doubt}")
-    labels = (base.label, new.label)
-    if file is not None:
-        printing.write(file, verdict_text(verdict, labels, shape, to_file=True), force=force)
-    elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
-        printing.put(verdict_text(verdict, labels, shape), for_people=shape is FormatOption.TEXT)
-    append_summary(verdict, labels)
-    raise typer.Exit(verdict.exit_code)
+    base, new = sides.load(quiet=quiet, output=output)
+    noise = thresholds.noise(allowed.noise, new)
+    return analysis.gate(base, new, allowed.metrics, limits, noise), base, new
+
+
+def _several(
+    sides: Sides,
+    allowed: Allowed,
+    rounds: Rounds,
+    limits: Limits,
+    *,
+    quiet: bool,
+    output: Path | None,
+) -> tuple[Verdicts, Pairs] | None:
+    """Judge several workloads; None: there are not several."""
+    if sides.workload:
+        from unified_prof.analysis.compare.workloads import gate_each
+
+        pairs = sides.pairs(quiet=quiet, output=output)
+        noises = workloads.noises(allowed.noise, pairs)
+        return gate_each(pairs, allowed.metrics, limits, noises), pairs
+    if rounds.until_sure is None or len(rounds.commands()) < 2:
+        return None
+    base, new = sides.files or []
+    return rounds.judged_each(base, new, allowed.metrics, limits, noise=allowed.told(), quiet=quiet)
 
 
 def _say_learned(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
@@ -267,14 +351,30 @@ def _share(share: float) -> str:
     return f"{share:.1%}" if share < 1 else f"{1 + share:,.3g} x" if share < 99 else "> 100 x"
 
 
-def append_summary(verdict: Verdict, labels: tuple[str, str]) -> None:
-    """Append the verdict to the summary of a job on GitHub, where there is one.
+def append_summary(text: Callable[[], str]) -> None:
+    """Append Markdown to the summary of a job on GitHub, where there is one.
 
     Raises:
         OutputError: it cannot be written.
     """
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        _append(Path(summary), verdict_text(verdict, labels, FormatOption.MARKDOWN))
+        _append(Path(summary), text())
+
+
+def verdicts_text(
+    verdicts: Verdicts, pairs: Pairs, shape: FormatOption, *, to_file: bool = False
+) -> str:
+    """Return the verdicts on several workloads in one of the formats."""
+    from unified_prof.report import workloads as shown
+
+    if shape is FormatOption.JSON:
+        return printing.json_text(shown.document(verdicts, pairs))
+    if shape is FormatOption.MARKDOWN:
+        return shown.as_markdown(verdicts, pairs)
+    if shape is FormatOption.JUNIT:
+        return shown.junit(verdicts, pairs)
+    width, color = (None, False) if to_file else printing.terminal()
+    return shown.text(verdicts, width=width, color=color)
 
 
 def verdict_text(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof import streams
-from unified_prof.cli import printing
+from unified_prof.cli import printing, workloads
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.between import Noise
     from unified_prof.analysis.compare.comparable import Run
     from unified_prof.analysis.compare.gate import Limits, Verdict
+    from unified_prof.analysis.compare.workloads import Pairs, Verdicts
     from unified_prof.pipeline.rounds import Workload
 
 
@@ -29,7 +30,8 @@ class Rounds:
         typer.Option(
             metavar="COMMAND",
             help="BASE and NEW are checkouts: run this in both in turn until the verdict is sure. "
-            "What `uprof run` takes, in quotes.",
+            "What `uprof run` takes, in quotes; several workloads stand on a line each, "
+            "NAME=COMMAND.",
         ),
     ] = None
     self_test: Annotated[
@@ -83,6 +85,35 @@ class Rounds:
                 slug="option-without-effect",
             )
 
+    def commands(self) -> dict[str, str]:
+        """Return the workloads of --until-sure by name."""
+        return workloads.commands(self.until_sure or "")
+
+    def judged_each(
+        self,
+        base: Path,
+        new: Path,
+        metrics: list[str],
+        limits: Limits,
+        *,
+        noise: Noise | None,
+        quiet: bool,
+    ) -> tuple[Verdicts, Pairs]:
+        """Do what `judged` does with several workloads; see `rounds.until_all_sure`."""
+        from unified_prof.pipeline import rounds
+
+        with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+            return rounds.until_all_sure(
+                base,
+                new,
+                {name: self._workload(text) for name, text in self.commands().items()},
+                metrics,
+                limits,
+                noise=noise,
+                most=self.rounds or rounds.MOST_ROUNDS,
+                progress=progress,
+            )
+
     def judged(
         self,
         base: Path,
@@ -100,7 +131,7 @@ class Rounds:
             return rounds.until_sure(
                 base,
                 new,
-                self._workload(self.until_sure or ""),
+                self._workload(next(iter(self.commands().values()), "")),
                 metrics,
                 limits,
                 noise=noise,

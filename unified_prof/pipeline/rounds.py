@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from unified_prof.analysis.compare import runs, student
 from unified_prof.analysis.compare.between import ALPHA, Noise
 from unified_prof.analysis.compare.comparable import Run
 from unified_prof.analysis.compare.gate import Limits, Verdict, gate
+from unified_prof.analysis.compare.workloads import Verdicts, gate_each
 from unified_prof.errors import CaptureError, UsageError
 
 LEAST_ROUNDS = 3
@@ -55,31 +56,95 @@ def until_sure(
         CaptureError: the workload failed, or could not be measured.
         OutputError: the reports cannot be written.
     """
-    for folder in (base, new):
-        if not folder.is_dir():
+    with _reports(workload.keep) as folder:
+        for found in _in_turn((base, new), {folder: workload}, most, progress):
+            before, after = found[folder]
+            verdict = gate(before, after, metrics, limits, noise)
+            if verdict.outcome != "inconclusive":
+                break
+    return verdict, before, after
+
+
+def until_all_sure(
+    base: Path,
+    new: Path,
+    workloads: Mapping[str, Workload],
+    metrics: Sequence[str],
+    limits: Limits,
+    *,
+    noise: Noise | None = None,
+    most: int = MOST_ROUNDS,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Verdicts, dict[str, tuple[Run, Run]]]:
+    """Do the same with several workloads, each in every round, and with their geometric mean.
+
+    A regression of one of them is sure enough. All have the folder to keep reports in of the
+    first, each a folder of its own name in it.
+
+    Returns:
+        The verdicts, and what was measured of each workload on either side.
+
+    Raises:
+        UsageError: as of `until_sure`; there is no workload.
+        CaptureError: a workload failed, or could not be measured.
+        OutputError: the reports cannot be written.
+    """
+    if not workloads:
+        raise UsageError("no workload to run", slug="wrong-command")
+    keep = next(iter(workloads.values())).keep
+    with _reports(keep) as folder:
+        folders = {folder / name: workload for name, workload in workloads.items()}
+        for found in _in_turn((base, new), folders, most, progress):
+            pairs = {path.name: sides for path, sides in found.items()}
+            verdicts = gate_each(pairs, metrics, limits, dict.fromkeys(pairs, noise))
+            if verdicts.outcome != "inconclusive":
+                break
+    return verdicts, pairs
+
+
+def _in_turn(
+    checkouts: tuple[Path, Path],
+    workloads: Mapping[Path, Workload],
+    most: int,
+    progress: Callable[[str], None],
+) -> Iterator[dict[Path, tuple[Run, Run]]]:
+    """Run each workload in both checkouts in turn; yield the runs so far after each round.
+
+    Args:
+        checkouts: base and new.
+        workloads: folder of the reports -> workload.
+        most: rounds.
+        progress: told what goes on.
+    """
+    for checkout in checkouts:
+        if not checkout.is_dir():
             raise UsageError(
-                f"{folder} is no folder: --until-sure takes two checkouts", slug="no-folder"
+                f"{checkout} is no folder: --until-sure takes two checkouts", slug="no-folder"
             )
     if most < LEAST_ROUNDS:
         raise UsageError(
             f"--rounds {most}: a verdict takes {LEAST_ROUNDS} rounds at least", slug="too-few-runs"
         )
-    sides: dict[str, list[Path]] = {"base": [], "new": []}
-    with _reports(workload.keep) as folder:
-        for number in range(1, most + 1):
-            order = [("base", base), ("new", new)]
-            for name, where in order if number % 2 else reversed(order):
-                progress(f"round {number} of at most {most}: {name}")
-                target = folder / f"{name}-{number}"
-                measure(workload.command, where, target)
-                sides[name].append(target)
-            if number >= LEAST_ROUNDS:
-                before, after = (runs.load(paths) for paths in sides.values())
-                verdict = gate(before, after, metrics, limits, noise)
-                if verdict.outcome != "inconclusive":
-                    break
-    labels = (f"{base} ({number} runs)", f"{new} ({number} runs)")
-    return verdict, before.named(labels[0]), after.named(labels[1])
+    sides = tuple(zip(("base", "new"), checkouts, strict=True))
+    for number in range(1, most + 1):
+        for folder, workload in workloads.items():
+            for name, where in sides if number % 2 else reversed(sides):
+                what = f" of {folder.name}" if len(workloads) > 1 else ""
+                progress(f"round {number} of at most {most}: {name}{what}")
+                measure(workload.command, where, folder / f"{name}-{number}")
+        if number >= LEAST_ROUNDS:
+            yield {
+                folder: (
+                    _loaded(folder, "base", checkouts[0], number),
+                    _loaded(folder, "new", checkouts[1], number),
+                )
+                for folder in workloads
+            }
+
+
+def _loaded(folder: Path, side: str, checkout: Path, rounds: int) -> Run:
+    found = runs.load([folder / f"{side}-{number}" for number in range(1, rounds + 1)])
+    return found.named(f"{checkout} ({rounds} runs)")
 
 
 def several(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.analysis.compare.comparable import PEAK
 from unified_prof.analysis.compare.diff import Difference, Status
-from unified_prof.analysis.compare.gate import Check, Unit, Verdict
+from unified_prof.analysis.compare.gate import Check, Limits, Outcome, Unit, Verdict
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words
@@ -148,8 +148,8 @@ def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
 
 def add_verdict(page: Sheet, verdict: Verdict) -> None:
     """Add a verdict to a page."""
-    page.table(_check_columns(verdict))
-    page.title(f"{verdict.outcome} ({_limits(verdict)})")
+    page.table(check_columns(verdict.checks))
+    page.title(f"{verdict.outcome} ({limits_words(verdict.limits)})")
     if (line := shared.waiting_words(verdict.waiting)) is not None:
         page.note(line)
     if any(check.of_one_run for check in verdict.checks):
@@ -158,19 +158,25 @@ def add_verdict(page: Sheet, verdict: Verdict) -> None:
 
 def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
     """Return a verdict as GitHub-flavoured Markdown."""
-    marks = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
+    limits = limits_words(verdict.limits)
     lines = [
-        f"## {marks[verdict.outcome]} uprof gate: {verdict.outcome}",
+        markdown_heading(verdict.outcome),
         "",
-        f"{markdown.escape(base)} -> {markdown.escape(new)}; {markdown.escape(_limits(verdict))}",
+        f"{markdown.escape(base)} -> {markdown.escape(new)}; {markdown.escape(limits)}",
         "",
-        *markdown.table(_check_columns(verdict)),
+        *markdown.table(check_columns(verdict.checks)),
     ]
     if (line := shared.waiting_words(verdict.waiting)) is not None:
         lines += ["", markdown.escape(line)]
     if any(check.of_one_run for check in verdict.checks):
         lines += ["", markdown.escape(MORE_RUNS)]
     return "\n".join(lines) + "\n"
+
+
+def markdown_heading(outcome: Outcome) -> str:
+    """Return the line that says how it went."""
+    marks = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
+    return f"## {marks[outcome]} uprof gate: {outcome}"
 
 
 def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
@@ -191,18 +197,28 @@ def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
 
 def gate_junit(verdict: Verdict, base: str, new: str) -> str:
     """Return a verdict as a JUnit report: an inconclusive check is an error, not a failure."""
-    outcomes = [check.outcome for check in verdict.checks]
+    root = ElementTree.Element("testsuites")
+    root.append(junit_suite("uprof gate", verdict.checks, base, new))
+    return junit_text(root)
+
+
+def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> ElementTree.Element:
+    """Return checks as a suite of test cases."""
+    outcomes = [check.outcome for check in checks]
     suite = ElementTree.Element(
         "testsuite",
-        name="uprof gate",
+        name=words.neutral(name),
         tests=str(len(outcomes)),
         failures=str(outcomes.count("regression")),
         errors=str(outcomes.count("inconclusive")),
         skipped="0",
     )
-    for check in verdict.checks:
+    for check in checks:
         case = ElementTree.SubElement(
-            suite, "testcase", classname="uprof.gate", name=words.neutral(check.metric)
+            suite,
+            "testcase",
+            classname=words.neutral(name).replace(" ", "."),
+            name=words.neutral(check.metric),
         )
         message = f"{values(check)}: {check.reason}"
         if check.outcome == "regression":
@@ -211,14 +227,17 @@ def gate_junit(verdict: Verdict, base: str, new: str) -> str:
             ElementTree.SubElement(case, "error", message=message)
         out = ElementTree.SubElement(case, "system-out")
         out.text = words.neutral(f"{base} -> {new}: {message}")
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
+    return suite
+
+
+def junit_text(root: ElementTree.Element) -> str:
+    """Return suites as a file."""
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _check_columns(verdict: Verdict) -> list[Column]:
-    checks = verdict.checks
+def check_columns(checks: Sequence[Check]) -> list[Column]:
+    """Return the table of checks."""
     return [
         Column("metric", tuple(words.neutral(check.metric) for check in checks), is_name=True),
         Column("outcome", tuple(check.outcome for check in checks), is_name=True),
@@ -240,8 +259,8 @@ def values(check: Check) -> str:
     return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
 
 
-def _limits(verdict: Verdict) -> str:
-    limits = verdict.limits
+def limits_words(limits: Limits) -> str:
+    """Return in words how much worse is too much."""
     return (
         f"a regression is more than {limits.max_regress * 100:g} % worse, and by more than "
         f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)}"

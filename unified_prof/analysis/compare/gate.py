@@ -188,15 +188,35 @@ def judge(
         reason = f"not measured in {' and '.join(lacking)}"
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after, between)
+    tells = unit != "B" and found.conclusive
+    return judged(metric, found, shifts(before, after, between) if tells else None, unit, limits)
+
+
+def judged(
+    metric: str,
+    found: Comparison,
+    rests_on: tuple[Shift, Shift] | None,
+    unit: Unit,
+    limits: Limits,
+) -> Check:
+    """Judge a comparison: the one rule, whether it is of one workload or of several together.
+
+    Args:
+        metric: what was compared.
+        found: the comparison.
+        rests_on: the changes of both statistics; None: there are too few samples to tell.
+        unit: of the samples; a ratio has no absolute limit.
+        limits: how much worse is too much.
+    """
     if unit == "B":
         # An allocator's peak does not scatter as times do: one value a side is enough.
         outcome, reason = _judge_size(found, limits)
         return Check(metric, outcome, reason, unit, found)
-    if not found.conclusive:
+    if rests_on is None:
         percent = _percent(found.new_median, found.base_median)
         reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
         return Check(metric, "inconclusive", reason, unit, found)
-    decisive, other = shifts(before, after, between)
+    decisive, other = rests_on
     least = 0.0 if unit == "x" else limits.min_abs_ns
     outcome, reason = _judge(decisive, other, limits.max_regress, least)
     if outcome == "inconclusive" and found.of_one_run:

@@ -149,13 +149,24 @@ def shifts(base: Sample, new: Sample, between: Between = UNLEARNED) -> tuple[Shi
 
 
 def _shift(base: Sample, new: Sample, statistic: Statistic, between: Between) -> Shift:
-    sides = [[float(_STATISTICS[statistic](run)) for run in side.runs] for side in (base, new)]
+    sides = [_of_runs(side, statistic) for side in (base, new)]
     if min(map(min, sides)) <= 0:
         return _of_nothing(sides, base, new, statistic)
-    logarithms = [[math.log(value) for value in side] for side in sides]
-    before, after = (sum(side) / len(side) for side in logarithms)
     within = [_within(run, statistic) for side in (base, new) for run in side.runs]
-    found = spread(after - before, logarithms[0], logarithms[1], sum(within) / len(within), between)
+    logarithms = [[math.log(value) for value in side] for side in sides]
+    return _of_logarithms(logarithms, sum(within) / len(within), statistic, between)
+
+
+def _of_runs(side: Sample, statistic: Statistic) -> list[float]:
+    return [float(_STATISTICS[statistic](run)) for run in side.runs]
+
+
+def _of_logarithms(
+    sides: Sequence[Sequence[float]], within: float, statistic: Statistic, between: Between
+) -> Shift:
+    """Return the change, by the logarithms of each run's statistic."""
+    before, after = (sum(side) / len(side) for side in sides)
+    found = spread(after - before, sides[0], sides[1], within, between)
     return Shift(
         statistic,
         math.exp(before),
@@ -165,6 +176,46 @@ def _shift(base: Sample, new: Sample, statistic: Statistic, between: Between) ->
         math.exp(after - before + found.half_width),
         found.p_value,
     )
+
+
+def shifts_together(
+    pairs: Sequence[tuple[Sample, Sample]], between: Between = UNLEARNED
+) -> tuple[Shift, Shift] | None:
+    """Return how the geometric mean of several workloads changed, as `shifts` does for one.
+
+    The first runs of all workloads are one run of the whole, the second ones another: what a
+    machine does meanwhile hits all of them, so that their errors are not independent. Runs that
+    another workload of that side lacks are left out.
+
+    Args:
+        pairs: (base, new) of each workload.
+        between: what is known of the noise between runs of any of them.
+
+    Returns:
+        The statistic that scatters less first; None where a run took no time.
+    """
+    found = [_shift_together(pairs, one, between) for one in _STATISTICS]
+    median, fastest = found
+    if median is None or fastest is None:
+        return None
+    return (fastest, median) if fastest.width < median.width else (median, fastest)
+
+
+def _shift_together(
+    pairs: Sequence[tuple[Sample, Sample]], statistic: Statistic, between: Between
+) -> Shift | None:
+    sides = []
+    for side in zip(*pairs, strict=True):
+        runs = [_of_runs(sample, statistic) for sample in side]
+        if min(map(min, runs)) <= 0:
+            return None
+        rounds = zip(*runs, strict=False)
+        sides.append([sum(map(math.log, one)) / len(pairs) for one in rounds])
+    within = 0.0
+    for pair in pairs:
+        own = [_within(run, statistic) for sample in pair for run in sample.runs]
+        within += sum(own) / len(own) / len(pairs) ** 2
+    return _of_logarithms(sides, within, statistic, between)
 
 
 def _of_nothing(
@@ -200,6 +251,17 @@ def compare(
         ratio = new_median / base_median if base_median > 0 else None
         return Comparison(base_median, new_median, ratio, None, None, None, *counts)
     decisive, other = shifts(a, b, between)
+    return _compared(base_median, new_median, counts, decisive, other, between)
+
+
+def _compared(
+    base_median: float,
+    new_median: float,
+    counts: tuple[int, int, int, int],
+    decisive: Shift,
+    other: Shift,
+    between: Between,
+) -> Comparison:
     known = base_median > 0 and decisive.base > 0
     return Comparison(
         base_median,
@@ -213,6 +275,36 @@ def compare(
         contrary=(decisive.low > 1 and other.high < 1) or (decisive.high < 1 and other.low > 1),
         noise=between.noise,
     )
+
+
+def compare_together(
+    pairs: Sequence[tuple[Sample, Sample]], between: Between = UNLEARNED
+) -> tuple[Comparison, tuple[Shift, Shift] | None]:
+    """Compare the geometric means of several workloads; see `shifts_together`.
+
+    Returns:
+        The comparison of the geometric means of their medians, and what it rests on: None where
+        there are too few samples of a workload, or a run took no time.
+
+    Raises:
+        ValueError: there is no workload, or one without a value.
+    """
+    if not pairs or any(not len(sample) for pair in pairs for sample in pair):
+        raise ValueError("a sample is empty")
+    sides = tuple(zip(*pairs, strict=True))
+    middles = [[float(np.median(sample.values)) for sample in side] for side in sides]
+    base, new = (
+        math.exp(sum(map(math.log, side)) / len(side)) if min(side) > 0 else 0.0 for side in middles
+    )
+    values = [min(map(len, side)) for side in sides]
+    runs = [min(len(sample.lengths) for sample in side) for side in sides]
+    counts = (values[0], values[1], runs[0], runs[1])
+    enough = min(counts[:2]) >= MIN_SAMPLES
+    found = shifts_together(pairs, between) if enough and base > 0 and new > 0 else None
+    if found is None:
+        ratio = new / base if base > 0 else None
+        return Comparison(base, new, ratio, None, None, None, *counts), None
+    return _compared(base, new, counts, *found, between), found
 
 
 def medians(matrix: Floats) -> Floats:

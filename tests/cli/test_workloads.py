@@ -1,0 +1,159 @@
+"""Several workloads at a time: `gate --workload`, `diff --workload`, `gate --until-sure`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.test_import import uprof
+from tests.pipeline.test_rounds import machine as machine
+from tests.pipeline.test_rounds import write
+from unified_prof.cli import workloads
+from unified_prof.errors import UsageError
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Write three runs a side of two workloads, one a third slower; return the options."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    options = []
+    for name, base, new in (("mlp", 10.0, 13.3), ("cnn", 40.0, 40.0)):
+        for number in (1, 2, 3):
+            write(tmp_path / f"base/{name}-{number}", base * (1 + number / 1000))
+            write(tmp_path / f"new/{name}-{number}", new * (1 + number / 1000))
+            options += ["--workload", f"{name}=base/{name}-{number}:new/{name}-{number}"]
+    return options
+
+
+def test_each_workload_is_judged_and_the_whole(
+    reports: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("gate", *reports) == 1
+    out = capsys.readouterr().out
+    rows = [line.split()[:4] for line in out.splitlines()]
+    assert rows[0] == ["workload", "metric", "outcome", "base"]
+    assert rows[1][:3] == ["mlp", "total", "regression"]
+    assert rows[2][:3] == ["cnn", "total", "pass"]
+    assert rows[3] == ["geometric", "mean", "total", "regression"]
+    assert "20.1 ms -> 23.2 ms" in out
+    assert "+15.3 %" in out
+
+
+def test_the_verdicts_in_every_format(
+    reports: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("gate", *reports, "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcome"] == "regression"
+    assert {name: one["outcome"] for name, one in found["workloads"].items()} == {
+        "mlp": "regression",
+        "cnn": "pass",
+    }
+    assert found["geometric_mean"][0]["shift"]["ratio"] == pytest.approx(1.33**0.5)
+    assert uprof("gate", *reports, "--format", "junit") == 1
+    root = ElementTree.fromstring(capsys.readouterr().out)
+    suites = {one.get("name"): one.get("failures") for one in root.iter("testsuite")}
+    assert suites == {
+        "uprof gate mlp": "1",
+        "uprof gate cnn": "0",
+        "uprof gate geometric mean": "1",
+    }
+    assert uprof("gate", *reports, "-o", "verdict.md") == 1
+    text = Path("verdict.md").read_text(encoding="utf-8")
+    assert text.startswith("## ❌ uprof gate: regression\n")
+    assert "| mlp | total | regression |" in text
+
+
+def test_a_comparison_says_what_changed_on_the_whole_and_in_each(
+    reports: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("diff", *reports) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("geometric mean of mlp, cnn\ntotal ")
+    assert "+15.3 %" in out.splitlines()[1]
+    assert "\nmlp\nbase/mlp-1, base/mlp-2, base/mlp-3 -> " in out
+    assert "\ncnn\nbase/cnn-1" in out
+    assert uprof("diff", *reports, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["geometric_mean"]["total"]["verdict"] == "slower"
+    assert list(found["workloads"]) == ["mlp", "cnn"]
+    assert uprof("diff", *reports, "--format", "markdown") == 0
+    assert capsys.readouterr().out.startswith("# geometric mean of mlp, cnn\n\n- **total**: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["gate", "--workload", "mlp"], "NAME=BASE:NEW"),
+        (["gate", "--workload", "mlp=base"], "NAME=BASE:NEW"),
+        (["gate", "--workload", "=a:b"], "NAME=BASE:NEW"),
+        (["gate", "--workload", "a=b:"], "names no two paths"),
+        (["gate", "--workload", "a=b:c", "base", "new"], "takes the place of BASE"),
+        (["gate", "--workload", "a=b:c", "--baseline", "main"], "takes the place of BASE"),
+        (["gate", "--workload", "a=b:c", "--self-test", "x.py"], "not used with --until-sure"),
+        (["diff", "--workload", "a=b:c", "base"], "takes the place of BASE"),
+        (["diff", "base"], "BASE and NEW"),
+        (["diff"], "BASE and NEW"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof(*arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_paths_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a:b", "c", "a", "b:c", "only:one"):
+        Path(name).mkdir()
+    assert workloads.parsed(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])
+    with pytest.raises(UsageError, match="more than one pair"):
+        workloads.parsed(["w=a:b:c"])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("train.py --lr=0.1", {"train": "train.py --lr=0.1"}),
+        ("mlp=train.py\n\n# none\n cnn=x.py 1", {"mlp": "train.py", "cnn": ""}),
+        ("a/b.py --x\n--backend cpu -m pkg.train 3", {"b": "a/b.py --x", "pkg.train": ""}),
+        ("./run", {"workload": "./run"}),
+    ],
+)
+def test_commands_have_names(text: str, found: dict[str, str]) -> None:
+    commands = workloads.commands(text)
+    assert next(iter(commands.items())) == next(iter(found.items()))
+    assert len(commands) == len(found)
+
+
+def test_two_commands_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="called 'train'"):
+        workloads.commands("train.py 1\ntrain.py 2")
+
+
+def test_until_sure_runs_every_workload_in_every_round(
+    machine: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = machine(0.005, old=10.0, new=12.0)
+    commands = "mlp=train.py --model mlp\ncnn=train.py --model cnn"
+    code = uprof("gate", "old", "new", "--until-sure", commands, "--keep", "kept")
+    out = capsys.readouterr().out
+    assert code == 1
+    assert out.count("regression  ") == 3
+    assert measured == ["old", "new"] * 2 + ["new", "old"] * 2 + ["old", "new"] * 2
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["cnn", "mlp"]
+    assert len(list((tmp_path / "kept" / "mlp").iterdir())) == 6
+
+
+def test_one_command_may_have_a_name_too(
+    machine: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(0.005, old=10.0, new=12.0)
+    assert uprof("gate", "old", "new", "--until-sure", "mlp=train.py", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["new"] == "new (3 runs)"
