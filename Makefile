@@ -1,6 +1,7 @@
 # make demo   set up, profile the bundled example on the CPU, show where its time went
 # make test   set up, then everything CI runs: lint, types, import contracts, all tests
 # make check  the fast part of `make test`, without installing anything
+# make docs   the documentation as a site in .cache/site; every warning and dead link fails
 # make compat TORCH=2.6.0 [PYTHON=python3.12] [WILD=1] [KEEP=1]
 #             the tests that touch torch, on another torch, in an environment of its own
 PYTHON ?= python3
@@ -22,6 +23,10 @@ $(STAMP)-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,dev]'
 	touch $@ $(STAMP)-run
 
+$(STAMP)-docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 demo: $(STAMP)-run
 	$(BIN)/uprof run --backend cpu --force -o .cache/demo examples/transformer.py
 
@@ -36,6 +41,9 @@ timing: $(STAMP)-dev
 # A torch with CUDA's libraries is several gigabytes; see scripts/compat.py.
 compat:
 	$(PYTHON) scripts/compat.py $(TORCH) --python $(PYTHON) $(if $(WILD),--wild) $(if $(KEEP),--keep)
+
+docs: $(STAMP)-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: lint types contracts unit
 

@@ -54,7 +54,7 @@ REQUIRED = {distribution(one) for one in PROJECT["dependencies"]}
 EXTRAS = {
     distribution(one)
     for extra, requirements in PROJECT["optional-dependencies"].items()
-    if extra != "dev"
+    if extra not in ("dev", "docs")
     for one in requirements
 }
 
@@ -109,7 +109,8 @@ def test_classifiers_name_the_supported_pythons() -> None:
 def test_exit_codes_are_documented() -> None:
     from unified_prof import errors
 
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Exit codes")[2]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = page.partition("## Exit codes")[2]
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
     classes = [one for one in vars(errors).values() if isinstance(one, type)]
     codes = {one.exit_code for one in classes if issubclass(one, errors.UprofError)}

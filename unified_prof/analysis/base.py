@@ -185,7 +185,7 @@ class Analysis(ABC):
         Raises:
             UsageError: that was not recorded.
         """
-        raise UsageError(f"{self.path} has no stacks of {measure}")
+        raise UsageError(f"{self.path} has no stacks of {measure}", slug="no-stacks")
 
     def steps_of_calls(self) -> tuple[int, Ints] | None:
         """Return the number of steps and the step of each call, numbered from 0.

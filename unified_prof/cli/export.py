@@ -107,6 +107,7 @@ def export(
         raise UsageError(
             "--measure and --by are of stacks",
             hint="with --layout collapsed, speedscope or pprof",
+            slug="option-without-effect",
         )
     from unified_prof.pipeline import export as job
 

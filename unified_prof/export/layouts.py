@@ -83,5 +83,6 @@ def chosen(output: Path, asked: str | None) -> Layout:
         raise UsageError(
             f"{output}: the extension selects {of_ending.name}, but {asked} is asked for",
             hint="leave the layout out, or change the extension",
+            slug="contradicting-options",
         )
     return layout

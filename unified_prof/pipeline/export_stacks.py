@@ -69,6 +69,7 @@ def export_stacks(
         raise UsageError(
             f"{opened.path} has no stacks of {measure or 'anything'}: that was not measured",
             hint=f"it has: {', '.join(have)}" if have else "see `uprof report`",
+            slug="no-stacks",
         )
     if not layout.several:
         names = names[:1]

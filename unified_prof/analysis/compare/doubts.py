@@ -111,6 +111,7 @@ def of_different_clocks(base: Run, new: Run) -> UsageError:
         f"{device.label} has device work and {bare.label} has none, only what ran on the host: "
         "their times are of different things",
         hint="compare two recordings with device work, or two of the host alone",
+        slug="not-comparable",
     )
 
 

@@ -102,6 +102,7 @@ def place_of(calls: Calls, wanted: Place | None, path: str) -> Place | None:
         raise UsageError(
             f"{path} has no stacks by {wanted}: that was not recorded",
             hint=f"it has them by {have[0]}" if have else "leave --by out: by operation alone",
+            slug="no-stacks",
         )
     return wanted
 

@@ -84,6 +84,7 @@ def _profile_class() -> Any:
         raise UsageError(
             "a pprof profile needs the protobuf package",
             hint="pip install 'unified-prof[pprof]'",
+            slug="missing-package",
         ) from err
 
 

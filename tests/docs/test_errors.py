@@ -1,0 +1,92 @@
+"""Every error has a name that its message shows and that docs/troubleshooting.md explains."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+import traceback
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.pages import site
+from unified_prof import errors
+
+SITE = site()
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+CLASSES = [
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, errors.UprofError)
+]
+
+
+def tags() -> set[str]:
+    """Return the slugs of messages that are printed without an error."""
+    found = set()
+    for path in (ROOT / "unified_prof").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "tag"
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                found.add(str(node.args[0].value))
+    return found
+
+
+RAISED = list(SITE["raised"]())
+USED = {slug for call, _ in RAISED for slug in SITE["slugs_of"](call)} - {"*"}
+USED |= tags() | {one.slug for one in CLASSES}
+# `kind(...)` of pipeline/remote_words makes errors of a class that it is given.
+USED.add("remote-storage")
+ENTRIES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
+
+
+def test_every_place_that_makes_an_error_names_it() -> None:
+    unnamed = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for call, path in RAISED
+        if not SITE["slugs_of"](call) and path.name != "errors.py"
+    ]
+    assert len(RAISED) > 300
+    assert unnamed == [], 'give slug="...", and the slug an entry in docs/troubleshooting.md'
+
+
+def test_every_name_has_an_entry_and_every_entry_is_used() -> None:
+    assert sorted(USED - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
+    assert sorted(set(ENTRIES) - USED) == [], "nothing in the package has this name any more"
+
+
+@pytest.mark.parametrize("slug", sorted(USED))
+def test_an_entry_says_cause_and_fix(slug: str) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", slug)
+    assert ENTRIES.count(slug) == 1
+    entry = PAGE.partition(f"\n### {slug}\n")[2].partition("\n#")[0]
+    assert re.fullmatch(r"- \*\*Cause:\*\* .{20,}\n- \*\*Fix:\*\* .{15,}", entry.strip()), entry
+
+
+def test_the_site_lists_the_messages_of_each() -> None:
+    shown = SITE["with_messages"](PAGE)
+    entry = shown.partition("\n### no-report\n")[2].partition("\n#")[0]
+    assert "- **Messages:** `… holds no readable report…`" in entry
+    assert shown.count("**Messages:**") > 100
+
+
+def test_a_message_ends_with_the_name_and_a_traceback_has_it() -> None:
+    error = errors.StoreError("no", hint="do", slug="no-report")
+    assert (str(error), error.told) == ("no", "no [uprof:no-report]")
+    assert "[uprof:no-report]" in "".join(traceback.format_exception(error))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.hint, copy.slug) == ("no", "do", "no-report")
+
+
+def test_an_error_without_a_name_has_its_class_s() -> None:
+    class Own(errors.OutputError):
+        pass
+
+    assert Own("no").told == "no [uprof:output]"
+    assert len({one.slug for one in CLASSES}) == len(CLASSES)
