@@ -98,7 +98,7 @@ class Recording:
         """Operations of the framework on the host (PYTORCH_API); None: there are none."""
         if "PYTORCH_API" not in self.source.tables:
             return None
-        framework = Framework(self.source, self.strings, self.findings)
+        framework = Framework(self.source, self.strings, self.findings, self.host_calls)
         return framework if len(framework) else None
 
     @property

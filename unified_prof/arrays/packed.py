@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, overload
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import NOWHERE, Lookup
@@ -51,7 +52,55 @@ class _Block:
             result[above == 0] = hole
 
 
-class Packed:
+class Column(NDArrayOperatorsMixin):
+    """What is held in another way than as an array and taken for one by whoever wants all of it."""
+
+    def whole(self) -> NDArray[Any]:
+        """Return all values."""
+        return self._between(0, len(self))
+
+    @overload
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]: ...
+
+    @overload
+    def __getitem__(self, rows: int | np.integer) -> Any: ...
+
+    def __getitem__(self, rows: slice | NDArray[Any] | int | np.integer) -> Any:
+        """Return values as an array would."""
+        if isinstance(rows, slice):
+            return self._between(*rows.indices(len(self))[:2])
+        rows = np.asarray(rows)
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)
+        found = self.at(np.where(rows < 0, rows + len(self), rows).reshape(-1))
+        return found if rows.ndim else found[0]
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the values of any rows."""
+        raise NotImplementedError
+
+    def _between(self, low: int, high: int) -> NDArray[Any]:
+        """Return the values of rows that follow one another."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values = self.whole()
+        return values if dtype is None else values.astype(dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [one.whole() if isinstance(one, Column) else one for one in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def tolist(self) -> list[Any]:
+        """Return all values as a list."""
+        found: list[Any] = self.whole().tolist()
+        return found
+
+
+class Packed(Column):
     """A column that does not change any more; see `Packing`.
 
     Attributes:
@@ -61,7 +110,7 @@ class Packed:
     """
 
     def __init__(self, blocks: list[_Block], rows: int, hole: int, dtypes: tuple[Any, ...]) -> None:
-        self._blocks, self._rows, self._hole = blocks, rows, hole
+        self._blocks, self._rows, self._hole, self._dtypes = blocks, rows, hole, dtypes
         self.least = min((block.least for block in blocks), default=0)
         self.most = max((block.most for block in blocks), default=0)
         lowest = self.least
@@ -88,13 +137,11 @@ class Packed:
         least = [min(one.least, self._hole) if one.has_holes else one.least for one in self._blocks]
         return np.array(least, np.int64), np.array([one.most for one in self._blocks], np.int64)
 
-    def whole(self) -> NDArray[Any]:
-        """Return all values."""
-        return self[:]
+    def anew(self) -> Packing:
+        """Return a column in the making that is to hold the same values in another order."""
+        return Packing(*self._dtypes, hole=self._hole)
 
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        """Return the values of some rows that follow one another."""
-        low, high, _ = rows.indices(self._rows)
+    def _between(self, low: int, high: int) -> NDArray[Any]:
         result = np.empty(max(high - low, 0), self.dtype)
         at = low
         while at < high:
@@ -124,6 +171,28 @@ class Packed:
             found[low:high] = values[rows[low:high] & (BLOCK - 1)]
         if order is not None:
             result[order] = found
+        return result
+
+    def last_not_after(self, wanted: Ints, low: int, high: int) -> Ints:
+        """Return the last row whose value is not above each wanted one, `low - 1` where none is.
+
+        Args:
+            wanted: in rising order.
+            low: the first row to look at.
+            high: the row behind the last one; the values from `low` on rise.
+        """
+        result = np.full(len(wanted), low - 1, np.int64)
+        if low >= high:
+            return result
+        edges = [low, *range(((low >> _SHIFT) + 1) << _SHIFT, high, BLOCK)]
+        firsts = self.at(np.array(edges, np.int64))
+        which = np.searchsorted(firsts, wanted, side="right") - 1
+        for number in np.unique(which[which >= 0]).tolist():
+            begin, end = np.searchsorted(which, [number, number + 1])
+            first = edges[number]
+            behind = edges[number + 1] if number + 1 < len(edges) else high
+            found = np.searchsorted(self[first:behind], wanted[begin:end], side="right")
+            result[begin:end] = first + found - 1
         return result
 
     def distinct(self) -> Ints:

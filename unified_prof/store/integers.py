@@ -32,6 +32,9 @@ _PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
 _WITH_DEFAULT = re.compile(rf"coalesce\(({_NAME}), (-?[0-9]{{1,18}})\)", re.ASCII)
 _WITH_MISSING = re.compile(rf"coalesce\(({_NAME}), {MISSING + 1} - 1\)", re.ASCII)
 _CAST = re.compile(rf"CAST\(({_NAME}) AS INTEGER\)", re.ASCII)
+_IN_DIGITS = re.compile(
+    rf"iif\((?P<name>{_NAME}) GLOB '\[0-9\]\*', CAST\((?P=name) AS INTEGER\), NULL\)", re.ASCII
+)
 _NO_COLUMNS = frozenset({"null", "current_date", "current_time", "current_timestamp"})
 _BLOCK_ROWS = 1 << 20
 _SMALL_BYTES = 2 << 20
@@ -196,6 +199,8 @@ class _Term:
     """What stands for NULL."""
     is_cast: bool = False
     """Whether texts are numbers in digits."""
+    from_0: bool = False
+    """Whether what does not begin with a digit is no number."""
 
     @property
     def names(self) -> list[str]:
@@ -213,7 +218,10 @@ class _Term:
                 return one.ids
             column = values[self.first]
             if self.is_cast:
-                return column.in_digits(MISSING)
+                numbers = column.in_digits(MISSING)
+                if self.from_0:
+                    numbers[numbers < 0] = MISSING
+                return numbers
             found = column.integers(MISSING)
             if self.default != MISSING:
                 found[column.is_null] = self.default
@@ -241,7 +249,8 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
         default = MISSING
         if match := _WITH_DEFAULT.fullmatch(expression):
             default = int(match[5])
-        cast = _CAST.fullmatch(expression)
+        in_digits = _IN_DIGITS.fullmatch(expression)
+        cast = in_digits or _CAST.fullmatch(expression)
         match = match or _WITH_MISSING.fullmatch(expression) or cast
         match = _PLAIN.fullmatch(expression if match is None else match[1])
         if match is None:
@@ -260,7 +269,16 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
             sides.append(None if is_row_id else name)
         is_difference = len(sides) == 2
         less = sides[1] if is_difference else None
-        found.append(_Term(sides[0], less, is_difference, default, cast is not None))
+        found.append(
+            _Term(
+                sides[0],
+                less,
+                is_difference,
+                default,
+                is_cast=cast is not None,
+                from_0=in_digits is not None,
+            )
+        )
     return found
 
 

@@ -32,7 +32,7 @@ class Nested:
         self.ranges = np.flatnonzero(framework.recorded)
         place = np.full(len(framework) + 1, NONE, np.int64)
         place[self.ranges] = np.arange(len(self.ranges))
-        above = nesting.nearest_marked(framework.parent, framework.recorded)
+        above = nesting.nearest_marked(framework.parent.whole(), framework.recorded)
         up = framework.parent[self.ranges]
         self.parent: Ints = np.where(up == NONE, NONE, place[above[up]])
         """The call around each, as an index into `ranges`."""
@@ -51,8 +51,8 @@ class Nested:
             self._add_device(recording, place)
 
     def _add_device(self, recording: Recording, place: Ints) -> None:
-        duration = recording.work.duration_ns.astype(np.int64)
-        call = place[self.framework.direct(recording.work.connection)]
+        duration = recording.work.duration_ns.whole().astype(np.int64)
+        call = place[self.framework.direct(recording.work.connection.whole())]
         known = call != NONE
         size = len(self.ranges)
         self.unknown = int(len(call) - known.sum()), int(duration[~known].sum())

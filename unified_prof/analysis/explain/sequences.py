@@ -32,8 +32,8 @@ def _offered(recording: Recording) -> bool:
 def _breakdown(recording: Recording) -> Breakdown:
     framework, work = recording.framework, recording.work
     assert framework is not None
-    start, lasted = work.start_ns, work.duration_ns.astype(np.int64)
-    call = framework.outermost(work.connection)
+    start, lasted = work.start_ns.whole(), work.duration_ns.whole().astype(np.int64)
+    call = framework.outermost(work.connection.whole())
     order = np.lexsort((start, call))
     order = order[call[order] != NONE]
     call, start, lasted, kernel = call[order], start[order], lasted[order], work.kernel[order]
@@ -45,11 +45,11 @@ def _breakdown(recording: Recording) -> Breakdown:
     for number in chosen.tolist():
         own = slice(int(first[number]), int(first[number] + size[number]))
         sums = found.setdefault((int(name[number]), kernel[own].tobytes()), [0, 0, 0, 0])
-        at = int(call[first[number]])
+        at = call[first[number] : first[number] + 1]
         sums[0] += 1
         sums[1] += int(lasted[own].sum())
         sums[2] += int((start[own] + lasted[own]).max() - start[own][0])
-        sums[3] += int(framework.end_ns[at] - framework.start_ns[at])
+        sums[3] += int((framework.end_ns[at] - framework.start_ns[at])[0])
     rows = []
     for (operation, sequence), (count, time, elapsed, host) in found.items():
         labels = np.frombuffer(sequence, kernel.dtype).tolist()

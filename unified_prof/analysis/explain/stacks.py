@@ -147,7 +147,8 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     """
     work, framework, captured = recording.work, recording.framework, recording.work.captured
     gathering = Gathering()
-    kernel, operator, duration = work.kernel, work.operator, work.duration_ns
+    kernel, operator = work.kernel.whole(), work.operator.whole()
+    duration = work.duration_ns.whole()
     texts = work.labels.texts
     rest = np.ones(len(work), bool)
     if captured is not None:
@@ -161,8 +162,8 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     if framework is None:
         key, frames = operator.astype(np.int64), _named(texts)
     else:
-        call, passes = work.launches
-        connection = work.connection
+        call, passes = (column.whole().astype(np.int64) for column in work.launches)
+        connection = work.connection.whole()
         # The range that stands for the whole operation may be the one that launched the work.
         apart = np.where(framework.outermost(connection) == call, NONE, call)
         key, frames = _Operations(framework, place).above(
@@ -245,7 +246,13 @@ def _ranges(recording: Recording) -> _Columns:
     if framework is None:
         return _marks(recording)
     python = np.where(framework.is_python, _IN_PYTHON, _OTHER)
-    return framework.thread, framework.start_ns, framework.end_ns, framework.name_id, python
+    return (
+        framework.thread.whole(),
+        framework.start_ns.whole(),
+        framework.end_ns.whole(),
+        framework.name_ids(np.arange(len(framework))),
+        python,
+    )
 
 
 def _has_marks(recording: Recording) -> bool:
@@ -261,7 +268,12 @@ def _marks(recording: Recording) -> _Columns:
 def _host_calls(recording: Recording) -> _Columns:
     calls = recording.host_calls
     return _usable(
-        {"thread": calls.thread, "start": calls.start_ns, "end": calls.end_ns, "name": calls.name}
+        {
+            "thread": calls.thread.whole(),
+            "start": calls.start_ns.whole(),
+            "end": calls.end_ns.whole(),
+            "name": calls.name.whole(),
+        }
     )
 
 

@@ -18,6 +18,8 @@ from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import Strings
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
+from unified_prof.arrays.nest import Distances, Nest, Window
+from unified_prof.arrays.packed import Packed
 
 MODULE_PREFIX = "nn.Module: "
 
@@ -40,7 +42,7 @@ class Frames:
         source: the open report, for its call chains.
         strings: texts of the report.
         chain: id of each range's call chain, -1 where it has none.
-        parent: the range around each range, -1 where there is none.
+        nest: which range lies in which.
         python_frames: text of each range that is a Python frame.
     """
 
@@ -49,11 +51,11 @@ class Frames:
         source: Source,
         strings: Strings,
         *,
-        chain: NDArray[np.int64],
-        parent: NDArray[np.int64],
+        chain: Packed,
+        nest: Nest,
         python_frames: dict[int, str],
     ) -> None:
-        self._chain, self._parent = chain, parent
+        self._chain, self._parent = chain, nest.parent
         self._chains, self._modules = _callchains(source, strings)
         texts = {text: _frame(text) for text in set(python_frames.values())}
         own = {index: texts[text] for index, text in python_frames.items()}
@@ -62,25 +64,36 @@ class Frames:
         self._root = _common_folder(
             {frame.rpartition(":")[0] for frame in used | set(self._own.values())}
         )
-        is_frame = np.zeros(len(parent), bool)
-        is_frame[list(self._own)] = True
-        self._around = nesting.nearest_marked(parent, is_frame)
+        self._around: Distances | None = None
+        if self._own:
+            own_frames = np.array(sorted(self._own), np.int64)
 
-    def stacks(self, ranges: NDArray[np.int64]) -> tuple[list[str | None], NDArray[np.intp]]:
+            def are_frames(window: Window) -> NDArray[np.bool_]:
+                first, behind = np.searchsorted(own_frames, [window.low, window.high])
+                result = np.zeros(window.high - window.low, bool)
+                result[own_frames[first:behind] - window.low] = True
+                return result
+
+            self._around = nest.nearest(are_frames)
+
+    def stacks(self, ranges: NDArray[np.integer]) -> tuple[list[str | None], NDArray[np.intp]]:
         """Return the distinct stacks (frames joined by newlines) and the number of each range's.
 
         A range of -1, and one around which no frame is known, has None.
         """
         inside = ranges != nesting.NONE
-        chained = inside & np.isin(self._chain[ranges], list(self._chains))
-        python = np.where(inside, self._around[ranges], nesting.NONE)
+        chain = self._chain[ranges].astype(np.int64)
+        chained = inside & np.isin(chain, list(self._chains))
+        python = np.full(len(ranges), nesting.NONE, np.int64)
+        if self._around is not None:
+            python = np.where(inside, self._around[ranges], nesting.NONE)
         # Chains and Python frames side by side, told apart by the lowest bit.
-        key = np.where(chained, self._chain[ranges] * 2, python * 2 + 1)
+        key = np.where(chained, chain * 2, python * 2 + 1)
         distinct, number = np.unique(key, return_inverse=True)
         stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
         return stacks, number
 
-    def modules(self, ranges: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    def modules(self, ranges: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int64]]:
         """Return the distinct module paths in call chains, and the number of each range's.
 
         A range whose chain goes through no module has NO_MODULE, one without a chain NO_CHAIN; so
@@ -102,8 +115,9 @@ class Frames:
         frames = []
         while index != nesting.NONE:
             frames.append(self._own[index])
-            above = int(self._parent[index])
-            index = int(self._around[above]) if above != nesting.NONE else above
+            assert self._around is not None
+            above = self._parent[np.array([index])]
+            index = int(self._around[above][0]) if above[0] != nesting.NONE else nesting.NONE
         return frames[::-1]
 
 

@@ -20,28 +20,23 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read import host_ranges
 from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames
+from unified_prof.analysis.read.host_calls import UNCONNECTED, HostCalls
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.analysis.read.tasks import Strings, recoded
 from unified_prof.arrays import nesting
-from unified_prof.arrays.lookup import Lookup
+from unified_prof.arrays.lookup import find
+from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
+from unified_prof.arrays.packed import Column, Packed, PackedLookup, Packing
 from unified_prof.store.integers import MISSING
-from unified_prof.vocabulary import (
-    API_OPERATION,
-    API_PYTHON,
-    API_QUEUE,
-    HOST_ONLY_CONNECTION,
-    NO_CONNECTION,
-    OLD_NO_CONNECTION,
-)
+from unified_prof.vocabulary import API_OPERATION, API_PYTHON
 
 Ints = NDArray[np.int64]
+Whole = NDArray[np.integer]
 
 NONE = nesting.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
-
-UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
-"""connectionIds that connect nothing, in files of any age."""
 
 _BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER_PREFIX = "Optimizer."
@@ -67,47 +62,62 @@ class Launches:
 
 
 class Framework:
-    """The host ranges of a report, nested: parents come before their children."""
+    """The host ranges of a report, nested: parents come before their children.
 
-    def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
+    Columns are packed; what follows from them is worked out a window of ranges at a time, and kept
+    packed as well.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        strings: Strings,
+        findings: Findings,
+        host_calls: HostCalls | None = None,
+    ) -> None:
         self._source = source
         self._strings = strings
-        ranges = _host_ranges(source, strings, findings)
-        order = nesting.call_order(ranges["thread"], ranges["start"], ranges["end"])
-        for name in list(ranges):
-            ranges[name] = ranges[name][order]
-        self.thread, self.start_ns, self.end_ns = ranges["thread"], ranges["start"], ranges["end"]
-        self.name_id = ranges["name"]
+        self._host_calls = host_calls
+        ranges = host_ranges.read(source, strings, findings)
+        self.thread, self.start_ns = ranges["thread"], ranges["start"]
+        self._duration_ns = ranges["duration"]
         self._connection, self._chain = ranges["connection"], ranges["chain"]
         self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
         self._type = ranges["type"]
         self._row = ranges["row"]
-        self.parent: Ints = nesting.parents(self.thread, self.start_ns, self.end_ns)
-
-        ids, codes = np.unique(self.name_id, return_inverse=True)
-        texts: list[str] = [strings.get(int(number)) or "" for number in ids]
-        self._names, self._name_code = texts, codes
-        python = self._type == API_PYTHON
-        self._is_module = self._named(lambda text: text.startswith(MODULE_PREFIX)) | (
-            self._type == _MODULE_RANGE
-        )
-        annotation = (self._type == _MODULE_RANGE) | (self._type == _ANNOTATION)
-        self._is_operation = self._named(_OPERATION.match) & ~python & ~annotation
-        self._is_engine = self._named(lambda text: text.startswith(_BACKWARD_PREFIX))
-        self._is_optimizer = self._named(lambda text: text.startswith(_OPTIMIZER_PREFIX))
+        self._nest = Nest(self.thread, self.start_ns, self._duration_ns)
+        self._ids = ranges["name"].distinct()
+        self._name_code = recoded(ranges.pop("name"), self._ids)
+        texts: list[str] = [strings.get(int(number)) or "" for number in self._ids]
+        self._names = texts
 
     def __len__(self) -> int:
-        return len(self.name_id)
+        return len(self.start_ns)
 
-    def names(self, ranges: Ints) -> tuple[list[str], Ints]:
+    @property
+    def end_ns(self) -> Ends:
+        """End of each range."""
+        return Ends(self.start_ns, self._duration_ns)
+
+    @property
+    def parent(self) -> Distances:
+        """The range around each, NONE where there is none."""
+        return self._nest.parent
+
+    def name_ids(self, ranges: Whole) -> Ints:
+        """Return the string ids of the names of ranges."""
+        ids: Ints = self._ids[self._name_code[ranges]]
+        return ids
+
+    def names(self, ranges: Whole) -> tuple[list[str], Ints]:
         """Return the distinct names, and the number of each range's; -1 has the last one."""
-        return self._names, self._name_code[ranges]
+        return self._names, self._name_code[ranges].astype(np.int64)
 
-    def stacks(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+    def stacks(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.intp]]:
         """Return the distinct stacks of source frames, and the number of each range's."""
         return self._frames.stacks(ranges)
 
-    def modules(self, ranges: Ints) -> tuple[list[str | None], NDArray[np.intp]]:
+    def modules(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.intp]]:
         """Return the distinct module paths, and the number of each range's.
 
         A module is a range around, or a frame of the range's call chain. None is outside any
@@ -115,10 +125,12 @@ class Framework:
         thread, and backward work of which the forward operation is not known.
         """
         inside = ranges != NONE
-        innermost = np.where(inside, self._module[ranges], NONE) if len(self) else ranges
+        innermost = np.where(inside, self._nested.module[ranges], NONE) if len(self) else ranges
         paths, of_chain = self._frames.modules(ranges)
-        told = (of_chain != NO_CHAIN) | (inside & self._on_told_thread[ranges])
-        told &= ~(inside & self._in_backward[ranges])
+        told = of_chain != NO_CHAIN
+        if len(self):
+            told |= inside & np.isin(self.thread[ranges], self._nested.told_threads)
+            told &= ~(inside & self._in_backward(ranges))
         outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
         key = np.where(told, outside, unknown)
         key = np.where(of_chain >= 0, len(self) + of_chain, key)
@@ -132,39 +144,29 @@ class Framework:
         ]
         return texts, number
 
-    @cached_property
-    def _on_told_thread(self) -> NDArray[np.bool_]:
-        """Which ranges are on a thread of which modules or Python frames were recorded."""
-        marked = self._is_module | (self._type == API_PYTHON)
-        return np.isin(self.thread, np.unique(self.thread[marked]))
-
-    @cached_property
-    def _module(self) -> Ints:
-        """The innermost module around each range."""
-        return nesting.nearest_marked(self.parent, self._is_module)
-
     def _module_path(self, index: int) -> str | None:
         names = []
         while index != NONE:
-            text = self._names[int(self._name_code[index])]
+            at = np.array([index])
+            text = self._names[int(self._name_code[at][0])]
             names.append(text.removeprefix(MODULE_PREFIX))
-            above = int(self.parent[index])
-            index = int(self._module[above]) if above != NONE else NONE
+            above = self.parent[at]
+            index = int(self._nested.module[above][0]) if above[0] != NONE else NONE
         return ".".join(names[::-1]) or None
 
     @cached_property
     def _frames(self) -> Frames:
-        python = np.flatnonzero(self._type == API_PYTHON)
+        python = self._where(lambda rows: np.equal(self._type[rows], API_PYTHON))
         texts = [self._names[code] for code in self._name_code[python].tolist()]
         return Frames(
             self._source,
             self._strings,
             chain=self._chain,
-            parent=self.parent,
+            nest=self._nest,
             python_frames=dict(zip(python.tolist(), texts, strict=True)),
         )
 
-    def launches(self, connection: Ints) -> Launches:
+    def launches(self, connection: Whole) -> Launches:
         """Say for pieces of device work, by their connection id, what they belong to."""
         distinct, inverse = np.unique(connection, return_inverse=True)
         launcher = self._launcher(distinct)
@@ -173,23 +175,21 @@ class Framework:
         passes = np.full(len(distinct), -1, np.int8)
         at = launcher[found]
         passes[found] = np.where(
-            self._in_backward[at],
+            self._in_backward(at),
             BACKWARD,
-            np.where(self._in_optimizer[at], OTHER_PASS, FORWARD),
+            np.where(self._nested.marks[at] & _IN_OPTIMIZER, OTHER_PASS, FORWARD),
         )
         call[found] = self._owner(at)
         return Launches(call[inverse], passes[inverse])
 
-    def innermost(self, connection: Ints, among: NDArray[np.bool_] | None = None) -> Ints:
+    def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
         """Return the innermost operation that launched pieces of device work, -1 if none did.
 
         Args:
             connection: of the pieces.
             among: which ranges count instead of operations.
         """
-        nearest = self._nearest_operation
-        if among is not None:
-            nearest = nesting.nearest_marked(self.parent, among)
+        nearest = self._nested.operation if among is None else self._nearest(among)
         distinct, inverse = np.unique(connection, return_inverse=True)
         launcher = self._launcher(distinct)
         found = launcher != NONE
@@ -199,22 +199,31 @@ class Framework:
 
     def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
         """Return the nearest of some ranges that each range lies in, -1 where in none."""
-        above = self.parent[ranges]
-        nearest = nesting.nearest_marked(self.parent, among)
-        result: Ints = np.where(above != NONE, nearest[above], NONE)
-        return result
+        return _of_those(self._nearest(among), self.parent[ranges])
 
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
         """Return the operation within which a range of each name was open at each time, or -1."""
         result = np.full(len(at_ns), NONE, np.int64)
-        wanted = np.array(names, object)
+        wanted: dict[str, int] = {}
+        number = np.array([wanted.setdefault(name, len(wanted)) for name in names], np.int64)
+        by_name = np.argsort(number, kind="stable")
+        number = number[by_name]
+        named = self.matching(lambda text: text in wanted).astype(np.int32)
+        codes = self._name_code[named]
+        by_code = np.argsort(codes, kind="stable")
+        named, codes = named[by_code], codes[by_code]
         for code, text in enumerate(self._names):
-            points = np.flatnonzero(wanted == text)
-            if not len(points):
+            if text not in wanted:
                 continue
-            ranges = np.flatnonzero(self._name_code == code)
-            ranges = ranges[np.argsort(self.start_ns[ranges], kind="stable")]
-            last = np.searchsorted(self.start_ns[ranges], at_ns[points], side="right") - 1
+            points = by_name[slice(*np.searchsorted(number, [wanted[text], wanted[text] + 1]))]
+            first, behind = np.searchsorted(codes, [code, code + 1])
+            ranges = named[first:behind].astype(np.int64)
+            start = self.start_ns[ranges]
+            in_time = np.argsort(start, kind="stable")
+            ranges, start = ranges[in_time], start[in_time]
+            last = np.searchsorted(start, at_ns[points], side="right") - 1
+            if not len(ranges):
+                continue
             found = ranges[np.maximum(last, 0)]
             inside = (last >= 0) & (at_ns[points] <= self.end_ns[found])
             result[points[inside]] = self._owner(found[inside])
@@ -222,44 +231,44 @@ class Framework:
 
     def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return what was going on at points in time: an operation, else any range, or -1."""
-        found = nesting.innermost_at(
-            self.thread, self.start_ns, self.end_ns, self.parent, thread, at_ns
-        )
+        found = self._innermost_at(thread, at_ns)
         inside = found != NONE
         result = np.full(len(found), NONE, np.int64)
         result[inside] = self._call_of(found[inside])
         return result
 
-    def direct(self, connection: Ints) -> Ints:
+    def direct(self, connection: Whole) -> Ints:
         """Return the innermost recorded call that launched each piece of device work, or -1."""
         distinct, inverse = np.unique(connection, return_inverse=True)
-        launcher = np.append(self._launcher(distinct), NONE)
-        nearest = np.append(nesting.nearest_marked(self.parent, self.recorded), NONE)
-        result: Ints = nearest[launcher[inverse]]
-        return result
+        nearest = self._nearest(self.recorded)
+        return _of_those(nearest, self._launcher(distinct))[inverse]
 
-    def outermost(self, connection: Ints) -> Ints:
+    def outermost(self, connection: Whole) -> Ints:
         """Return the outermost operation around what launched each piece of device work, or -1.
 
         Work of a backward pass has an operation of its own, unlike in `launches`.
         """
         distinct, inverse = np.unique(connection, return_inverse=True)
-        launcher = np.append(self._launcher(distinct), NONE)
-        operation = np.append(self._nearest_operation, NONE)[launcher]
-        result: Ints = np.append(self._top, NONE)[operation][inverse]
-        return result
+        operation = _of_those(self._nested.operation, self._launcher(distinct))
+        return _of_those(self._nested.top, operation)[inverse]
 
     @property
     def is_python_frame(self) -> NDArray[np.bool_]:
         """Which ranges are calls of Python functions, modules aside."""
-        result: NDArray[np.bool_] = (self._type == API_PYTHON) & ~self._is_module
-        return result
+        return self._are(
+            lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
+        )
 
     @property
     def is_annotation(self) -> NDArray[np.bool_]:
         """Which ranges somebody drew around others: modules, marks, steps, frames."""
-        result: NDArray[np.bool_] = ~self._is_operation & ~self._is_engine
-        return result
+
+        def drawn(rows: slice) -> NDArray[np.bool_]:
+            is_engine = self._named.engine[self._name_code[rows]]
+            found: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
+            return found
+
+        return self._are(drawn)
 
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
@@ -268,23 +277,27 @@ class Framework:
         Nor are calls of CANN that torch_npu's operations make, such as `Conv2D` within
         `aten::_convolution`: they have neither shapes nor a meaning of their own.
         """
-        steps = self._named(_STEP.match)
-        result: NDArray[np.bool_] = (self._type == API_OPERATION) & ~self._is_module & ~steps
-        if "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables:
-            around = np.append(self._nearest_operation, NONE)[self.parent]
-            result &= self._is_operation | np.equal(around, NONE)
+        steps = self._are_named(_STEP.match)
+        checked = "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables
+        result = np.zeros(len(self), bool)
+        for window in self._nest.windows():
+            rows = window.rows
+            code = self._name_code[rows]
+            found = (self._type[rows] == API_OPERATION) & ~self._is_module(rows) & ~steps[code]
+            if checked:
+                around = _of_those(self._nested.operation, self.parent[rows])
+                found &= self._is_operation(rows) | np.equal(around, NONE)
+            result[rows] = found
         return result
 
-    def inputs(self, ranges: Ints) -> tuple[list[str], Ints]:
+    def inputs(self, ranges: Whole) -> tuple[list[str], Ints]:
         """Return the distinct inputs as `float[64,128], long int[7]`, and each range's number.
 
         Empty are those of which no shape was recorded. Some releases of torch_npu wrote shapes
         where types belong, and the other way round.
         """
-        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
-        found = self._source.integers("PYTORCH_API", columns)
-        rows = np.where(ranges == NONE, -1, self._row[ranges])
-        shape, kind = (np.append(found[name], -1)[rows] for name in columns)
+        rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
+        shape, kind = (_of_those(column, rows) for column in self._inputs)
         # Ids of texts fit into half a number each.
         pairs, number = np.unique((shape + 1) * _HALF + kind + 1, return_inverse=True)
         texts: dict[str, int] = {}
@@ -294,186 +307,386 @@ class Framework:
         ]
         return list(texts), np.array(numbers, np.int64)[number]
 
-    def is_operation(self, ranges: Ints) -> NDArray[np.bool_]:
+    @cached_property
+    def _inputs(self) -> tuple[Packed, Packed]:
+        """Shapes and types of the rows of PYTORCH_API."""
+        shapes, types = Packing(hole=NONE), Packing(hole=NONE)
+        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
+        for piece in self._source.pieces("PYTORCH_API", columns):
+            shapes.add(piece["shapes"])
+            types.add(piece["types"])
+        return shapes.done(), types.done()
+
+    def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
         """Tell which ranges are operations; -1 is none."""
-        result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation[ranges]
+        result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation(ranges)
         return result
 
     @property
     def is_python(self) -> NDArray[np.bool_]:
         """Which ranges are frames of Python."""
-        result: NDArray[np.bool_] = self._type == API_PYTHON
-        return result
+        return self._are(lambda rows: np.equal(self._type[rows], API_PYTHON))
 
     @property
     def threads(self) -> Ints:
         """The threads that ran operations."""
-        return np.unique(self.thread[self._is_operation])
+        return self._nested.threads
 
     def matching(self, wanted: Callable[[str], bool]) -> Ints:
         """Return the ranges whose name is wanted."""
-        return np.flatnonzero(self._named(wanted))
+        named = self._are_named(wanted)
+        if not named.any():
+            return np.zeros(0, np.int64)
+        return self._where(lambda rows: named[self._name_code[rows]])
 
     def _owner(self, at: Ints) -> Ints:
         """Return the operation that each range's work counts for: of a backward range, forward."""
-        forward = self._forward_of(self._node[at])
-        backward = self._in_backward[at] & (forward != NONE)
+        forward = self._forward_of(self._nested.node[at])
+        backward = self._in_backward(at) & (forward != NONE)
         return np.where(backward, forward, self._call_of(at))
 
     @cached_property
     def calls(self) -> Ints:
         """Ranges that stand for a whole operation: the outermost ones, in call order."""
-        own = self._top == np.arange(len(self))
-        return np.flatnonzero(own & ~self._in_backward)
+
+        def whole(rows: slice) -> NDArray[np.bool_]:
+            own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
+            found: NDArray[np.bool_] = own & ~self._in_backward(rows)
+            return found
+
+        return self._where(whole)
 
     def steps(self) -> list[tuple[str, int, int]]:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
-        steps = [
-            (found[1], int(self.start_ns[index]), int(self.end_ns[index]))
-            for code, text in enumerate(self._names)
-            if (found := _STEP.match(text))
-            for index in np.flatnonzero(self._name_code == code).tolist()
-        ]
+        found = self.matching(lambda text: _STEP.match(text) is not None)
+        texts, code = self.names(found)
+        # By name first, for those that begin together.
+        order = np.argsort(code, kind="stable")
+        found, code = found[order], code[order]
+        steps = []
+        for own, start, end in zip(
+            code.tolist(), self.start_ns[found].tolist(), self.end_ns[found].tolist(), strict=True
+        ):
+            match = _STEP.match(texts[own])
+            assert match is not None
+            steps.append((match[1], start, end))
         return sorted(steps, key=lambda step: step[1])
 
-    def _named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        flags = np.array([bool(matches(text)) for text in self._names], bool)
-        return flags[self._name_code] if len(flags) else np.zeros(0, bool)
+    def _are_named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Tell which of the distinct names match."""
+        return np.array([bool(matches(text)) for text in self._names], bool)
+
+    def _are(self, told: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Tell something of all ranges, asked of a window of them at a time."""
+        result = np.zeros(len(self), bool)
+        for low in range(0, len(self), WINDOW):
+            rows = slice(low, min(low + WINDOW, len(self)))
+            result[rows] = told(rows)
+        return result
+
+    def _where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
+        """Return the ranges that are chosen, asked of a window of them at a time."""
+        found = [np.zeros(0, np.int64)]
+        for low in range(0, len(self), WINDOW):
+            rows = slice(low, min(low + WINDOW, len(self)))
+            found.append(low + np.flatnonzero(chosen(rows)))
+        return np.concatenate(found)
+
+    def _nearest(self, among: NDArray[np.bool_]) -> Distances:
+        """Return the nearest of each range and those around it that is among some."""
+        return self._nest.nearest(lambda window: among[window.rows])
 
     @cached_property
-    def _top(self) -> Ints:
-        """The outermost operation around each range, not looking beyond other annotations."""
-        return nesting.climb(self.parent, ~self._is_operation)
+    def _named(self) -> _Named:
+        return _Named(
+            module=self._are_named(lambda text: text.startswith(MODULE_PREFIX)),
+            operation=self._are_named(_OPERATION.match),
+            engine=self._are_named(lambda text: text.startswith(_BACKWARD_PREFIX)),
+            optimizer=self._are_named(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
+            in_cpp=self._are_named(lambda text: _CPP_NODE in text),
+            aten=self._are_named(lambda text: text.startswith("aten::")),
+        )
+
+    def _is_module(self, rows: slice) -> NDArray[np.bool_]:
+        named: NDArray[np.bool_] = self._named.module[self._name_code[rows]]
+        found: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
+        return found
+
+    def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self._named.operation[self._name_code[rows]]
+        kind = self._type[rows]
+        for other in (API_PYTHON, host_ranges.MODULE_RANGE, host_ranges.ANNOTATION):
+            result &= kind != other
+        return result
+
+    @cached_property
+    def _nested(self) -> _Nested:
+        """What ranges have from those around them."""
+        operation, top, node, module = Distances(), Distances(), Distances(), Distances()
+        marks = Packing(np.int8)
+        nearest = [Inherited() for _ in range(5)]
+        below = Below()
+        threads: dict[str, list[Ints]] = {"all": [], "told": [], "engine": [], "forward": []}
+        for window in self._nest.windows():
+            rows = window.rows
+            code, kind, thread = self._name_code[rows], self._type[rows], self.thread[rows]
+            is_operation, is_module = self._is_operation(rows), self._is_module(rows)
+            is_engine = self._named.engine[code]
+            of_node = self._sequence[rows] >= 0
+            is_node = of_node & (self._forward_thread[rows] > 0)
+            operation.add(nearest[0].of(window, is_operation))
+            top.add(below.of(window, ~is_operation))
+            nodes = nearest[1].of(window, is_node)
+            node.add(nodes)
+            module.add(nearest[2].of(window, is_module))
+            in_engine = nearest[3].of(window, is_engine) != NONE
+            in_optimizer = nearest[4].of(window, self._named.optimizer[code]) != NONE
+            marks.add((in_engine | (nodes != NONE)) * _IN_BACKWARD + in_optimizer * _IN_OPTIMIZER)
+            makes_nodes = of_node & ~is_node & ~in_engine
+            for name, chosen in (
+                ("all", is_operation),
+                ("told", is_module | (kind == API_PYTHON)),
+                ("engine", is_engine),
+                ("forward", makes_nodes),
+            ):
+                threads[name].append(np.unique(thread[chosen]))
+        found = {
+            name: np.unique(np.concatenate([np.zeros(0, np.int64), *some]))
+            for name, some in threads.items()
+        }
+        return _Nested(
+            operation.done(),
+            top.done(),
+            node.done(),
+            module.done(),
+            marks.done(),
+            found["all"],
+            found["told"],
+            # On a thread of the autograd engine's own, everything is backward: gradient hooks run
+            # there too. Elsewhere operations are recorded that make nodes.
+            np.setdiff1d(found["engine"], found["forward"]),
+        )
+
+    def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
+        """Tell which ranges are part of a backward pass."""
+        result: NDArray[np.bool_] = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
+        if len(self._nested.engine_threads):
+            result |= np.isin(self.thread[ranges], self._nested.engine_threads)
+        return result
 
     def _call_of(self, at: Ints) -> Ints:
         """Return the operation of launching ranges; one within no operation stands for itself."""
-        operation = self._nearest_operation[at]
-        return np.where(operation != NONE, self._top[operation], at)
+        operation = self._nested.operation[at]
+        return np.where(operation != NONE, self._nested.top[operation], at)
 
     @cached_property
-    def _nearest_operation(self) -> Ints:
-        return nesting.nearest_marked(self.parent, self._is_operation)
-
-    @cached_property
-    def _node(self) -> Ints:
-        """The autograd node around each range, or -1."""
-        return nesting.nearest_marked(
-            self.parent, (self._sequence >= 0) & (self._forward_thread > 0)
-        )
-
-    @cached_property
-    def _in_backward(self) -> NDArray[np.bool_]:
-        engine: NDArray[np.bool_] = nesting.nearest_marked(self.parent, self._is_engine) != NONE
-        # On a thread of the autograd engine's own, everything is: gradient hooks run there too.
-        # Elsewhere operations are recorded that make nodes.
-        makes_nodes = (self._sequence >= 0) & (self._forward_thread <= 0) & ~engine
-        engine_threads = np.setdiff1d(self.thread[self._is_engine], self.thread[makes_nodes])
-        return engine | np.not_equal(self._node, NONE) | np.isin(self.thread, engine_threads)
-
-    @cached_property
-    def _in_optimizer(self) -> NDArray[np.bool_]:
-        optimizer = nesting.nearest_marked(self.parent, self._is_optimizer)
-        return np.not_equal(optimizer, NONE)
+    def _makers(self) -> tuple[Ints, Ints]:
+        """The numbers of autograd nodes in rising order, and the range that made each."""
+        found = [np.zeros((3, 0), np.int64)]
+        for window in self._nest.windows():
+            rows = window.rows
+            sequence = self._sequence[rows].astype(np.int64)
+            made = (sequence >= 0) & ~self._in_backward(rows) & self._is_operation(rows)
+            at = np.flatnonzero(made)
+            found.append(
+                _last_of_each(np.array([sequence[at], self.start_ns[rows][at], at + window.low]))
+            )
+        sequence, _, maker = _last_of_each(np.concatenate(found, axis=1))
+        return sequence, maker
 
     def _forward_of(self, node: Ints) -> Ints:
         """Return the forward operation that made each autograd node, -1 where it is not known."""
-        makers = np.flatnonzero((self._sequence >= 0) & ~self._in_backward & self._is_operation)
+        numbers, makers = self._makers
         if not len(makers):
             return np.full(len(node), NONE, np.int64)
-        makers = makers[np.lexsort((self.start_ns[makers], self._sequence[makers]))]
         wanted = np.where(node != NONE, self._sequence[node], NONE)
-        last = np.searchsorted(self._sequence[makers], wanted, side="right") - 1
-        maker = makers[np.maximum(last, 0)]
-        known = (last >= 0) & (wanted >= 0) & (self._sequence[maker] == wanted)
+        at = find(numbers, wanted)
+        maker = makers[np.maximum(at, 0)]
+        known = (at >= 0) & (wanted >= 0)
         # A function written in C++ may run without a number of its own; whatever else peeked at
         # the node's number before it, an ATen operation does not make such nodes.
-        in_cpp = self._named(lambda text: _CPP_NODE in text)[node]
-        known &= ~(in_cpp & self._named(lambda text: text.startswith("aten::"))[maker])
-        return np.where(known, self._top[maker], NONE)
+        in_cpp = self._named.in_cpp[self._name_code[node]]
+        known &= ~(in_cpp & self._named.aten[self._name_code[maker]])
+        return np.where(known, self._nested.top[maker], NONE)
 
-    def _launcher(self, connection: Ints) -> Ints:
-        """Return the range that launched each (distinct) connection, -1 where none is known."""
+    @cached_property
+    def _connected(self) -> tuple[PackedLookup, Packed]:
+        """The connections that ranges are known to have launched, and the range of each."""
+        holders = _Holders(self._connection, self._type)
+        keys, ranges = Packing(hole=MISSING), Packing(np.int32)
+        # One host range has one id in CONNECTION_IDS, which may stand for several connections.
+        pairs = {"id": "id", "connection": "connectionId"}
+        for piece in self._source.pieces("CONNECTION_IDS", pairs):
+            holder = holders.of(piece["id"])
+            known = holder != NONE
+            keys.add(piece["connection"][known])
+            ranges.add(holder[known])
+        return PackedLookup(keys.done()), ranges.done()
+
+    def _launcher(self, connection: Whole) -> Ints:
+        """Return the range that launched each connection, -1 where none is known."""
         result = np.full(len(connection), NONE, np.int64)
         if not len(self):
             return result
-        # One host range has one id in CONNECTION_IDS, which may stand for several connections.
-        pairs = self._source.integers("CONNECTION_IDS", {"id": "id", "connection": "connectionId"})
-        with_id = np.flatnonzero((self._connection != MISSING) & (self._type != API_PYTHON))
-        # The last range wins where several have one id: children come after their parents.
-        holder = Lookup(self._connection[with_id][::-1]).rows(pairs["id"])
-        known = holder >= 0
-        ranges = with_id[::-1][holder[known]]
-        direct = Lookup(pairs["connection"][known]).rows(connection)
-        result = np.where(direct >= 0, ranges[direct] if len(ranges) else NONE, NONE)
-        result[np.isin(connection, UNCONNECTED)] = NONE
+        known, ranges = self._connected
+        result = _of_those(ranges, known.rows(connection))
+        connects = ~np.isin(connection, UNCONNECTED)
+        result[~connects] = NONE
         # Otherwise by time: the range around the runtime's launching call, on its thread.
-        open_ones = np.flatnonzero((result == NONE) & ~np.isin(connection, UNCONNECTED))
+        open_ones = np.flatnonzero((result == NONE) & connects)
         if len(open_ones):
-            api = self._source.integers(
-                "CANN_API",
-                {"connection": "connectionId", "thread": "globalTid", "start": "startNs"},
-            )
-            row = Lookup(api["connection"]).rows(connection[open_ones])
+            calls = self._host_calls or HostCalls(self._source)
+            self._host_calls = calls
+            row = calls.of_connection(connection[open_ones])
             open_ones, row = open_ones[row >= 0], row[row >= 0]
-            result[open_ones] = self._around(api["thread"][row], api["start"][row])
+            result[open_ones] = self._around(calls.thread[row], calls.start_ns[row])
         return result
 
     def _around(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the innermost range, Python frames and modules aside, around points in time."""
-        found = nesting.innermost_at(
-            self.thread, self.start_ns, self.end_ns, self.parent, thread, at_ns
-        )
-        usable = nesting.nearest_marked(self.parent, self._is_operation)
-        return np.where(found != NONE, usable[found], NONE)
+        return _of_those(self._nested.operation, self._innermost_at(thread, at_ns))
+
+    def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return the innermost range around points in time, on a thread each, or -1."""
+        found = np.full(len(at_ns), NONE, np.int64)
+        if not len(self):
+            return found
+        for one, low, high in self._threads:
+            points = np.flatnonzero(thread == one)
+            points = points[np.argsort(at_ns[points], kind="stable")]
+            if len(points):
+                last = self.start_ns.last_not_after(at_ns[points], low, high)
+                found[points] = np.where(last < low, NONE, last)
+        # The last range to start may have ended already: then one of those around it is the answer.
+        looking = np.flatnonzero(found != NONE)
+        while len(looking):
+            looking = looking[self.end_ns[found[looking]] < at_ns[looking]]
+            found[looking] = self.parent[found[looking]]
+            looking = looking[found[looking] != NONE]
+        return found
+
+    @cached_property
+    def _threads(self) -> list[tuple[int, int, int]]:
+        """Each thread, its first range, and the one behind its last."""
+        found: list[tuple[int, int]] = []
+        for low in range(0, len(self), WINDOW):
+            threads = self.thread[low : low + WINDOW]
+            heads = np.flatnonzero(np.append(True, threads[1:] != threads[:-1]))
+            for at in heads.tolist():
+                if not found or found[-1][0] != int(threads[at]):
+                    found.append((int(threads[at]), low + at))
+        behind = [*(first for _, first in found[1:]), len(self)]
+        return [(*one, end) for one, end in zip(found, behind, strict=True)]
+
+
+_IN_BACKWARD, _IN_OPTIMIZER = 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """Which of the distinct names are of a kind."""
+
+    module: NDArray[np.bool_]
+    operation: NDArray[np.bool_]
+    engine: NDArray[np.bool_]
+    optimizer: NDArray[np.bool_]
+    in_cpp: NDArray[np.bool_]
+    aten: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Nested:
+    """What each range has from itself and those around it, and what threads are."""
+
+    operation: Distances
+    """The innermost operation."""
+    top: Distances
+    """The outermost operation around each operation, not looking beyond other annotations."""
+    node: Distances
+    """The autograd node."""
+    module: Distances
+    """The innermost module."""
+    marks: Packed
+    """_IN_BACKWARD, _IN_OPTIMIZER."""
+    threads: Ints
+    """Those that ran operations."""
+    told_threads: Ints
+    """Those of which modules or Python frames were recorded."""
+    engine_threads: Ints
+    """Those of the autograd engine's own."""
+
+
+class Ends(Column):
+    """Ends of ranges, of their starts and durations."""
+
+    def __init__(self, start_ns: Packed, duration_ns: Packed) -> None:
+        self._start_ns, self._duration_ns = start_ns, duration_ns
+
+    def __len__(self) -> int:
+        return len(self._start_ns)
+
+    def at(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the ends of any ranges."""
+        found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
+        return found
+
+    def _between(self, low: int, high: int) -> Ints:
+        found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
+        return found
+
+
+class _Holders:
+    """The range that has each id in CONNECTION_IDS.
+
+    Of several the last one: children come after their parents.
+    """
+
+    def __init__(self, ids: Packed, kinds: Packed) -> None:
+        self._dense: NDArray[np.int32] | None = None
+        self._sorted = self._ranges = np.zeros(0, np.int64)
+        dense = ids.least >= 0 and ids.most < _SPARSE * len(ids) + 1024
+        if dense:
+            self._dense = np.full(ids.most + 3, NONE, np.int32)
+        parts = []
+        for low in range(0, len(ids), WINDOW):
+            own = ids[low : low + WINDOW]
+            mine = np.flatnonzero((own != MISSING) & (kinds[low : low + WINDOW] != API_PYTHON))
+            if self._dense is not None:
+                self._dense[own[mine] + 1] = mine + low
+            else:
+                parts.append(np.array([own[mine], mine + low]))
+        if self._dense is None:
+            found = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
+            self._sorted, self._ranges = _last_of_each(found)
+
+    def of(self, ids: Ints) -> Ints:
+        """Return the range of each id, NONE where there is none."""
+        if self._dense is not None:
+            return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
+        return _of_those(self._ranges, find(self._sorted, ids))
+
+
+_SPARSE = 4
+
+
+def _last_of_each(columns: Ints) -> Ints:
+    """Return for each distinct number in the first of some columns the highest of its entries."""
+    order = np.lexsort(columns[::-1])
+    ordered: Ints = columns[:, order]
+    last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
+    return ordered[:, last]
+
+
+def _of_those(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
+    """Return values at some places, NONE where the place is NONE."""
+    if not len(values):
+        return np.full(len(at), NONE, np.int64)
+    result: Ints = np.where(at == NONE, NONE, values[np.maximum(at, 0)])
+    return result
 
 
 NOT_ATTRIBUTED = "(not attributed to a module)"
 """Instead of a module path: what recorded the work does not say whether it was in a module."""
-
-_MODULE_RANGE, _ANNOTATION = -50, -51
-"""Types of our own: ranges of the mstx domain `Module`, and other mstx ranges."""
-
-
-def _host_ranges(source: Source, strings: Strings, findings: Findings) -> dict[str, Ints]:
-    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules."""
-    columns = {
-        # The times are text; of what is no number a cast would make the moment 0.
-        "start": "iif(startNs GLOB '[0-9]*', CAST(startNs AS INTEGER), NULL)",
-        "end": "CAST(endNs AS INTEGER)",
-        "thread": "coalesce(globalTid, -1)",
-        "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
-        "name": "coalesce(name, -1)",
-        "sequence": "coalesce(sequenceNumber, -1)",
-        "forward_thread": "coalesce(fwdThreadId, 0)",
-        "chain": "coalesce(callchainId, -1)",
-        "type": f"coalesce(type, {API_OPERATION})",
-    }
-    ranges = source.integers("PYTORCH_API", columns)
-    ranges["row"] = np.arange(len(ranges["start"]))
-    marks = source.integers(
-        "MSTX_EVENTS",
-        {
-            "start": "startNs",
-            "end": "endNs",
-            "thread": "globalTid",
-            "name": "message",
-            "domain": "coalesce(domainId, -1)",
-        },
-    )
-    domains = {int(one) for one in np.unique(marks["domain"]) if strings.get(one) == "Module"}
-    in_module = np.isin(marks.pop("domain"), list(domains))
-    marks["type"] = np.where(in_module, _MODULE_RANGE, _ANNOTATION)
-    absent = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1, "row": -1}
-    is_range = marks["end"] > marks["start"]
-    for name, values in ranges.items():
-        added = marks[name] if name in marks else np.full(len(is_range), absent[name])
-        ranges[name] = np.concatenate((values, added[is_range]))
-    with np.errstate(over="ignore"):
-        usable = possible(ranges["start"], ranges["end"] - ranges["start"])
-    bad = int(len(usable) - usable.sum())
-    findings.add("impossible_host_time", f"{bad} rows of PYTORCH_API are left out", bad)
-    usable &= ranges["type"] != API_QUEUE
-    return {name: values[usable] for name, values in ranges.items()}
 
 
 def module_class(path: str) -> str:

@@ -7,47 +7,73 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read.framework import UNCONNECTED
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import codes
-from unified_prof.arrays.lookup import NOWHERE, Lookup
+from unified_prof.analysis.read.tasks import possible, recoded
+from unified_prof.arrays.lookup import NOWHERE
+from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing
+from unified_prof.store.integers import MISSING
+from unified_prof.vocabulary import HOST_ONLY_CONNECTION, NO_CONNECTION, OLD_NO_CONNECTION
 
 Ints = NDArray[np.int64]
 
+UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
+"""connectionIds that connect nothing, in files of any age."""
+
+_COLUMNS = {
+    "connection": "connectionId",
+    "start": "startNs",
+    "end": "endNs",
+    "thread": "globalTid",
+    "name": "name",
+    "type": "type",
+}
+
 
 class HostCalls:
-    """The rows of CANN_API as columns, in the file's order; MISSING is what is no number."""
+    """The rows of CANN_API as packed columns, in the file's order; MISSING is what is no number."""
 
     def __init__(self, source: Source) -> None:
-        columns = {
-            "connection": "connectionId",
-            "start": "startNs",
-            "end": "endNs",
-            "thread": "globalTid",
-            "name": "name",
-            "type": "type",
-        }
-        found = source.integers("CANN_API", columns, narrow=("name", "type"))
-        self.connection, self.thread = found["connection"], found["thread"]
-        self.start_ns, self.end_ns = found["start"], found["end"]
-        self.name, self.type = found["name"], found["type"]
+        found = {name: Packing(hole=MISSING) for name in _COLUMNS}
+        for piece in source.pieces("CANN_API", _COLUMNS):
+            for name, values in piece.items():
+                found[name].add(values)
+        columns = {name: packing.done() for name, packing in found.items()}
+        self.connection, self.thread = columns["connection"], columns["thread"]
+        self.start_ns, self.end_ns = columns["start"], columns["end"]
+        self.name, self.type = columns["name"], columns["type"]
 
     def __len__(self) -> int:
         return len(self.connection)
 
+    @cached_property
+    def happened(self) -> NDArray[np.bool_]:
+        """Which calls can have happened when they say they did."""
+        result = np.zeros(len(self), bool)
+        for low in range(0, len(self), BLOCK):
+            rows = slice(low, low + BLOCK)
+            start = self.start_ns[rows]
+            with np.errstate(over="ignore"):
+                result[rows] = possible(start, self.end_ns[rows] - start)
+        return result
+
     def launching(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the call that launched each piece of work, NOWHERE where it is not known."""
-        row = self._by_connection.rows(connection)
+        row = self.of_connection(connection)
         # The numbers that connect nothing are few, and most recordings have none of them.
         for unconnected in UNCONNECTED:
             row[connection == unconnected] = NOWHERE
         return row
 
-    @cached_property
-    def names(self) -> tuple[list[int], NDArray[np.int32]]:
-        """The distinct names, and which is whose."""
-        return codes(self.name)
+    def of_connection(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the call of each connection, whatever number that is, NOWHERE without one."""
+        return self._by_connection.rows(connection)
 
     @cached_property
-    def _by_connection(self) -> Lookup:
-        return Lookup(self.connection)
+    def names(self) -> tuple[list[int], Packed]:
+        """The distinct names, and which is whose."""
+        ids = self.name.distinct().tolist()
+        return ids, recoded(self.name, ids)
+
+    @cached_property
+    def _by_connection(self) -> PackedLookup:
+        return PackedLookup(self.connection)

@@ -23,7 +23,7 @@ def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, I
     wanted = (
         framework.start_ns[ranges],
         framework.thread[ranges],
-        framework.name_id[ranges],
+        framework.name_ids(ranges),
     )
     result = _matched(
         source,

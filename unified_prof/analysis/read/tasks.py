@@ -7,7 +7,7 @@ are impossible (they are counted as a finding). They are held packed, at some 15
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -217,7 +217,7 @@ class Tasks:
         self.packed: dict[str, Packed] = read.columns
         """The columns; `type` has codes of `type_texts`."""
         self._type_ids = self.packed["type"].distinct().tolist()
-        self.packed["type"] = _recoded(self.packed["type"], self._type_ids)
+        self.packed["type"] = recoded(self.packed["type"], self._type_ids)
         compute = {name: Packing(_INT32, hole=MISSING) for name in ("id", "op_type", "name")}
         columns = {"id": "globalTaskId", "op_type": "opType", "name": "name"}
         for piece in source.pieces("COMPUTE_TASK_INFO", columns):
@@ -583,7 +583,7 @@ def _read(source: Source, findings: Findings) -> _Read:
     return _Read({name: packing.done() for name, packing in packings.items()}, in_order)
 
 
-def _recoded(column: Packed, values: list[int]) -> Packed:
+def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
     """Return a column with the place among `values` (in rising order) of each of its values."""
     ordered = np.array(values, np.int64)
     packing = Packing(_INT16, _INT32)

@@ -96,10 +96,9 @@ def of_calls(source: Source, calls: HostCalls, chosen: Ints) -> OfCalls:
 
 def _asked(calls: HostCalls) -> Callable[[Ints], Ints]:
     """Return a function that tells when calls of some correlations began, -1: not known."""
-    lookup = Lookup(calls.connection)
 
     def start_of(correlation: Ints) -> Ints:
-        row = lookup.rows(correlation)
+        row = calls.of_connection(correlation)
         known = (row >= 0) & (correlation >= 0)
         return np.where(known, np.append(calls.start_ns, -1)[row], -1)
 

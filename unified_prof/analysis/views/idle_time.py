@@ -212,7 +212,7 @@ class IdleTime:
     @cached_property
     def _launching(self) -> NDArray[np.int32]:
         """The call that launched each piece of work, -1 where it is not known."""
-        return self._calls.launching(self._work.connection)
+        return self._calls.launching(self._work.connection.whole())
 
     @cached_property
     def _launched(self) -> Ints:
@@ -236,7 +236,9 @@ class IdleTime:
         calls = self._calls
         ids, number = calls.names
         wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
-        chosen = np.flatnonzero(np.array([*wanted, False])[number] if ids else np.zeros(0, bool))
+        chosen = np.flatnonzero(
+            np.array([*wanted, False])[number.whole()] if ids else np.zeros(0, bool)
+        )
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
         chosen = chosen[possible(calls.start_ns[chosen], lasted)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.analysis.read.host_calls import HostCalls
-from unified_prof.analysis.read.tasks import Tasks, possible
+from unified_prof.analysis.read.tasks import Tasks
 
 Ints = NDArray[np.int64]
 
@@ -65,9 +65,7 @@ def launched(tasks: Tasks, calls: HostCalls) -> Launched:
         (tasks.kind == KERNEL) | (tasks.kind == COPY) | (tasks.kind == COMMUNICATION)
     )
     call = calls.launching(tasks.connection[work]).astype(np.int64)
-    with np.errstate(over="ignore"):
-        known = possible(calls.start_ns, calls.end_ns - calls.start_ns)
-    good = (call >= 0) & np.append(known, False)[call]
+    good = (call >= 0) & np.append(calls.happened, False)[call]
     unknown = int(len(work) - good.sum())
     work, call = work[good], call[good]
     device = tasks.device[work].astype(np.int64)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.framework import UNCONNECTED
+from unified_prof.analysis.read.host_calls import UNCONNECTED
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
 from unified_prof.analysis.views.communication import CollectiveNames

@@ -6,7 +6,7 @@ many small tasks of a collective are part of it, not beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +38,7 @@ from unified_prof.analysis.read.framework import (
 from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.replayed import Captured
+from unified_prof.arrays.packed import Column, Packed, Packing
 from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
@@ -67,6 +68,11 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self._comms if self._tasks is None else self._tasks)
+
+    @property
+    def rows(self) -> slice:
+        """Which of all pieces these are."""
+        return slice(self.first, self.first + len(self))
 
     @property
     def tasks(self) -> TaskRows | None:
@@ -122,11 +128,39 @@ class Pieces:
         return comms if self._tasks is None else names.of(self._tasks)
 
 
+class OfPieces(Column):
+    """A column over all pieces of work, made of those of tasks where it is asked for."""
+
+    def __init__(self, work: Work, of: Callable[[Pieces], NDArray[Any]]) -> None:
+        self._work, self._of = work, of
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the values of any pieces."""
+        of_tasks = rows < len(self._work.of_tasks)
+        if of_tasks.all():
+            return self._of(self._work.at_tasks(rows))
+        whole = self._of(self._work.whole_comms())
+        mine = self._of(self._work.at_tasks(rows[of_tasks]))
+        found = np.empty(len(rows), np.result_type(whole, mine))
+        found[of_tasks] = mine
+        found[~of_tasks] = whole[rows[~of_tasks] - len(self._work.of_tasks)]
+        return found
+
+    def _between(self, low: int, high: int) -> NDArray[Any]:
+        if (low, high) != (0, len(self)):
+            return self.at(np.arange(low, high))
+        parts = [self._of(some) for some in self._work.windows()]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
 class Work:
     """Columns over all pieces of work: the tasks among them first, then the collectives.
 
-    Whole columns are made anew whenever they are asked for where tasks are many; `windows` gives
-    some pieces at a time.
+    They are made of those of tasks for the pieces that are asked about; `windows` gives some pieces
+    at a time.
     """
 
     def __init__(
@@ -162,45 +196,47 @@ class Work:
         """The task that each piece is, UNKNOWN of collectives as a whole."""
         return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
 
-    @cached_property
-    def duration_ns(self) -> Ints:
+    @property
+    def duration_ns(self) -> OfPieces:
         """Duration of each piece."""
-        return self._whole("duration_ns")
+        return OfPieces(self, lambda some: some.duration_ns)
 
-    @cached_property
-    def kind(self) -> NDArray[np.int8]:
+    @property
+    def kind(self) -> OfPieces:
         """What each piece is."""
-        return self._whole("kind")
+        return OfPieces(self, lambda some: some.kind)
 
     @property
-    def start_ns(self) -> Ints:
+    def start_ns(self) -> OfPieces:
         """Start of each piece."""
-        return self._whole("start_ns")
+        return OfPieces(self, lambda some: some.start_ns)
 
     @property
-    def device(self) -> Ints:
+    def device(self) -> OfPieces:
         """Device of each piece."""
-        return self._whole("device")
+        return OfPieces(self, lambda some: some.device)
 
     @property
-    def stream(self) -> Ints:
+    def stream(self) -> OfPieces:
         """Stream of each piece, UNKNOWN of collectives as a whole."""
-        return self._whole("stream")
+        return OfPieces(self, lambda some: some.stream)
 
     @property
-    def connection(self) -> Ints:
+    def connection(self) -> OfPieces:
         """What ties each piece to the host call that launched it."""
-        return self._whole("connection")
+        return OfPieces(self, lambda some: some.connection)
 
-    @cached_property
-    def operator(self) -> NDArray[np.int32]:
+    @property
+    def operator(self) -> OfPieces:
         """Operator type of each piece, as numbers in `labels`."""
-        return self._whole("operator")
+        _ = self.operator_numbers
+        return OfPieces(self, lambda some: some.operator)
 
-    @cached_property
-    def kernel(self) -> NDArray[np.int32]:
+    @property
+    def kernel(self) -> OfPieces:
         """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
-        return self._whole("kernel")
+        _ = self.kernel_numbers
+        return OfPieces(self, lambda some: some.kernel)
 
     @cached_property
     def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
@@ -213,6 +249,19 @@ class Work:
         """Which kernel a task is, and what each collective is called."""
         names = self._tasks.kernel_names(self.labels, self._is_work)
         return names, self._collectives.names(self.labels)
+
+    @property
+    def of_tasks(self) -> NDArray[np.int32]:
+        """The tasks that are pieces of work."""
+        return self._task
+
+    def at_tasks(self, pieces: NDArray[np.integer]) -> Pieces:
+        """Return any pieces that are tasks."""
+        return Pieces(self, UNKNOWN, self._tasks.rows_at(self._task[pieces]), self._comms)
+
+    def whole_comms(self) -> Pieces:
+        """Return the collectives as a whole."""
+        return Pieces(self, len(self._task), None, self._comms)
 
     @cached_property
     def total_ns(self) -> int:
@@ -270,33 +319,42 @@ class Work:
         framework's ranges tell which pass work belongs to.
         """
         parts = []
-        alone: NDArray[np.intp] | slice = slice(None)
-        others = self._replayed
         if self._framework is not None:
-            owned = self._owned
-            parts.append(self._operations(self._framework, owned))
-            others = owned if others is None else owned | others
-        if others is not None:
-            alone = np.flatnonzero(~others)
-        rest: Columns = {
-            "when": self.start_ns[alone],
-            "name": self.operator[alone],
-            "kind": self.kind[alone],
-            "total_ns": self.duration_ns[alone],
-        }
-        if self._framework is not None:
-            call, passes = self.launches
-            rest |= {
-                "forward_ns": np.where(passes == FORWARD, self.duration_ns, UNKNOWN)[alone],
-                "backward_ns": np.where(passes == BACKWARD, self.duration_ns, UNKNOWN)[alone],
-                **_origin(self._framework, self.labels, call[alone]),
-            }
-        parts.append(rest)
+            parts.append(self._operations(self._framework))
+        parts.append(self._alone())
         if self.captured is not None:
             parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(_allocated(self._framework, self.labels, self._allocations))
         return _joined(self.labels, parts)
+
+    def _alone(self) -> Columns:
+        """Return one row for each piece that is part of no operation."""
+        _ = self.operator_numbers
+        names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
+        if self._framework is not None:
+            names = (*names, "forward_ns", "backward_ns", "call")
+        found: dict[str, list[NDArray[np.integer]]] = {name: [] for name in names}
+        for one in self.windows():
+            left = np.flatnonzero(~(self._owned(one) | self._replayed(one)))
+            duration = one.duration_ns[left]
+            found["when"].append(one.start_ns[left])
+            found["name"].append(one.operator[left])
+            found["kind"].append(one.kind[left])
+            found["total_ns"].append(duration)
+            if self._framework is not None:
+                call, passes = (column[one.rows][left] for column in self.launches)
+                found["forward_ns"].append(np.where(passes == FORWARD, duration, UNKNOWN))
+                found["backward_ns"].append(np.where(passes == BACKWARD, duration, UNKNOWN))
+                found["call"].append(call)
+        nothing = np.zeros(0, np.int64)
+        columns: Columns = {
+            name: np.concatenate(values) if values else nothing for name, values in found.items()
+        }
+        if self._framework is not None:
+            call = columns.pop("call").astype(np.int64)
+            columns |= _origin(self._framework, self.labels, call)
+        return columns
 
     def kernel_rows(self) -> list[Row]:
         """Return one row per kernel, collective and kind of copy."""
@@ -325,21 +383,19 @@ class Work:
         """
         _ = self.kernel_numbers, self.operator_numbers
         if self._framework is not None:
-            owned = self._owned
-            distinct = np.unique(self.launches[0][owned])
-            names = _names(self._framework, self.labels, distinct)
+            names = _names(self._framework, self.labels, self._owners)
         captured = self._captured_names()
         texts = self.labels.texts
         pairs, sums = Numbering(), Sums(0)
         for one in self.windows():
             owner, start = one.operator.astype(np.int64), one.start_ns
             if self._framework is not None:
-                mine = slice(one.first, one.first + len(one))
-                call, own = self.launches[0][mine], owned[mine]
-                owner[own] = names[np.searchsorted(distinct, call[own])]
-                start = np.where(own, self._framework.start_ns[call], start)
+                call, own = self.launches[0][one.rows], self._owned(one)
+                owner[own] = names[np.searchsorted(self._owners, call[own])]
+                if steps:
+                    start = np.where(own, self._framework.start_ns[call], start)
             if captured is not None:
-                told = captured[one.first : one.first + len(one)]
+                told = captured[one.rows]
                 owner = np.where(told != UNKNOWN, told, owner)
             key = pairs.index_of(owner * len(texts) + one.kernel)
             if steps:
@@ -355,20 +411,28 @@ class Work:
 
     def launches_of_operations(self) -> dict[tuple[str, str], int]:
         """Return how many pieces of work each operation launched, by its name and kind."""
-        owner, kind = self.operator.astype(np.int64), self.kind.astype(np.int64)
+        _ = self.operator_numbers
         if self._framework is not None:
-            owned = self._owned
-            distinct, number = np.unique(self.launches[0][owned], return_inverse=True)
-            owner[owned] = _names(self._framework, self.labels, distinct)[number]
-            kind[owned] = OPERATION
-        if (captured := self._captured_names()) is not None:
-            replayed = self._replayed
-            owner[replayed], kind[replayed] = captured[replayed], OPERATION
-        keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
+            names = _names(self._framework, self.labels, self._owners)
+        captured = self._captured_names()
+        launches: dict[int, int] = {}
+        for one in self.windows():
+            owner, kind = one.operator.astype(np.int64), one.kind.astype(np.int64)
+            if self._framework is not None:
+                owned = self._owned(one)
+                call = self.launches[0][one.rows][owned]
+                owner[owned] = names[np.searchsorted(self._owners, call)]
+                kind[owned] = OPERATION
+            if captured is not None:
+                replayed = self._replayed(one)
+                owner[replayed], kind[replayed] = captured[one.rows][replayed], OPERATION
+            keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
+            for key, number in zip(keys.tolist(), count.tolist(), strict=True):
+                launches[key] = launches.get(key, 0) + number
         texts = self.labels.texts
         return {
-            (texts[key // len(KINDS)], KINDS[key % len(KINDS)]): number
-            for key, number in zip(keys.tolist(), count.tolist(), strict=True)
+            (texts[key // len(KINDS)], KINDS[key % len(KINDS)]): launches[key]
+            for key in sorted(launches)
         }
 
     def place(self, piece: int) -> tuple[str, str | None]:
@@ -390,32 +454,51 @@ class Work:
         """Return the time of work launched in neither pass (by an optimizer), if that is known."""
         if self._framework is None:
             return None
-        _, passes = self.launches
-        other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
-        return int(self.duration_ns[other].sum()) if other.any() else None
+        times = []
+        for one in self.windows():
+            passes = self.launches[1][one.rows]
+            other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
+            if other.any():
+                times.append(int(one.duration_ns[other].sum(dtype=np.int64)))
+        return sum(times) if times else None
 
     def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
         """Return columns over all tasks and over all collectives as one over the pieces."""
         return self._with_comms(tasks[self._task], comms)
 
     @cached_property
-    def launches(self) -> tuple[Ints, NDArray[np.int8]]:
+    def launches(self) -> tuple[Packed, Packed]:
         """Host range and pass of each piece."""
         assert self._framework is not None
-        launches = self._framework.launches(self.connection)
-        return launches.call, launches.passes
+        call, passes = Packing(np.int32, hole=NONE), Packing(np.int8)
+        for one in self.windows():
+            found = self._framework.launches(one.connection)
+            call.add(found.call)
+            passes.add(found.passes)
+        return call.done(), passes.done()
 
-    @property
-    def _owned(self) -> NDArray[np.bool_]:
-        """Which pieces are part of a framework operation's row."""
-        call, _ = self.launches
-        owned: NDArray[np.bool_] = (call != NONE) & (self.kind != COMMUNICATION)
-        return owned if self._replayed is None else owned & ~self._replayed
+    def _owned(self, some: Pieces) -> NDArray[np.bool_]:
+        """Tell which pieces are part of a framework operation's row."""
+        if self._framework is None:
+            return np.zeros(len(some), bool)
+        call = self.launches[0][some.rows]
+        owned: NDArray[np.bool_] = (call != NONE) & (some.kind != COMMUNICATION)
+        return owned & ~self._replayed(some)
 
-    @property
-    def _replayed(self) -> NDArray[np.bool_] | None:
-        """Which pieces are part of an operation of a capture."""
-        return None if self.captured is None else self.captured.call != NONE
+    def _replayed(self, some: Pieces) -> NDArray[np.bool_]:
+        """Tell which pieces are part of an operation of a capture."""
+        if self.captured is None:
+            return np.zeros(len(some), bool)
+        result: NDArray[np.bool_] = self.captured.call[some.rows] != NONE
+        return result
+
+    @cached_property
+    def _owners(self) -> NDArray[np.int32]:
+        """The framework's operations that pieces are part of, in rising order."""
+        there = np.zeros(len(self._framework or ()), bool)
+        for one in self.windows():
+            there[self.launches[0][one.rows][self._owned(one)]] = True
+        return np.flatnonzero(there).astype(np.int32)
 
     def _captured_names(self) -> NDArray[np.int32] | None:
         """Return the captured operation of each piece as numbers in `labels`, else UNKNOWN."""
@@ -427,14 +510,23 @@ class Work:
 
     def by_kernel(self) -> Calls:
         """Return one row per piece, under its kernel's name."""
-        return self._by_kernel(self)
+        _ = self.kernel_numbers
+        parts = [self._by_kernel(one) for one in self.windows()]
+        names = ("name", "kind", "total_ns", "forward_ns", "backward_ns")
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in names
+            if parts and getattr(parts[0], name) is not None
+        }
+        nothing = np.zeros(0, np.int64)
+        name, kind = columns.pop("name", nothing), columns.pop("kind", nothing.astype(np.int8))
+        return Calls(self.labels, name, kind, **columns)
 
-    def _by_kernel(self, some: Pieces | Work) -> Calls:
+    def _by_kernel(self, some: Pieces) -> Calls:
         """Return one row for each of some pieces, or of all."""
         duration_ns, forward, backward = some.duration_ns, None, None
         if self._framework is not None:
-            first = some.first if isinstance(some, Pieces) else 0
-            passes = self.launches[1][first : first + len(some)]
+            passes = self.launches[1][some.rows]
             forward = np.where(passes == FORWARD, duration_ns, UNKNOWN)
             backward = np.where(passes == BACKWARD, duration_ns, UNKNOWN)
         return Calls(
@@ -469,34 +561,32 @@ class Work:
             result |= (kind == COMMUNICATION) & np.isin(rows.device, self._in_parts)
         return result
 
-    def _whole(self, column: str) -> NDArray[Any]:
-        parts = [getattr(one, column) for one in self.windows()]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-    def _operations(self, framework: Framework, owned: NDArray[np.bool_]) -> Columns:
+    def _operations(self, framework: Framework) -> Columns:
         """Sum the work of each framework operation, by pass."""
-        call, passes = self.launches
-        chosen, key = np.unique(call[owned], return_inverse=True)
-        duration, passes = self.duration_ns[owned], passes[owned]
-
-        def total(mask: NDArray[np.bool_]) -> Ints:
-            some = np.bincount(key[mask], minlength=len(chosen))
-            time = np.bincount(key[mask], weights=duration[mask], minlength=len(chosen))
-            return np.where(some > 0, time.astype(np.int64), UNKNOWN)
-
-        return {
-            "when": framework.start_ns[chosen],
+        chosen = self._owners
+        total = {which: np.zeros(len(chosen), np.int64) for which in (None, FORWARD, BACKWARD)}
+        there = {which: np.zeros(len(chosen), bool) for which in total}
+        for one in self.windows():
+            owned = self._owned(one)
+            call, passes = (column[one.rows][owned] for column in self.launches)
+            key, duration = np.searchsorted(chosen, call), one.duration_ns[owned]
+            for which, times in total.items():
+                mine = slice(None) if which is None else passes == which
+                np.add.at(times, key[mine], duration[mine])
+                there[which][key[mine]] = True
+        when = framework.start_ns[chosen]
+        columns: Columns = {
+            "when": when,
             "name": _names(framework, self.labels, chosen),
             "kind": np.full(len(chosen), OPERATION, np.int8),
-            "total_ns": total(np.ones(len(key), bool)),
-            "forward_ns": total(passes == FORWARD),
-            "backward_ns": total(passes == BACKWARD),
-            **_origin(framework, self.labels, chosen),
         }
+        for name, which in (("total_ns", None), ("forward_ns", FORWARD), ("backward_ns", BACKWARD)):
+            columns[name] = np.where(there[which], total.pop(which), UNKNOWN)
+        return columns | _origin(framework, self.labels, chosen)
 
     def _of_captures(self, captured: Captured) -> Columns:
         """Sum the work of each captured operation, by replay."""
-        own = np.flatnonzero(captured.call != NONE)
+        own: Ints = np.flatnonzero(captured.call != NONE)
         size = len(captured.framework)
         pairs = captured.replay[own] * size + captured.call[own]
         distinct, first, key = np.unique(pairs, return_index=True, return_inverse=True)
@@ -551,12 +641,12 @@ def host_calls(framework: Framework) -> Calls:
     return _joined(labels, [part])
 
 
-def _names(framework: Framework, labels: Labels, chosen: Ints) -> NDArray[np.int32]:
+def _names(framework: Framework, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
     names, number = framework.names(chosen)
     return labels.numbers(names)[number]
 
 
-def _origin(framework: Framework, labels: Labels, ranges: Ints) -> Columns:
+def _origin(framework: Framework, labels: Labels, ranges: NDArray[np.integer]) -> Columns:
     """Return module, line and stack of host ranges; -1 is a range that is not known."""
     columns: Columns = {}
     modules, number = framework.modules(ranges)

@@ -102,7 +102,7 @@ class Case:
         framework = recording.framework
         if framework is None or not len(framework):
             return intervals.EMPTY
-        return intervals.hull(intervals.merge(framework.start_ns, framework.end_ns))
+        return intervals.hull(intervals.merge(framework.start_ns.whole(), framework.end_ns.whole()))
 
     def _without_pauses(self, window: IntervalSet) -> IntervalSet:
         """Return a window without long stretches in which nobody meant the device to work.
@@ -193,7 +193,7 @@ class Case:
     def pieces(self) -> Pieces:
         """The device's work."""
         work = self.recording.work
-        start = work.start_ns
+        start = work.start_ns.whole()
         mine = self.inside(start)
         if self.number is not None:
             mine &= work.device == self.number

@@ -140,7 +140,7 @@ class Charged:
             found = operation_inputs.of_ranges(self._recording.source, framework, owner)
             for name, values in found.items():
                 inputs[name][in_framework] = values
-            name_id[in_framework] = framework.name_id[owner]
+            name_id[in_framework] = framework.name_ids(owner)
         doubled = self._doubled()
         tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
         if self._own.any():

@@ -83,7 +83,7 @@ class Pieces:
 def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
     """Return the pieces of a recording, those that began before a time where one is given."""
     work, tasks, calls = recording.work, recording.tasks, recording.host_calls
-    begun = work.start_ns
+    begun = work.start_ns.whole()
     rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
     begun = begun[rows]
     waiting = (tasks.kind == WAIT) & tasks.of_the_program
@@ -248,9 +248,9 @@ def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
     known = np.flatnonzero(pieces.call[: pieces.work] >= 0)
     if len(np.unique(pieces.stream[known])) < 2:
         return nothing, nothing
-    ids, number = codes(calls.name)
+    ids, number = calls.names
     flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
-    asked = np.flatnonzero(np.array([*flags, False])[number])
+    asked = np.flatnonzero(np.array([*flags, False])[number.whole()])
     known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
     launched = pieces.launched_ns[known]
     thread = calls.thread[pieces.call[known]]

@@ -13,7 +13,7 @@ from unified_prof.analysis.explain.schedule.graph import Edges, Ints
 from unified_prof.analysis.read import queues
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
-from unified_prof.analysis.read.tasks import Strings, codes, possible
+from unified_prof.analysis.read.tasks import Strings, codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import is_synchronising
 from unified_prof.arrays import intervals, nesting
@@ -205,7 +205,7 @@ def _synchronising(
 ) -> Ints:
     """Return the outermost synchronising calls of the threads that matter, by thread and time."""
     chosen = np.flatnonzero(
-        _named(calls, strings, np.arange(len(calls)), is_synchronising) & _happened(calls)
+        _named(calls, strings, np.arange(len(calls)), is_synchronising) & calls.happened
     )
     threads = np.unique(calls.thread[launching])
     if framework is not None:
@@ -216,11 +216,6 @@ def _synchronising(
     outermost = nesting.parents(thread[order], start[order], end[order]) == nesting.NONE
     found: Ints = chosen[order[outermost]]
     return found
-
-
-def _happened(calls: HostCalls) -> NDArray[np.bool_]:
-    with np.errstate(over="ignore"):
-        return possible(calls.start_ns, calls.end_ns - calls.start_ns)
 
 
 def _blocking_copies(
@@ -256,7 +251,7 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
     """
     active: dict[int, IntervalSet] = {}
     for thread in threads.tolist() if len(threads) > 1 else []:
-        mine = np.flatnonzero((calls.thread == thread) & _happened(calls))
+        mine = np.flatnonzero((calls.thread == thread) & calls.happened)
         starts, ends = [calls.start_ns[mine]], [calls.end_ns[mine]]
         if framework is not None:
             mine = np.flatnonzero(framework.thread == thread)

@@ -156,9 +156,9 @@ def memory_fragmentation(case: Case) -> Iterator[Finding]:
 def allocation_retries(case: Case) -> Iterator[Finding]:
     """Memory that was refused: what the cache holds is freed, and asked for again."""
     calls = case.recording.host_calls
-    ids, number = codes(calls.name)
+    ids, number = calls.names
     texts = [text or "" for text in case.recording.strings.texts(ids)]
-    kind = np.array([_retrying(text) for text in texts] or [0])[number]
+    kind = np.array([_retrying(text) for text in texts] or [0])[number.whole()]
     launching = calls.launching(case.recording.work.connection[case.pieces.row])
     kind[launching[launching >= 0]] = _LAUNCH
     order = np.lexsort((calls.start_ns, calls.thread))

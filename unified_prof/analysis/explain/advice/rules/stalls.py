@@ -135,7 +135,7 @@ def _called(case: Case, names: re.Pattern[str]) -> tuple[Ints, Ints, Ints, list[
     ids, number = calls.names
     said = [text or "" for text in case.recording.strings.texts(ids)]
     wanted = np.array([bool(names.search(text)) for text in said] or [False])
-    rows = np.flatnonzero(wanted[number]) if len(ids) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(wanted[number.whole()]) if len(ids) else np.zeros(0, np.int64)
     start, end, which, texts = calls.start_ns[rows], calls.end_ns[rows], number[rows], said
     framework = case.recording.framework
     if framework is not None:

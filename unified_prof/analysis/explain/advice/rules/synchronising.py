@@ -12,7 +12,6 @@ from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, WARN_SHARE, percent, times
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
-from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.views.idle import SYNCHRONISING, is_synchronising
 
 SYNCHRONISING_CALLS = "synchronising_calls"
@@ -119,9 +118,9 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
     launching = np.zeros(len(calls), bool)
     row = calls.launching(case.recording.work.connection[case.pieces.row])
     launching[row[row >= 0]] = True
-    ids, number = codes(calls.name)
+    ids, number = calls.names
     names = case.recording.strings.texts(ids)
-    syncs = np.array([is_synchronising(text) for text in names], bool)[number]
+    syncs = np.array([is_synchronising(text) for text in names], bool)[number.whole()]
     order = np.lexsort((calls.start_ns, calls.thread))
     order = order[launching[order] | syncs[order]]
     if len(order) < 2 or int(launching.sum()) < FEW_LAUNCHES:

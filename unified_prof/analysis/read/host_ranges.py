@@ -1,0 +1,183 @@
+"""PYTORCH_API and mstx ranges as packed columns, in the order in which ranges nest."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.analysis.read.source import Findings, Source
+from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.store.integers import MISSING
+from unified_prof.vocabulary import API_OPERATION, API_QUEUE
+
+Ints = NDArray[np.int64]
+
+MODULE_RANGE: Final = -50
+"""Type of our own of ranges of the mstx domain `Module`."""
+ANNOTATION: Final = -51
+"""Type of our own of other mstx ranges."""
+
+_COLUMNS = {
+    # The times are text; of what is no number a cast would make the moment 0.
+    "start": "iif(startNs GLOB '[0-9]*', CAST(startNs AS INTEGER), NULL)",
+    "end": "CAST(endNs AS INTEGER)",
+    "thread": "coalesce(globalTid, -1)",
+    "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
+    "name": "coalesce(name, -1)",
+    "sequence": "coalesce(sequenceNumber, -1)",
+    "forward_thread": "coalesce(fwdThreadId, 0)",
+    "chain": "coalesce(callchainId, -1)",
+    "type": f"coalesce(type, {API_OPERATION})",
+}
+_OF_MARKS = {
+    "start": "startNs",
+    "end": "endNs",
+    "thread": "globalTid",
+    "name": "message",
+    "domain": "coalesce(domainId, -1)",
+}
+_ABSENT = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1, "row": -1}
+_WINDOW = 2 * BLOCK
+
+
+def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Packed]:
+    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules.
+
+    Columns are `start`, `duration`, `row` (of PYTORCH_API, -1 of mstx ranges) and those of
+    PYTORCH_API; ranges are in `nesting.call_order`.
+    """
+    taken = _Taken()
+    row = 0
+    for piece in source.pieces("PYTORCH_API", _COLUMNS):
+        count = len(piece["start"])
+        piece["row"] = np.arange(row, row + count)
+        row += count
+        taken.take(piece)
+    domains: set[int] = set()
+    for marks in source.pieces("MSTX_EVENTS", _OF_MARKS):
+        domain = marks.pop("domain")
+        domains |= {one for one in np.unique(domain).tolist() if strings.get(one) == "Module"}
+        marks["type"] = np.where(np.isin(domain, list(domains)), MODULE_RANGE, ANNOTATION)
+        is_range = marks["end"] > marks["start"]
+        marks = {name: values[is_range] for name, values in marks.items()}
+        for name, value in _ABSENT.items():
+            marks[name] = np.full(len(marks["start"]), value, np.int64)
+        taken.take(marks)
+    if taken.bad:
+        what = f"{taken.bad} rows of PYTORCH_API are left out"
+        findings.add("impossible_host_time", what, taken.bad)
+    return _nested({name: packing.done() for name, packing in taken.columns.items()})
+
+
+class _Taken:
+    """The ranges that can have happened, in the order in which they come."""
+
+    def __init__(self) -> None:
+        narrow = np.int32
+        self.columns = {
+            "start": Packing(),
+            "duration": Packing(),
+            "thread": Packing(),
+            "connection": Packing(hole=MISSING),
+            "name": Packing(narrow, hole=-1),
+            "sequence": Packing(narrow, hole=-1),
+            "forward_thread": Packing(),
+            "chain": Packing(narrow, hole=-1),
+            "type": Packing(narrow),
+            "row": Packing(narrow, hole=-1),
+        }
+        self.bad = 0
+
+    def take(self, piece: dict[str, Ints]) -> None:
+        with np.errstate(over="ignore"):
+            piece["duration"] = piece.pop("end") - piece["start"]
+        usable = possible(piece["start"], piece["duration"])
+        self.bad += int(len(usable) - usable.sum())
+        usable &= piece["type"] != API_QUEUE
+        whole = bool(usable.all())
+        for name, packing in self.columns.items():
+            packing.add(piece[name] if whole else piece[name][usable])
+
+
+def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
+    """Return the columns in the order in which parents come before their children."""
+    order = _call_order(columns["thread"], columns["start"], columns["duration"])
+    if order is None:
+        return columns
+    for name in list(columns):
+        column = columns.pop(name)
+        packing = column.anew()
+        for low in range(0, len(order), _WINDOW):
+            packing.add(column.at(order[low : low + _WINDOW]))
+        columns[name] = packing.done()
+    return columns
+
+
+def _call_order(thread: Packed, start_ns: Packed, duration_ns: Packed) -> NDArray[np.int32] | None:
+    """Return the order of `nesting.call_order`, None where ranges are in it."""
+    rows = len(start_ns)
+    threads = thread.distinct()
+    order = np.arange(rows, dtype=np.int32)
+    if len(threads) > 1:
+        # The place of each thread's next range.
+        counts = np.zeros(len(threads), np.int64)
+        for block in thread.blocks():
+            counts += np.bincount(np.searchsorted(threads, block), minlength=len(threads))
+        place = np.cumsum(counts) - counts
+        low = 0
+        for block in thread.blocks():
+            number = np.searchsorted(threads, block)
+            own = np.argsort(number, kind="stable")
+            counts = np.bincount(number, minlength=len(threads))
+            first = np.cumsum(counts) - counts
+            at = np.arange(len(own)) + np.repeat(place - first, counts)
+            order[at] = low + own
+            place += counts
+            low += len(block)
+    changed = len(threads) > 1
+    edges = [0]
+    if len(threads) > 1:
+        edges = [0, *place[:-1].tolist()]
+    return _in_time(order, [*edges, rows], start_ns, duration_ns, changed=changed)
+
+
+def _in_time(
+    order: NDArray[np.int32],
+    edges: list[int],
+    start_ns: Packed,
+    duration_ns: Packed,
+    *,
+    changed: bool,
+) -> NDArray[np.int32] | None:
+    """Put the ranges of each thread in order: by start, the longer first."""
+    for first, behind in pairwise(edges):
+        low = first
+        while low < behind:
+            high = min(low + _WINDOW, behind)
+            rows = order[low:high]
+            start = start_ns.at(rows)
+            if (start[1:] < start[:-1]).any():
+                break
+            if high < behind:
+                # Ranges that start together are put in order together.
+                following = start_ns.at(order[high : high + 1])[0]
+                whole = int(np.searchsorted(start, following, side="left"))
+                if whole == 0 or following < start[-1]:
+                    break
+                high, rows, start = low + whole, rows[:whole], start[:whole]
+            keys = np.lexsort((-duration_ns.at(rows), start))
+            if (keys[1:] < keys[:-1]).any():
+                order[low:high] = rows[keys]
+                changed = True
+            low = high
+        if low < behind:
+            rows = order[first:behind]
+            keys = np.lexsort((-duration_ns.at(rows), start_ns.at(rows)))
+            # Anything may have been put in order before: ranges that are alike stay as they were.
+            order[first:behind] = rows[keys]
+            changed = True
+    return order if changed else None
