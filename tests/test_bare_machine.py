@@ -65,10 +65,15 @@ def test_doctor_answers_without_torch() -> None:
         "reason": "PyTorch is not installed",
         "doubt": None,
     }
+
+
+@pytest.mark.slow
+def test_doctor_says_without_torch_what_is_missing() -> None:
     done = python(BLOCK_TORCH + MAIN, "doctor")
     assert "PyTorch is not installed" in done.stdout
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "auto"])
 def test_run_without_torch_says_how_to_get_it(backend: str) -> None:
     done = python(BLOCK_TORCH + MAIN, "run", "--backend", backend, "train.py")

@@ -169,6 +169,7 @@ def test_there_are_as_many_arguments_as_before(arguments: list[str]) -> None:
     assert len(redact_arguments(arguments)) == len(arguments)
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(
     "text", ["a", "a:", "a://", "x://a:b", "- ", '"a="', "?a=", "eyJ", "key=", "token='"]
 )

@@ -58,6 +58,7 @@ def test_collectives_are_those_of_the_table(sample: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.quick(cases=1)
 def test_all_device_work_is_in_every_breakdown(sample: Path) -> None:
     ((compute,),) = query(
         sample,

@@ -32,6 +32,7 @@ def _columns() -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("name", _columns())
 @pytest.mark.parametrize("hole", [NOWHERE, LEAST])
 def test_a_column_is_given_back(name: str, hole: int) -> None:

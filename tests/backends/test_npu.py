@@ -134,6 +134,7 @@ def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
     assert "runpy" not in err
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     ("end", "code"),
     [

@@ -118,6 +118,7 @@ def test_a_reader_that_leaves_ends_the_command_quietly(place: Path) -> None:
     assert found.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_harms_no_file(place: Path) -> None:
     before = (place / "empty.db").read_bytes()
     assert shell("uprof report empty.db -o r.html <&- >&- 2>&-", place).returncode == 0
@@ -125,7 +126,7 @@ def test_a_closed_stdout_harms_no_file(place: Path) -> None:
     assert (place / "empty.db").read_bytes() == before
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
@@ -160,7 +161,7 @@ def test_version_needs_no_folder(place: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     "command",
     ["report NAME", "report NAME --json", "db current NAME", "db current NAME --json",

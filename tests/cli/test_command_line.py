@@ -98,6 +98,7 @@ def test_the_documented_variables_are_read(
     assert parsed(path).params != before
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize(
     "variable",
     ["UPROF_VERSION", "UPROF_HELP", "UPROF_DB_HELP", "UPROF_DB_HISTORY_HELP",

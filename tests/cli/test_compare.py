@@ -467,6 +467,7 @@ def spoil(folder: Path) -> None:
         db.execute("UPDATE run_time_entries SET forward_ms = 1e300 WHERE id = 2")
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("form", ["text", "json", "markdown"])
 def test_impossible_times_are_no_samples(base: Path, slower: Path, form: str) -> None:
     spoil(slower)

@@ -184,6 +184,7 @@ def test_recognising_needs_neither_sqlalchemy_nor_alembic(old: Path) -> None:
 ODD_NAMES = [b"caf\xe9.db", b"\x1b]0;title\x07.db", b"a\nuprof: error: forged.db", b"[red]x.db"]
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("name", ODD_NAMES)
 @pytest.mark.parametrize("command", ["current", "check", "upgrade"])
 def test_any_file_name_works_and_is_shown_as_one_harmless_line(

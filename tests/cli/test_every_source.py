@@ -49,6 +49,7 @@ def read_all(given: Path, folder: Path, *more: str) -> None:
     assert json.loads(verdict.stdout)["exit_code"] == verdict.returncode
 
 
+@pytest.mark.quick(cases=3)
 def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.db"
     told = well(uprof("import", recording, "-o", report)).stderr
@@ -56,7 +57,7 @@ def test_imported_and_read(recording: Path, tmp_path: Path) -> None:
     read_all(report, tmp_path)
 
 
-@pytest.mark.quick(cases=3)
+@pytest.mark.quick(cases=1)
 def test_read_as_it_is(recording: Path, tmp_path: Path) -> None:
     read_all(recording, tmp_path, "--convert")
     told = uprof("report", recording)

@@ -101,6 +101,7 @@ print(ownership.tag())
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
     process = start("train(7, 0.3)\nos.kill(os.getpid(), 9)\n", "--iterations", "99")
     assert end(process) is not None
@@ -352,6 +353,7 @@ def test_file_names_that_are_not_utf_8_are_saved_too() -> None:
     assert name == "caf\\xe9/train.py"
 
 
+@pytest.mark.slow
 def test_recovering_needs_no_torch() -> None:
     left()
     script = (

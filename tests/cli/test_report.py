@@ -119,6 +119,7 @@ def test_an_empty_report_explains_itself(tmp_path: Path) -> None:
     assert "times not measured: the report lists no operation" in uprof("report", path).stdout
 
 
+@pytest.mark.slow
 def test_a_poor_terminal_still_gets_the_report(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", [("µ-op", 0.0015, None, [])])
     done = subprocess.run(

@@ -68,6 +68,7 @@ def facts(path: str) -> dict[str, str | None]:
 REPORTS = ["memory.sqlite", "run_time.sqlite"]
 
 
+@pytest.mark.slow
 def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
     process = start(f"train({MEASURED_IN})\nos._exit(0)\n")
     _, err = process.communicate(timeout=120)

@@ -83,6 +83,7 @@ prof = next(pathlib.Path('out').glob('PROF_*'))
 )
 
 
+@pytest.mark.slow
 def test_a_recording_with_what_we_do_not_know_is_exported_by_msprof(place: Path) -> None:
     done = uprof(place, UNKNOWN_FILE)
     assert done.returncode == 0, done.stderr

@@ -46,6 +46,7 @@ def test_a_slow_rank_with_its_factor_and_cost(rank: int, factor: float) -> None:
     assert found[0].steps == (0, 1)
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize(("buckets", "factor"), [(3, 1.6), (4, 1.3), (6, 1.3), (6, 1.6)])
 @pytest.mark.parametrize("seed", range(2))
 def test_what_it_costs_where_gradients_queue_up_beside_kernels(
@@ -230,6 +231,7 @@ def test_a_link_within_a_group_that_is_slow_in_some_steps() -> None:
     ]
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(
     "change",
     [{"slow": {5: 1.3}}, {"slow_links": {(2, 10): 3.0}}, {"late": {6: 5_000_000}}],
@@ -268,6 +270,7 @@ PLACES = {
 }
 
 
+@pytest.mark.quick(cases=5)
 @pytest.mark.parametrize("where", ["begin", "kernels", "collective"])
 @pytest.mark.parametrize("only", [None, (3,), (1, 4)])
 @pytest.mark.parametrize("rank", [0, 6, 15])
@@ -313,6 +316,7 @@ def test_experts_that_differ_by_nature_are_no_fault(plan: Plan, seed: int) -> No
     assert told(replace(plan, seed=seed))[0] == []
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("hot", [{5: 2.0}, {0: 1.6}, {1: 2.0, 5: 2.0}])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("pp", [1, 2])

@@ -40,6 +40,7 @@ def data_of(page: Path) -> Any:
     return json.loads(text[begin : text.index("</script>", begin)])
 
 
+@pytest.mark.slow
 def test_a_page_of_a_thousand_ranks_is_small_and_needs_nothing_else(tmp_path: Path) -> None:
     run = make(tmp_path / "run", Made(tp=8, dp=16, pp=8, steps=100, slow={137: 1.1}))
     page = paged(run)

@@ -46,6 +46,7 @@ def told(found: list[Partial]) -> Summary:
     return summarise(found, where)
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(
     ("others", "later"),
     [

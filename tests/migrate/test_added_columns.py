@@ -53,6 +53,7 @@ def test_every_added_column_is_decided() -> None:
     assert added().keys() == MARKS.keys()
 
 
+@pytest.mark.quick(cases=9)
 @pytest.mark.parametrize("strings", ["with N/A", "without N/A", "none"])
 @pytest.mark.parametrize(("table", "column"), MARKS)
 def test_old_rows_have_the_mark_of_what_is_not_known(

@@ -300,6 +300,7 @@ SAMPLES = {
 }
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("target", ["documented", "latest"])
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_recordings_of_real_devices_keep_their_content_row_for_row(

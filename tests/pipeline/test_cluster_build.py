@@ -68,6 +68,7 @@ def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, t
     assert (partials(target), summary.stat().st_mtime_ns) == (before, written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_was_just_made_is_not_read_again(
     run: Path, target: str, jobs: int, monkeypatch: pytest.MonkeyPatch
@@ -96,6 +97,7 @@ def tables(target: str) -> dict[str, list[Any]]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("jobs", "limit", "held"),
     [
@@ -489,6 +491,7 @@ def test_an_input_that_kills_whoever_opens_it_is_a_rank_with_a_reason(
     assert (strict.returncode, strict.stdout, strict.stderr) == (7, "", "")
 
 
+@pytest.mark.slow
 def test_a_run_that_memory_would_not_hold_gives_the_same_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path
     )
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("why", ["schema", "newer data", "another recording", "damaged"])
 def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
     original: Path, tmp_path: Path, why: str
@@ -171,6 +172,7 @@ def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
     assert len(list((tmp_path / "out").rglob("msprof_*.db"))) == 2, "replaced, not added"
 
 
+@pytest.mark.slow
 def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> None:
     shutil.copytree(original, tmp_path / "in" / "node0" / original.name)
     (tmp_path / "in" / "node1").mkdir()

@@ -20,6 +20,7 @@ def test_every_source_is_damaged() -> None:
     assert {source.kind for source in SOURCES} == {kind for kind, _ in damage.FORMS.values()}
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("form", damage.FORMS)
 def test_damage_is_told(form: str, tmp_path: Path) -> None:
     found = damage.main(form, tmp_path, rounds=1)

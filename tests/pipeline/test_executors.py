@@ -146,6 +146,7 @@ def test_in_this_process_nothing_is_started() -> None:
         assert done(here, pid, [1]) == {1: os.getpid()}
 
 
+@pytest.mark.slow
 @linux
 def test_what_is_interrupted_leaves_no_process() -> None:
     def interrupted() -> None:
@@ -235,6 +236,7 @@ class Losing(Here):
         return super().submit(fn, *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +440,7 @@ def has_spooled(pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_how_long_a_task_takes_is_told_by_the_processor_not_the_clock() -> None:
     """On a busy machine items take long by the clock, and tasks would become many."""
     results, seconds = executors._do(time.sleep, [0.05] * 4)

@@ -143,6 +143,7 @@ def test_an_export_that_lacks_most_tables_and_columns(converted: dict[str, Conve
     assert set(made.anomalies) == {"relative_times"}
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_reports_traces_and_comparisons_take_it(
     name: str, converted: dict[str, Converted], tmp_path: Path

@@ -80,6 +80,7 @@ def is_nccl(name: str) -> bool:
     return name.startswith("nccl")
 
 
+@pytest.mark.quick(cases=4)
 def test_tasks_are_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> None:
     expected = Counter(
         (e["start"], e["end"], e["args"]["device"], e["args"]["stream"], e["name"])

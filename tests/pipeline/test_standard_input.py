@@ -52,6 +52,7 @@ def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
         return path.read_bytes()
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("kind", FILES)
 def test_the_kind_is_told_by_the_content(

@@ -54,14 +54,14 @@ def test_a_report_of_any_name_is_shown_and_written(file: bytes, form: str) -> No
     assert os.path.getsize(output) == len(shown.stdout)  # noqa: PTH202 (bytes)
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 def test_so_is_a_trace(file: bytes) -> None:
     done = command("trace", file, "-o", file + b".json")
     assert done.returncode == 0, done.stderr
     assert not any(raw in done.stderr for raw in RAW)
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 def test_a_damaged_one_is_named_on_one_line(file: bytes) -> None:
     os.truncate(file, 500)
     done = command("report", file)

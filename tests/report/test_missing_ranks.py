@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
     folder: Path, damage: Callable[[Path], None]

@@ -88,7 +88,7 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "unified_prof", *map(str, arguments)]
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("form", formats.NAMES)
 def test_a_full_disk_behind_stdout_is_told_and_has_its_exit_code(report: Path, form: str) -> None:
@@ -124,6 +124,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(report: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_stderr_never_decides(report: Path) -> None:
     with Path("/dev/full").open("w") as full:

@@ -50,7 +50,7 @@ def test_databases_of_real_devices_give_every_format(
     everything(path)
 
 
-@pytest.mark.quick(cases=2)
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", TRACES)
 def test_imported_traces_give_every_format(shared: Path, tmp_path: Path, name: str) -> None:
     path = tmp_path / "report.db"

@@ -353,6 +353,7 @@ def test_tables_become_arrow_tables_exactly(path: Path) -> None:
         assert table.column_names == list(layouts.known_tables()["QOS"].column_names)
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize(("name", "revision"), SAMPLES)
 def test_databases_of_real_devices_are_read_by_all_models(
     shared: Path, name: str, revision: str

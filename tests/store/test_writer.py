@@ -83,6 +83,7 @@ def test_string_ids_is_created_last_because_it_marks_a_complete_file(path: Path)
     assert tables(path)[-1] == "STRING_IDS"
 
 
+@pytest.mark.quick(cases=9)
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF])
 def test_all_tables_of_a_revision_have_its_very_declarations(path: Path, revision: str) -> None:
     spec = catalogue.load(MSPROF, revision)
@@ -93,6 +94,7 @@ def test_all_tables_of_a_revision_have_its_very_declarations(path: Path, revisio
     assert dict(rows(path, "SELECT name, sql FROM sqlite_master WHERE type = 'index'")) == indexes
 
 
+@pytest.mark.quick(cases=1)
 def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> None:
     sizes = (1, 400, 1003)  # one row, one whole statement, statements and a rest
     number = np.arange(sum(sizes), dtype=np.uint32) + 7

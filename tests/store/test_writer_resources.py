@@ -68,6 +68,7 @@ def test_a_read_only_folder_is_said(tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     used_kb = {}

@@ -151,6 +151,7 @@ def test_places_are_paired_by_their_keys(a: list[Place], b: list[Place]) -> None
     assert found == align([place.keys for place in a], [place.keys for place in b])
 
 
+@pytest.mark.slow
 def test_many_distinct_names_are_compared_in_time_about_linear() -> None:
     base = [Place(f"operation {i}", None, None) for i in range(100_000)]
     new = [Place(f"operation {i + i % 50 // 49}", None, None) for i in range(100_000)]

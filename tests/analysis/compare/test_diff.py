@@ -187,6 +187,7 @@ def test_explained_parts_sum_to_the_net_change_and_none_is_more_than_it(
     assert all(abs(c.explained_ns) <= abs(net) + 1 for c in found.changes)
 
 
+@pytest.mark.slow
 def test_ten_thousand_operations_are_compared_quickly() -> None:
     specs = [("linear", f"net.{i // 3}", i % 50, 0.1) for i in range(10_000)]
     base, new = run_of(specs, samples=20), run_of(specs[:4000] + specs[4100:], samples=20, seed=1)

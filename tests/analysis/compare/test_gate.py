@@ -97,6 +97,7 @@ def busy(factor: float, seed: int) -> Run:
     return in_runs(replace(run_of(STEP), totals={"total": samples}))
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("seed", range(20))
 def test_the_fastest_iterations_judge_where_others_take_the_machine_in_turns(seed: int) -> None:
     same = gate(busy(1, seed), busy(1, seed + 100), ["total"], Limits())

@@ -29,6 +29,7 @@ def difference(canon: Path, expected: Path, database: Path, *options: str) -> st
     return "" if result.returncode == 0 else "\n".join(lines) + result.stderr
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("case", CASES)
 def test_our_databases_equal_torch_npus(case: str, shared: Path, tmp_path: Path) -> None:
     source = shared / "goldens" / "ascend_pt" / case

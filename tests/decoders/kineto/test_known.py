@@ -73,6 +73,7 @@ def decoded(path: Path, monkeypatch: pytest.MonkeyPatch, *, known: bool, size: i
         return decode(path, slice_bytes=size)
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("odd", [None, *ODD])
 @pytest.mark.parametrize("size", [400, 1 << 20])
 def test_either_way_gives_the_same(

@@ -43,6 +43,7 @@ def check(case: str, shared: Path, folder: Path) -> None:
     assert result.returncode == 0, "\n".join(different) + result.stderr
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("case", QUICK)
 def test_our_database_equals_the_exporters(case: str, shared: Path, tmp_path: Path) -> None:
     check(case, shared, tmp_path)

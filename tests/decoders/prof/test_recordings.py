@@ -45,6 +45,7 @@ def check(recording: Recording) -> MemorySink:
     return sink
 
 
+@pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("layout_version", ["1.0", "2.0"])
 @pytest.mark.parametrize(
     ("platform", "pmu"), [(5, "Custom"), (7, "Memory"), (1, ""), (4, ""), (15, "PipeUtilization")]

@@ -202,6 +202,7 @@ def test_rows_may_have_any_numbers_that_ascend(keys: set[int], page_bytes: int) 
     assert_same(["INTEGER"], [([rowids[::-1].copy()], rowids)], page_bytes)
 
 
+@pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 @pytest.mark.parametrize("rows", [1, 2, 49, 50, 51, 4999, 20_000])
 def test_trees_of_any_height(rows: int, page_bytes: int) -> None:
@@ -220,6 +221,7 @@ def test_blocks_of_any_size_follow_each_other(sizes: list[int]) -> None:
     assert_same(["INTEGER", "TEXT"], blocks, 512)
 
 
+@pytest.mark.quick(cases=20)
 @pytest.mark.parametrize(
     "value", [*EXTREMES, None, 0, 1, -1, 0.5, float("nan"), -0.0, 3.0, 2.0**63]
 )
@@ -229,6 +231,7 @@ def test_one_number_in_every_row(value: float | None, kind: str) -> None:
     assert_same([kind, kind], blocks)
 
 
+@pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("page_bytes", PAGE_SIZES)
 def test_long_texts_go_on_in_pages_of_their_own(page_bytes: int) -> None:
     around = [page_bytes * k + more for k in (1, 2, 3) for more in range(-50, 20, 3)]
