@@ -106,6 +106,11 @@ class Browser:
         body = {"script": script, "args": list(arguments)}
         return self._call("POST", f"{self._session}/execute/sync", body)
 
+    def run_until_told(self, script: str) -> Any:
+        """Return what a script calls `told` with, some time after it has begun."""
+        body = {"script": f"const told = arguments[0];\n{script}", "args": []}
+        return self._call("POST", f"{self._session}/execute/async", body)
+
     def press(self, *keys: str) -> None:
         """Press keys, one after the other, on what has the focus."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]

@@ -36,7 +36,7 @@ function fill(node, properties) {
 const NOT_MEASURED = "-";
 const TIMES = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
-const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+const RATES = [[1e12, "TB/s"], [1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
 const FLOPS = [[1e15, "PFLOP"], [1e12, "TFLOP"], [1e9, "GFLOP"], [1e6, "MFLOP"], [1e3, "kFLOP"], [1, "FLOP"]];
 
 function scaled(value, units) {
@@ -59,7 +59,12 @@ const words = {
   size: (value) => (value === null || value === undefined ? NOT_MEASURED : scaled(value, SIZES)),
   rate: (value) => scaled(value, RATES),
   flops: (value) => scaled(value, FLOPS),
-  count: (value) => (value === null || value === undefined ? NOT_MEASURED : value.toLocaleString("en-US")),
+  /** A count with separators, a mean of counts with three significant digits. */
+  count(value) {
+    if (value === null || value === undefined) return NOT_MEASURED;
+    const digits = Number.isInteger(value) || Math.abs(value) >= 100 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 3 };
+    return value.toLocaleString("en-US", digits);
+  },
   percent(value) {
     if (value === null || value === undefined) return NOT_MEASURED;
     return value > 0 && value < 0.1 ? "<0.1 %" : `${value.toFixed(1)} %`;
@@ -71,7 +76,7 @@ const words = {
     if (key.endsWith("_tflop_per_s")) return `${words.flops(value * 1e12)}/s`;
     if (key.endsWith("_gb_per_s")) return words.rate(value * 1e9);
     if (key.endsWith("_flops")) return words.flops(value);
-    if (key.endsWith("_flops_per_byte")) return value.toPrecision(3);
+    if (key.endsWith("_flops_per_byte")) return words.count(value);
     if (key.endsWith("_percent")) return words.percent(value);
     if (key.endsWith("_bytes")) return words.size(value);
     if (key === "percent") return words.percent(value);
@@ -115,6 +120,17 @@ function hueOf(name) {
   let hash = 2166136261;
   for (let index = 0; index < name.length; index += 1) hash = Math.imul(hash ^ name.charCodeAt(index), 16777619);
   return (hash >>> 0) % 360;
+}
+
+/** Black or white, whichever is read more easily on a colour that lets some of the ground through. */
+function inkOn(color, opacity, ground) {
+  const parts = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16) / 255);
+  const below = parts(ground);
+  const [red, green, blue] = parts(color)
+    .map((value, index) => value * opacity + below[index] * (1 - opacity))
+    .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+  // Above this luminance black has the larger contrast as WCAG 2 counts it.
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
 }
 
 /** A row of buttons of which one is pressed. */

@@ -64,9 +64,10 @@ function strip(label, whole, parts, inWords) {
 /**
  * Put the bar and what `draw` returns on the page.
  * @param chooser an element for the bar, or null
+ * @param contained what the page says of itself at its end
  * @returns a function that draws again
  */
-function startPage(chooser, draw) {
+function startPage(chooser, draw, contained = "Everything on this page is in this file.") {
   const main = make("main", { id: "content" });
   const nav = make("nav", { "aria-label": "Sections" });
   const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
@@ -81,7 +82,7 @@ function startPage(chooser, draw) {
   };
 
   function show() {
-    main.replaceChildren(...draw(), make("footer", { text: `Made by uprof ${page.uprof}. Everything on this page is in this file.` }));
+    main.replaceChildren(...draw(), make("footer", { text: `Made by uprof ${page.uprof}. ${contained}` }));
     nav.replaceChildren(...[...main.querySelectorAll("section.card")].map((section) =>
       make("a", {
         href: `#${section.id}`, text: section.querySelector("h2").textContent,
@@ -94,7 +95,7 @@ function startPage(chooser, draw) {
   dark.addEventListener("change", applyTheme);
   document.body.append(
     make("a", { class: "skip", href: "#content", text: "Skip to the report", on: { click: (event) => { event.preventDefault(); main.tabIndex = -1; main.focus(); } } }),
-    make("div", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
+    make("header", { class: "bar" }, make("div", { class: "bar-inner" }, make("strong", { text: "uprof" }), chooser, nav, themeButton)),
     main, live);
   show();
   const start = link.get("at") ?? (window.location.hash.includes("=") ? null : window.location.hash.slice(1));

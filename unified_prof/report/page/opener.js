@@ -1,7 +1,7 @@
 // Hands the trace that lies beside this page to Perfetto: fetched at once, sent when asked.
 
 const { trace } = page;
-const section = card("opener", trace.title);
+const section = card("opener", "The timeline in Perfetto");
 const button = make("button", { type: "button", id: "open", text: "Open in Perfetto", disabled: true });
 const said = make("p", { id: "said", role: "status", text: `Fetching the trace (${words.size(trace.bytes)}) ...` });
 // The one who asked sits before this page: what is announced is shown, too.
@@ -14,7 +14,7 @@ section.append(
   said,
   make("p", { class: "small soft" }, "It goes to a window of ui.perfetto.dev, which keeps it in your browser and sends it nowhere. Without a network, ",
     make("a", { id: "save", href: trace.name, download: trace.name, text: "save the trace" }), " and open it later, or look at the page of ", make("code", { text: "uprof view" }), "."));
-startPage(null, () => [section]);
+startPage(null, () => [make("header", { class: "intro" }, make("h1", { text: trace.title })), section], "It is served while uprof view runs.");
 fetch(trace.name).then((answer) => {
   if (!answer.ok) throw new Error(String(answer.status));
   return answer.arrayBuffer();

@@ -5,6 +5,8 @@ const AXIS = 26;
 const LANE = 28;
 const STEP_BAND = 18;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
+/** How much of its colour a block has that was hardly ever busy. */
+const FAINTEST = 0.45;
 const LEFT_OUT = "(name left out)";
 const NO_WORK = { lanes: [], labels: [], tasks: 0, merged_below_ns: 0, lanes_left_out: 0, whole_ns: null };
 
@@ -363,8 +365,10 @@ function timelineSection(report, announce) {
       const x = Math.max(0, left);
       const wide = Math.max(1, Math.min(width, right) - x);
       covered = Math.floor(x + wide - 0.5);
-      pen.fillStyle = fills.get(lane.colors[lane.kind[index]]);
-      pen.globalAlpha = state.wanted && !matches ? 0.15 : lane.tasks[index] > 1 ? 0.45 + 0.55 * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
+      const fill = fills.get(lane.colors[lane.kind[index]]);
+      pen.fillStyle = fill;
+      const faint = lane.tasks[index] > 1 ? FAINTEST + (1 - FAINTEST) * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
+      pen.globalAlpha = state.wanted && !matches ? 0.15 : faint;
       // A gap tells neighbours apart where there is room for it.
       pen.fillRect(x, top + above, wide > 3 && lane.host ? wide - 1 : wide, wall);
       pen.globalAlpha = 1;
@@ -375,7 +379,7 @@ function timelineSection(report, announce) {
         pen.lineWidth = 1;
       }
       if (wide > 46 && (!state.wanted || matches)) {
-        pen.fillStyle = color(lane.host ? "on-host" : lane.kinds[lane.kind[index]] === "compute" ? "on-compute" : "on-other");
+        pen.fillStyle = inkOn(fill, faint, color("card"));
         label(pen, labelOf(lane, index), x + 5, top + height / 2, wide - 9, lane.host ? 11 : 12);
       }
     }
