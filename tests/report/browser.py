@@ -100,6 +100,8 @@ class Browser:
             if time.monotonic() > end:
                 raise TimeoutError(f"the page did not get ready: {self.console()}")
             time.sleep(0.05)
+        # What is drawn once its size is known is drawn with the next picture.
+        self.run_until_told("requestAnimationFrame(() => requestAnimationFrame(told));")
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Return what a script returns."""
