@@ -3,14 +3,17 @@
     python scripts/bench_gate.py --synthetic 200 --real 40 --runs 3
 
 Each pair is judged by the default limits. Of unchanged pairs none may be a regression, of those a
-fifth slower none may pass; `inconclusive` asks for more runs.
+fifth slower none may pass; `inconclusive` asks for more runs. Of a real pair each run is a process
+of its own, the sides take turns, and what is inconclusive gets more rounds, as by `--until-sure`.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,10 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unified_prof
+from unified_prof.analysis.compare import runs
 from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import TOTAL, Operations, Run
+from unified_prof.analysis.compare.comparable import FORWARD, TOTAL, Operations, Run
+from unified_prof.analysis.compare.comparable import pool as pool_of
 from unified_prof.analysis.compare.diff import diff
 from unified_prof.analysis.compare.gate import Limits, gate
+from unified_prof.baselines import document
 
 Floats = NDArray[np.float64]
 SLOWER = 1.2
@@ -33,7 +39,10 @@ NOISES = {"a device of one's own": 0.01, "a quiet host": 0.03, "a busy host": 0.
 """Standard deviation of the logarithm of a run's speed."""
 
 
-def run_of(runs: Sequence[Floats]) -> Run:
+PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def run_of(processes: Sequence[Floats]) -> Run:
     """Return what several processes measured as one side."""
     return Run(
         "",
@@ -42,8 +51,8 @@ def run_of(runs: Sequence[Floats]) -> Run:
         {},
         Operations.none(),
         (),
-        {TOTAL: np.concatenate(runs)},
-        lengths={TOTAL: tuple(map(len, runs))},
+        {TOTAL: np.concatenate(processes)},
+        lengths={TOTAL: tuple(map(len, processes))},
     )
 
 
@@ -58,31 +67,31 @@ def outcome(base: Sequence[Floats], new: Sequence[Floats], noise: Noise | None =
 
 def synthetic(pairs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
     """Yield (name, outcomes of unchanged pairs, outcomes of slower pairs)."""
-    for name, relative in NOISES.items():
-        for runs in (1, 2, 3, 5, 8):
-            generator = np.random.default_rng(runs)
+    for name, relative in NOISES.items() if pairs else ():
+        for count in (1, 2, 3, 5, 8):
+            generator = np.random.default_rng(count)
 
             def side(
                 factor: float,
-                runs: int = runs,
+                count: int = count,
                 relative: float = relative,
                 generator: np.random.Generator = generator,
             ) -> list[Floats]:
-                levels = MEDIAN_NS * factor * np.exp(generator.normal(0, relative, runs))
+                levels = MEDIAN_NS * factor * np.exp(generator.normal(0, relative, count))
                 return [level * (1 + generator.gamma(1, 0.02, ITERATIONS)) for level in levels]
 
             unchanged = Counter(outcome(side(1), side(1)) for _ in range(pairs))
             slower = Counter(outcome(side(1), side(SLOWER)) for _ in range(pairs))
-            yield f"{name} ({relative:.0%}), {runs} a side", unchanged, slower
-            if runs == 1:
+            yield f"{name} ({relative:.0%}), {count} a side", unchanged, slower
+            if count == 1:
                 learned = Noise(relative, 9)
                 unchanged = Counter(outcome(side(1), side(1), learned) for _ in range(pairs))
                 slower = Counter(outcome(side(1), side(SLOWER), learned) for _ in range(pairs))
                 yield f"{name} ({relative:.0%}), 1 a side, noise learned", unchanged, slower
 
 
-def train(layers: int, width: int, iterations: int) -> Floats:
-    """Track a small model and return the samples of its iterations in nanoseconds."""
+def train(layers: int, width: int) -> bytes:
+    """Track a small model in this process; return what was measured, as a baseline keeps it."""
     import torch
     from torch import nn
 
@@ -101,57 +110,103 @@ def train(layers: int, width: int, iterations: int) -> Floats:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     inputs = torch.randn(width // 2, width)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        unified_prof.profile(
+    with tempfile.TemporaryDirectory() as folder:
+        with unified_prof.profile(
             Path(folder) / "run",
             device="cpu",
             reports=("run-time",),
             warmup=5,
-            iterations=iterations,
+            iterations=ITERATIONS,
             project_root=Path(__file__).parent,
-        ) as profile,
-    ):
-        for _ in range(iterations + 6):
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-    assert profile.tracked is not None
-    return np.array([one.total_ms * 1e6 for one in profile.tracked.iterations])
+        ):
+            for _ in range(ITERATIONS + 6):
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+        return document.dump(runs.load([Path(folder) / "run"]))
 
 
-def real(pairs: int, runs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
-    """The same for tracked runs of a model and of one with a fifth more layers, in turn."""
-    for width in (96, 192) if pairs else ():
-        same, slower, ratios = Counter[str](), Counter[str](), []
+def in_a_process(layers: int, width: int) -> Run:
+    """Return what one run of the model takes, in a process that a server with torch has forked."""
+    with PROCESSES.Pool(1) as pool:
+        return document.load(pool.apply(train, (layers, width)), where="a run")
+
+
+def judged(base: Sequence[Run], new: Sequence[Run], metric: str) -> str:
+    """Judge two sides' runs; `diff` may not say otherwise than the gate."""
+    sides = (pool_of(base), pool_of(new))
+    found = gate(*sides, [metric], Limits()).outcome
+    said = diff(*sides).totals[metric].verdict()
+    assert found != "regression" or said == "slower", (found, said)
+    assert found != "pass" or said != "slower" or ratio(*sides, metric) < 1.05, (found, said)
+    return found if found != "inconclusive" or said != "faster" else "faster"
+
+
+def ratio(base: Run, new: Run, metric: str) -> float:
+    """Return by how much a metric changed, as the gate judges it."""
+    shift = gate(base, new, [metric], Limits()).checks[0].shift
+    return 1.0 if shift is None else shift.ratio
+
+
+def real(
+    pairs: int, least: int, most: int, widths: Sequence[int], minutes: float
+) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
+    """The same for tracked runs of a model, of itself and of one with a fifth more layers."""
+    for width in widths if pairs else ():
+        first = {metric: (Counter[str](), Counter[str]()) for metric in (TOTAL, FORWARD)}
+        last = (Counter[str](), Counter[str]())
+        scatter, ratios, rounds = [], [], []
+        began = time.monotonic()
         for _ in range(pairs):
-            sides: list[list[Floats]] = [[], [], []]
-            for _ in range(runs):
-                for side, layers in zip(sides, (20, 20, 24), strict=True):
-                    side.append(train(layers, width, ITERATIONS))
-            same[outcome(sides[0], sides[1])] += 1
-            slower[outcome(sides[0], sides[2])] += 1
-            ratios.append(np.median(np.concatenate(sides[2])) / np.median(np.concatenate(sides[0])))
-        yield (
-            f"tracked, width {width}, {runs} runs a side (x{np.median(ratios):.2f})",
-            same,
-            slower,
-        )
+            if time.monotonic() - began > minutes * 60:
+                break
+            sides: list[list[Run]] = [[], [], []]
+            open_ = [True, True]
+            while any(open_) and len(sides[0]) < most:
+                order = list(zip(sides, (20, 20, 24), strict=True))
+                for side, layers in order if len(sides[0]) % 2 else reversed(order):
+                    side.append(in_a_process(layers, width))
+                if len(sides[0]) < least:
+                    continue
+                for which, new in enumerate(sides[1:]):
+                    if len(sides[0]) == least:
+                        for metric, counts in first.items():
+                            counts[which][judged(sides[0], new, metric)] += 1
+                    outcome = judged(sides[0], new, TOTAL)
+                    if open_[which] and (outcome != "inconclusive" or len(sides[0]) == most):
+                        last[which][outcome] += 1
+                        open_[which] = False
+            rounds.append(len(sides[0]))
+            times = [float(np.median(run.totals[TOTAL])) for run in sides[0]]
+            scatter.append(float(np.std(np.log(times), ddof=1)))
+            ratios.append(ratio(pool_of(sides[0]), pool_of(sides[2]), TOTAL))
+        what = f"width {width}, x{np.median(ratios):.2f}, runs differ by {np.median(scatter):.0%}"
+        for metric, (same, slower) in first.items():
+            yield f"{what}: {metric}, {least} runs a side", same, slower
+        yield f"{what}: until sure, {np.mean(rounds):.1f} rounds of at most {most}", *last
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--synthetic", type=int, default=200, help="pairs of each kind")
     parser.add_argument("--real", type=int, default=20, help="pairs of each kind")
-    parser.add_argument("--runs", type=int, default=3, help="runs a side of a real pair")
+    parser.add_argument("--runs", type=int, default=3, help="runs a side of a real pair at first")
+    parser.add_argument("--rounds", type=int, default=10, help="runs a side at most")
+    parser.add_argument("--width", type=int, nargs="+", default=[96, 192], help="of the model")
+    parser.add_argument("--minutes", type=float, default=60, help="for real pairs of a width")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+    PROCESSES.set_forkserver_preload(["torch", "unified_prof.pipeline.live", __name__])
     print("| samples | unchanged: pass / inconclusive / regression | a fifth slower: the same |")
     print("|---|---|---|")
-    for rows in (synthetic(arguments.synthetic), real(arguments.real, arguments.runs)):
+    measured = real(
+        arguments.real, arguments.runs, arguments.rounds, arguments.width, arguments.minutes
+    )
+    for rows in (synthetic(arguments.synthetic), measured):
         for name, same, slower in rows:
             shown = (
                 " / ".join(str(found[one]) for one in ("pass", "inconclusive", "regression"))
+                + (f" (faster: {found['faster']})" if found["faster"] else "")
                 for found in (same, slower)
             )
             print(f"| {name} | {' | '.join(shown)} |", flush=True)
