@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Measures the base and the checkout it is run in, in turn, and leaves the verdict in $UPROF_WORK/comment.md.
-# All it is told comes by variables (see action.yml); it needs git and uprof, and nothing of GitHub.
+# All it is told comes by variables (see action.yml); it needs git and uprof, and nothing of GitHub or GitLab.
 set -euo pipefail
 work=${UPROF_WORK:?a folder for the base checkout and the reports}
 base=$work/base
+reports=$work/reports
 mkdir -p "$work"
 
 if ! git rev-parse -q --verify "${UPROF_BASE_REF:?the revision to compare with}^{commit}" >/dev/null; then
@@ -22,11 +23,13 @@ fi
 
 metrics=()
 for metric in ${UPROF_METRICS:-total}; do metrics+=(--metric "$metric"); done
-rm -rf "$work/reports"
+rm -rf "$reports" "$work"/verdict.* "$work/comment.md"
 code=0
-uprof gate "$base" "$PWD" --until-sure "${UPROF_COMMAND:?what uprof run takes}" \
-  --rounds "${UPROF_ROUNDS:-10}" --keep "$work/reports" --max-regress "${UPROF_MAX_REGRESS:-5%}" \
-  "${metrics[@]}" -o "$work/verdict.md" --force || code=$?
+# The verdict as Markdown is what the gate adds to the summary of a job, beside its report for machines.
+GITHUB_STEP_SUMMARY=$work/verdict.md uprof gate "$base" "$PWD" \
+  --until-sure "${UPROF_COMMAND:?what uprof run takes, of several workloads a line each}" \
+  --rounds "${UPROF_ROUNDS:-10}" --keep "$reports" --max-regress "${UPROF_MAX_REGRESS:-5%}" \
+  "${metrics[@]}" --format junit -o "$work/verdict.xml" --force || code=$?
 
 case $code in
   0) outcome=pass ;;
@@ -34,24 +37,34 @@ case $code in
   3) outcome=inconclusive ;;
   *) exit "$code" ;;  # nothing was measured: no verdict, and no comment of one
 esac
+
+# what_changed FOLDER: the difference of the runs of one workload.
+what_changed() {
+  local first=() more=() side found
+  for side in base new; do
+    mapfile -t found < <(find "$1" -maxdepth 1 -name "$side-*" | sort -V)
+    first+=("${found[0]}")
+    for report in "${found[@]:1}"; do more+=("--$side" "$report"); done
+  done
+  uprof diff "${first[@]}" "${more[@]}" --format markdown --top 10 || true
+}
+
 {
-  echo '<!-- uprof gate -->'
+  echo "<!-- uprof gate${UPROF_NAME:+ $UPROF_NAME} -->"
+  [ -z "${UPROF_NAME:-}" ] || printf '**%s**\n\n' "$UPROF_NAME"
   cat "$work/verdict.md"
   if [ "$outcome" != pass ]; then
-    echo
-    echo '<details><summary>What changed</summary>'
-    echo
-    first=() more=()
-    for side in base new; do
-      mapfile -t reports < <(find "$work/reports" -maxdepth 1 -name "$side-*" | sort -V)
-      first+=("${reports[0]}")
-      for report in "${reports[@]:1}"; do more+=("--$side" "$report"); done
+    for folder in "$reports" "$reports"/*/; do
+      [ -d "$folder/base-1" ] || continue
+      workload=$(basename "$folder")
+      [ "$folder" != "$reports" ] || workload=
+      printf '\n<details><summary>What changed%s</summary>\n\n' "${workload:+ in $workload}"
+      what_changed "$folder"
+      printf '\n</details>\n'
     done
-    uprof diff "${first[@]}" "${more[@]}" --format markdown --top 10 || true
-    echo
-    echo '</details>'
   fi
 } >"$work/comment.md"
+[ -z "${GITHUB_STEP_SUMMARY:-}" ] || cat "$work/verdict.md" >>"$GITHUB_STEP_SUMMARY"
 [ -z "${GITHUB_OUTPUT:-}" ] || echo "outcome=$outcome" >>"$GITHUB_OUTPUT"
 echo "uprof gate: $outcome"
 if [ "$outcome" = regression ] || { [ "$outcome" = inconclusive ] && [ "${UPROF_INCONCLUSIVE:-pass}" = fail ]; }; then

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -26,25 +27,40 @@ for _ in range(14):
 """
 
 
-def test_every_variable_that_the_script_reads_is_given_by_the_action() -> None:
-    given = (ROOT / "action.yml").read_text(encoding="utf-8")
-    for script in (ROOT / "action").glob("*.sh"):
-        read = set(re.findall(r"\$\{?(UPROF_\w+)", script.read_text(encoding="utf-8")))
-        assert read, script
-        assert {name for name in read if f"{name}:" not in given} == set(), script
+SCRIPTS = sorted(path for path in (ROOT / "action").iterdir() if path.suffix in (".sh", ".py"))
+NAMES = [path.name for path in SCRIPTS]
+TEMPLATE = ROOT / "templates" / "gate.yml"
+
+
+def variables(script: Path) -> set[str]:
+    return set(re.findall(r"\b(UPROF_\w+)", script.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=NAMES)
+def test_every_variable_that_a_script_reads_is_given_by_action_and_component(script: Path) -> None:
+    assert variables(script)
+    lacking = {
+        name: variables(script) - set(re.findall(r"(UPROF_\w+)[:=]", text.read_text("utf-8")))
+        for name, text in (("action", ROOT / "action.yml"), ("component", TEMPLATE))
+    }
+    # A user of GitLab gives the token as a variable of the project; the other two are GitHub's.
+    assert lacking["action"] - {"UPROF_GITLAB_TOKEN"} == set()
+    assert lacking["component"] - {"UPROF_GITLAB_TOKEN", "UPROF_PULL_REQUEST"} == set()
 
 
 def test_inputs_reach_the_script_as_variables_and_never_as_text_of_a_command() -> None:
     text = (ROOT / "action.yml").read_text(encoding="utf-8")
     for command in re.findall(r"^ +run: (.*)$", text, re.MULTILINE):
         assert "inputs." not in command
+    job = TEMPLATE.read_text(encoding="utf-8").partition("  script:")[2]
+    assert "inputs." not in job
 
 
-@pytest.mark.parametrize("script", ["gate.sh", "comment.sh"])
-def test_scripts_are_executable_and_sound(script: str) -> None:
-    path = ROOT / "action" / script
-    assert os.access(path, os.X_OK)
-    subprocess.run(["bash", "-n", str(path)], check=True)
+@pytest.mark.parametrize("script", SCRIPTS, ids=NAMES)
+def test_scripts_are_executable_and_sound(script: Path) -> None:
+    assert os.access(script, os.X_OK)
+    if script.suffix == ".sh":
+        subprocess.run(["bash", "-n", str(script)], check=True)
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -55,23 +71,34 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def a_repository(folder: Path, base: str, new: str) -> str:
+    """Make a repository of two commits, whose training is as told; return the first one's name."""
+    folder.mkdir()
+    git(folder, "init", "-q")
+    for name, text in (("base", base), ("new", new)):
+        (folder / "train.py").write_text(text, encoding="utf-8")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", name)
+    return git(folder, "rev-parse", "HEAD~1")
+
+
+def programs(folder: Path) -> str:
+    """Make the commands that a job finds, of this environment; return the PATH with them."""
+    folder.mkdir()
+    for name, text in (
+        ("uprof", f'exec {sys.executable} -m unified_prof "$@"'),
+        ("python", f'[ "$1 $2" != "-m pip" ] || exit 0\nexec {sys.executable} "$@"'),
+    ):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 @pytest.mark.slow
 def test_base_and_change_are_measured_and_the_comment_is_written(tmp_path: Path) -> None:
     repository, work = tmp_path / "repository", tmp_path / "work"
-    repository.mkdir()
-    git(repository, "init", "-q")
-    (repository / "train.py").write_text(SCRIPT.format(seconds=0.02), encoding="utf-8")
-    git(repository, "add", ".")
-    git(repository, "commit", "-qm", "base")
-    base = git(repository, "rev-parse", "HEAD")
     # Nothing that a machine does by itself makes 20 ms of sleep 200.
-    (repository / "train.py").write_text(SCRIPT.format(seconds=0.2), encoding="utf-8")
-    git(repository, "commit", "-qam", "slow")
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    uprof = bin_folder / "uprof"
-    uprof.write_text(f'#!/bin/sh\nexec {sys.executable} -m unified_prof "$@"\n', encoding="utf-8")
-    uprof.chmod(0o755)
+    base = a_repository(repository, SCRIPT.format(seconds=0.02), SCRIPT.format(seconds=0.2))
     done = subprocess.run(
         [str(GATE)],
         cwd=repository,
@@ -80,7 +107,7 @@ def test_base_and_change_are_measured_and_the_comment_is_written(tmp_path: Path)
         check=False,
         env={
             **os.environ,
-            "PATH": f"{bin_folder}:{os.environ['PATH']}",
+            "PATH": programs(tmp_path / "bin"),
             "UPROF_COMMAND": "--backend cpu --report run-time --iterations 6 train.py",
             "UPROF_BASE_REF": base,
             "UPROF_ROUNDS": "4",
@@ -98,4 +125,6 @@ def test_base_and_change_are_measured_and_the_comment_is_written(tmp_path: Path)
     assert "What changed" in comment
     assert ": slower" in comment.partition("What changed")[2]
     assert "regression" in (tmp_path / "summary").read_text(encoding="utf-8")
+    (suite,) = ElementTree.parse(work / "verdict.xml").getroot()
+    assert suite.get("failures") == "1"
     assert git(repository, "worktree", "list").count("\n") == 0, "the base is gone again"

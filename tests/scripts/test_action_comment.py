@@ -1,0 +1,205 @@
+"""The comment on a pull or merge request: one, written by a first run and updated by later ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.scripts import forge
+from tests.scripts.forge import TOKEN, Forge
+from tests.scripts.test_action import SCRIPT, TEMPLATE, a_repository, programs
+
+MARK = "<!-- uprof gate -->"
+COMMENT: dict[str, Any] = runpy.run_path(str(ROOT / "action" / "comment.py"))
+
+
+@pytest.fixture
+def server() -> Iterator[Forge]:
+    with forge.serving() as made:
+        yield made
+
+
+def github(server: Forge) -> dict[str, str]:
+    return {
+        "GH_TOKEN": TOKEN,
+        "GITHUB_REPOSITORY": "unified-prof/uprof",
+        "GITHUB_API_URL": server.address,
+        "UPROF_PULL_REQUEST": "7",
+    }
+
+
+def gitlab(server: Forge) -> dict[str, str]:
+    return {
+        "UPROF_GITLAB_TOKEN": TOKEN,
+        "CI_API_V4_URL": f"{server.address}/api/v4",
+        "CI_PROJECT_ID": "42",
+        "CI_MERGE_REQUEST_IID": "7",
+    }
+
+
+@pytest.fixture(params=[github, gitlab], ids=["github", "gitlab"])
+def place(
+    request: pytest.FixtureRequest,
+    server: Forge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Forge:
+    """Return a server on which a pull or merge request is, with nothing on it."""
+    for name in (*github(server), *gitlab(server)):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**request.param(server), "UPROF_WORK": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    return server
+
+
+def write(folder: Path, text: str = "pass", mark: str = MARK) -> int:
+    (folder / "comment.md").write_text(f"{mark}\n{text}\n", encoding="utf-8")
+    code: int = COMMENT["main"]()
+    return code
+
+
+def test_the_first_run_writes_and_the_next_one_updates(place: Forge, tmp_path: Path) -> None:
+    place.comments += [{"id": one, "body": f"about {MARK}"} for one in range(150)]
+    assert write(tmp_path, "⚠️ unclear") == 0
+    assert write(tmp_path, "✅ pass") == 0
+    assert place.bodies()[150:] == [f"{MARK}\n✅ pass\n"]
+
+
+def test_gates_of_several_names_have_a_comment_each(place: Forge, tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        for name in ("", " gpu", " npu"):
+            assert write(tmp_path, text, f"<!-- uprof gate{name} -->") == 0
+    assert [body.splitlines()[1] for body in place.bodies()] == ["second"] * 3
+
+
+def test_what_is_too_long_for_a_comment_is_cut_and_closed(place: Forge, tmp_path: Path) -> None:
+    assert write(tmp_path, "<details>\n" + "ä line\n" * 20_000) == 0
+    (body,) = place.bodies()
+    assert len(body) < 65_536
+    assert body.endswith("(the rest was left out: it is in the job's files)\n</details>")
+
+
+def test_a_token_that_may_not_comment_costs_the_comment_and_not_the_job(
+    place: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.failures = [403]
+    assert write(tmp_path) == 0
+    assert place.comments == []
+    told = capsys.readouterr().err
+    assert "may not comment here (403" in told
+    assert TOKEN not in told
+
+
+def test_a_server_that_is_busy_is_asked_again(place: Forge, tmp_path: Path) -> None:
+    place.failures = [502, 503]
+    assert write(tmp_path) == 0
+    assert len(place.comments) == 1
+
+
+def test_a_server_that_stays_broken_is_told(
+    place: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.failures = [500] * 3
+    assert write(tmp_path) == 1
+    assert "could not be written: 500" in capsys.readouterr().err
+
+
+def test_no_server_is_told(
+    place: Forge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("GITHUB_API_URL", "CI_API_V4_URL"):
+        monkeypatch.setenv(name, "file:///etc")
+    assert write(tmp_path) == 1
+    assert "is no address of a server" in capsys.readouterr().err
+
+
+def test_without_a_verdict_a_request_or_a_token_nothing_is_written(
+    place: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert COMMENT["main"]() == 0
+    for name in ("GH_TOKEN", "UPROF_GITLAB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert write(tmp_path) == 0
+    assert place.asked == []
+
+
+def job(**inputs: str) -> tuple[dict[str, str], list[str]]:
+    """Return variables and script of the component's job, its inputs put in as GitLab does."""
+    yaml = import_module("yaml")
+    header, _, text = TEMPLATE.read_text(encoding="utf-8").partition("\n---\n")
+    given = {
+        name: one.get("default") for name, one in yaml.safe_load(header)["spec"]["inputs"].items()
+    }
+    given |= inputs
+
+    def value(match: re.Match[str]) -> str:
+        one = given[match[1]]
+        return one if isinstance(one, str) else import_module("json").dumps(one)
+
+    document = yaml.safe_load(re.sub(r"\$\[\[ inputs\.([\w-]+) \]\]", value, text))
+    (found,) = document.values()
+    return found["variables"], found["script"]
+
+
+def test_the_component_is_sound_whatever_its_inputs() -> None:
+    command = "bert=--backend cuda 'my train.py' --name \"a: b\" # $HOME"
+    found, script = job(commands=[command, "vit=x.py"], setup='pip install -e ".[dev]" && make')  # type: ignore[arg-type]
+    assert import_module("json").loads(found["UPROF_COMMANDS"]) == [command, "vit=x.py"]
+    assert found["UPROF_SETUP"] == 'pip install -e ".[dev]" && make'
+    assert found["UPROF_MAX_REGRESS"] == "5%"
+    assert all(isinstance(line, str) for line in script)
+    assert job(commands=["x.py"])[0]["UPROF_SETUP"] == ""  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_the_component_measures_two_workloads_and_leaves_one_note(
+    server: Forge, tmp_path: Path
+) -> None:
+    repository, work = tmp_path / "repository", tmp_path / "work"
+    slow = SCRIPT.replace("{seconds}", "0.2 if 'b' in sys.argv else 0.02")
+    both = SCRIPT.replace("{seconds}", "0.02")
+    base = a_repository(repository, f"import sys{both}", f"import sys{slow}")
+    options = "--backend cpu --report run-time --iterations 6 train.py"
+    found, script = job(commands=[f"one={options} a", f"two={options} b"])  # type: ignore[arg-type]
+    server.comments.append({"id": 3, "body": "<!-- uprof gate uprof-gate -->\nof yesterday"})
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", "\n".join(script)],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={
+            **os.environ,
+            **found,
+            **gitlab(server),
+            "PATH": programs(tmp_path / "bin"),
+            "UPROF_BASE_REF": base,
+            "UPROF_WORK": str(work),
+            "UPROF_ROUNDS": "4",
+            "no_proxy": "127.0.0.1",
+        },
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (body,) = server.bodies()
+    assert body.startswith("<!-- uprof gate uprof-gate -->\n**uprof-gate**\n\n## ❌ uprof gate")
+    rows = [line.split(" | ")[:3] for line in body.splitlines() if line.startswith("| ")]
+    assert ["| two", "total", "regression"] in rows
+    assert any(row[0] == "| geometric mean" for row in rows)
+    assert "<summary>What changed in two</summary>" in body
+    assert "<summary>What changed in one</summary>" in body
+    assert (work / "verdict.xml").is_file()
+    assert TOKEN not in done.stdout + done.stderr
