@@ -15,6 +15,7 @@ from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.read import framework, host_calls, host_ranges
 from unified_prof.analysis.read import tasks as read_tasks
+from unified_prof.analysis.views import idle_time
 from unified_prof.arrays import nest, nesting, packed
 from unified_prof.report import figures
 from unified_prof.report.formats import Request
@@ -42,7 +43,7 @@ def _small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nest, framework):
+    for module in (read_tasks, nest, framework, idle_time):
         patch.setattr(module, "WINDOW", window)
     patch.setattr(host_ranges, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)

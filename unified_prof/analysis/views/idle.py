@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -67,7 +67,7 @@ def is_input(name: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The work of one device in order of its starts, each piece with its launch."""
+    """Work of one device in order of its starts, each piece with its launch."""
 
     start_ns: Ints
     launched_ns: Ints
@@ -112,10 +112,6 @@ class WhyIdle:
         return value
 
 
-_GAPS = 1 << 18
-"""Gaps that are explained at a time: what that takes is ten times what it gives."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
     """Stretches of idle time in order, none overlapping another, each with its reason."""
@@ -129,28 +125,6 @@ class Segments:
     """The synchronising call, number in `HostSide.sync`; -1 where it is not the reason."""
 
 
-def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
-    """Divide the gaps of one device by reason, some at a time to bound what is held meanwhile.
-
-    Args:
-        idle: when no work ran; each gap ends where work begins, or at the end of what is asked.
-        pieces: the work of the device.
-        host: what the host did.
-    """
-    parts = [
-        _explain(
-            IntervalSet(idle.start_ns[at : at + _GAPS], idle.end_ns[at : at + _GAPS]), pieces, host
-        )
-        for at in range(0, max(len(idle), 1), _GAPS)
-    ]
-    return Segments(
-        *(
-            np.concatenate([getattr(part, field.name) for part in parts])
-            for field in fields(Segments)
-        )
-    )
-
-
 def unexplained(idle: IntervalSet) -> Segments:
     """Return the gaps of a device of whose host nothing was recorded."""
     nothing = np.full(len(idle), -1, np.int32)
@@ -158,7 +132,14 @@ def unexplained(idle: IntervalSet) -> Segments:
     return Segments(idle.start_ns, idle.end_ns, reason, nothing, nothing)
 
 
-def _explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
+def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
+    """Divide gaps of one device by reason; what that takes is ten times what it gives.
+
+    Args:
+        idle: when no work ran; each gap ends where work begins, or at the end of what is asked.
+        pieces: the work of the device, or the part of it that ends these gaps.
+        host: what the host did.
+    """
     begin, end = idle.start_ns, idle.end_ns
     following = np.searchsorted(pieces.start_ns, end, side="left")
     has_next = following < len(pieces.start_ns)

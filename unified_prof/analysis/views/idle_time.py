@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -33,8 +33,13 @@ from unified_prof.analysis.views.idle import (
 )
 from unified_prof.analysis.views.work import Steps, Work
 from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import BLOCK, Packed, Packing
 
 Ints = NDArray[np.int64]
+
+WINDOW = BLOCK
+"""Gaps and pieces of work that are looked at together."""
 
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
@@ -72,7 +77,7 @@ class IdleTime:
         self._labels = Labels()
         """Synchronising calls, each with the line that called it after a newline."""
         self._devices: dict[str, _Asked] = {}
-        self._parts: dict[str, tuple[Segments, Ints]] = {}
+        self._parts: dict[str, _Reasons] = {}
 
     def add(
         self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
@@ -80,20 +85,15 @@ class IdleTime:
         """Take a device; `number` None stands for the only one."""
         self._devices[name] = _Asked(number, device, windows)
 
-    def of(self, name: str) -> tuple[Segments, Ints]:
-        """Return the idle time of a device, and the piece of all work that each number stands for.
-
-        The numbers are those of `Segments.next_piece`.
-        """
-        if name not in self._parts:
-            asked = self._devices[name]
-            idle = intervals.subtract(asked.of, asked.device.busy)
-            if self._is_told:
-                pieces, which = self._pieces(asked.number)
-                self._parts[name] = explain(idle, pieces, self._host), which
-            else:
-                self._parts[name] = unexplained(idle), np.zeros(0, np.int64)
-        return self._parts[name]
+    def of(self, name: str) -> Segments:
+        """Return the idle time of a device; pieces are those of all work."""
+        parts = list(self.parts(name))
+        return Segments(
+            *(
+                np.concatenate([getattr(part, one.name) for part in parts])
+                for one in fields(Segments)
+            )
+        )
 
     @property
     def host(self) -> HostSide:
@@ -114,17 +114,16 @@ class IdleTime:
             if own is not None:
                 times = zip(steps, own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
                 of_device = [(step, begin, end) for (step, _, _), begin, end in times]
-            segments = (part for part, _ in self.parts(name))
-            found += totals(name, segments, of_device)
+            found += totals(name, self.parts(name), of_device)
         return found
 
     def rows(self) -> list[Row]:
         """Return one row for each reason, and one for each synchronising call and its line."""
         found: dict[tuple[int, int], list[int]] = {}
-        host: dict[int, int] = {}
+        waited: dict[str, list[tuple[Ints, Ints]]] = {}
         labels = self._host.sync_label if self._is_told else np.zeros(0, np.int64)
         many = len(labels) + 1
-        for segments, which in (part for name in self._devices for part in self.parts(name)):
+        for device, segments in ((one, part) for one in self._devices for part in self.parts(one)):
             length = segments.end_ns - segments.start_ns
             label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
             keys, number = np.unique(
@@ -139,14 +138,18 @@ class IdleTime:
                 sums[0] += own[0]
                 sums[1] += int(own[1])
                 sums[2] = max(sums[2], own[2])
-            self._add_waiting(host, segments, which, length)
+            waited.setdefault(device, []).append(_waited_for_host(segments, length))
         rows = []
         for (reason, said), (gaps, time, most) in found.items():
             called, _, line = (
                 self._labels.texts[said].partition("\n") if said >= 0 else ("", "", "")
             )
             name = IN_WORDS[REASONS[reason]]
-            detail = self._most(host) if reason == HOST else line or None
+            detail = (
+                self._most([_by_piece(parts) for parts in waited.values()])
+                if reason == HOST
+                else line or None
+            )
             rows.append(
                 Row(
                     name=f"{name}: {called}" if called else name,
@@ -164,59 +167,75 @@ class IdleTime:
         """Whether anything of the host was recorded: else no reason can be told."""
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
-    def parts(self, name: str) -> Iterator[tuple[Segments, Ints]]:
-        """Yield what `of` gives, some gaps at a time where no reasons are told."""
-        if self._is_told or name in self._parts:
-            yield self.of(name)
+    def parts(self, name: str) -> Iterator[Segments]:
+        """Yield what `of` gives, some gaps at a time."""
+        if not self._is_told:
+            for idle in self._gaps(name):
+                yield unexplained(idle)
+            yield unexplained(intervals.EMPTY)
             return
+        if name not in self._parts:
+            reasons, following = _Reasons(), self._following(self._devices[name].number)
+            for idle in self._gaps(name):
+                for low in range(0, len(idle), WINDOW):
+                    gaps = IntervalSet(
+                        idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
+                    )
+                    pieces, which = following.ending(gaps)
+                    reasons.add(explain(gaps, pieces, self._host), which)
+            self._parts[name] = reasons.done()
+        yield from self._parts[name].windows()
+
+    def _gaps(self, name: str) -> Iterator[intervals.IntervalSet]:
         asked = self._devices[name]
-        for idle in idle_gaps(asked.device.stretches(), asked.of):
-            yield unexplained(idle), np.zeros(0, np.int64)
+        return idle_gaps(asked.device.stretches(), asked.of)
 
-    def _add_waiting(
-        self, host: dict[int, int], segments: Segments, which: Ints, length: Ints
-    ) -> None:
-        """Add how long devices waited for the host before each piece of work."""
-        mine = (segments.reason == HOST) & (segments.next_piece >= 0)
-        pieces, number = np.unique(which[segments.next_piece[mine]], return_inverse=True)
-        time = np.bincount(number, weights=length[mine], minlength=len(pieces))
-        for piece, own in zip(pieces.tolist(), time.tolist(), strict=True):
-            host[piece] = host.get(piece, 0) + int(own)
-
-    def _most(self, host: Mapping[int, int]) -> str | None:
+    def _most(self, waited: list[tuple[Ints, Ints]]) -> str | None:
         """Name the operation that devices waited longest for the host to launch."""
-        if not host:
+        pieces, host = (np.concatenate(columns) for columns in zip(*waited, strict=True))
+        if not len(pieces):
             return None
-        pieces = np.array(list(host), np.int64)
         operator = self._work.operator[pieces]
-        time = np.bincount(operator, weights=list(host.values()))
-        heaviest = pieces[operator == int(time.argmax())]
-        name, line = self._work.place(max(heaviest.tolist(), key=lambda piece: host[piece]))
+        time = np.bincount(operator, weights=host)
+        heaviest = np.flatnonzero(operator == int(time.argmax()))
+        name, line = self._work.place(int(pieces[heaviest[int(host[heaviest].argmax())]]))
         return f"most before {name}" + (f", {line}" if line else "")
 
-    def _pieces(self, device: int | None) -> tuple[Pieces, Ints]:
+    def _following(self, device: int | None) -> _Following:
         """Return the work of a device in order of its starts, and which of all work that is."""
         work = self._work
-        here = np.arange(len(work)) if device is None else np.flatnonzero(work.device == device)
-        start = work.start_ns
-        order = here[np.argsort(start[here], kind="stable")]
-        launched, stream = self._launched[order], work.stream[order]
-        waiting = (self._tasks.kind == WAIT) & self._tasks.of_the_program
+        here = np.arange(len(work), dtype=np.int32)
         if device is not None:
-            waiting &= self._tasks.device == device
-        rows = np.flatnonzero(waiting)
-        waits = intervals.merge(self._tasks.start_ns[rows], self._tasks.end_ns[rows])
-        awaits = self._behind_waits(device, stream, launched)
-        return Pieces(start[order], launched, work.kind[order], waits, awaits), order
+            here = np.flatnonzero(work.device == device).astype(np.int32)
+        start = work.start_ns[here]
+        here = here[np.argsort(start, kind="stable")]
+        del start
+        starts, launched, kinds = Packing(), Packing(hole=_NOWHERE), Packing(np.int8)
+        for low in range(0, len(here), WINDOW):
+            rows = here[low : low + WINDOW]
+            starts.add(work.start_ns[rows])
+            launched.add(self._launched(work.connection[rows]))
+            kinds.add(work.kind[rows])
+        times = launched.done()
+        awaits = self._behind_waits(device, here, times)
+        return _Following(here, starts.done(), times, kinds.done(), self._waits(device), awaits)
 
-    @cached_property
-    def _launching(self) -> NDArray[np.int32]:
-        """The call that launched each piece of work, -1 where it is not known."""
-        return self._calls.launching(self._work.connection.whole())
+    def _waits(self, device: int | None) -> intervals.IntervalSet:
+        """Return when streams of a device waited for others."""
+        begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for rows in self._tasks.windows():
+            waiting = (rows.kind == WAIT) & self._tasks.program_types.take(rows.type)
+            if device is not None:
+                waiting &= rows.device == device
+            begins.append(rows.start_ns[waiting])
+            ends.append(rows.end_ns[waiting])
+        return intervals.merge(np.concatenate(begins), np.concatenate(ends))
 
-    @cached_property
-    def _launched(self) -> Ints:
-        start = np.append(self._calls.start_ns, _NOWHERE)[self._launching]
+    def _launched(self, connection: Ints) -> Ints:
+        """Return when work was launched, -1 where that is not known."""
+        row = self._calls.launching(connection)
+        start = np.full(len(row), _NOWHERE, np.int64)
+        start[row >= 0] = self._calls.start_ns[row[row >= 0]]
         return np.where(possible(start, np.zeros(1, np.int64)), start, _NOWHERE)
 
     @cached_property
@@ -242,7 +261,10 @@ class IdleTime:
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
         chosen = chosen[possible(calls.start_ns[chosen], lasted)]
-        threads = _distinct(calls.thread[self._launching[self._launching >= 0]])
+        threads = np.zeros(0, np.int64)
+        for one in self._work.windows():
+            row = self._calls.launching(one.connection)
+            threads = np.union1d(threads, calls.thread[row[row >= 0]])
         if self._framework is not None:
             threads = np.union1d(threads, self._framework.threads)
         chosen = chosen[np.isin(calls.thread[chosen], threads)]
@@ -275,12 +297,14 @@ class IdleTime:
             labels.append(f"{called}\n{line}")
         return self._labels.numbers(labels)
 
-    def _behind_waits(self, device: int | None, stream: Ints, launched: Ints) -> NDArray[np.bool_]:
+    def _behind_waits(
+        self, device: int | None, rows: NDArray[np.int32], times: Packed
+    ) -> NDArray[np.bool_]:
         """Tell before which pieces their stream was made to wait for another stream's event.
 
         That is: between the launches of the piece before on that stream and of this one.
         """
-        result = np.zeros(len(stream), bool)
+        result = np.zeros(len(rows), bool)
         if "UPROF_GPU_SYNCS" not in self._source.tables:
             return result
         columns = {"start": "startNs", "device": "deviceId", "stream": "streamId", "kind": "kind"}
@@ -295,6 +319,9 @@ class IdleTime:
         if device is not None:
             chosen &= found["device"] == device
         at, waiting = found["start"][chosen], found["stream"][chosen]
+        if not len(at):
+            return result
+        stream, launched = self._work.stream[rows], times.whole()
         for one in np.unique(waiting).tolist():
             own = np.flatnonzero((stream == one) & (launched >= 0))
             own = own[np.argsort(launched[own], kind="stable")]
@@ -304,7 +331,96 @@ class IdleTime:
         return result
 
 
-def _distinct(values: Ints) -> Ints:
-    """Return the distinct values of a column that has few of them in long runs."""
-    changes = np.append(True, values[1:] != values[:-1])
-    return np.unique(values[changes[: len(values)]])
+def _blocks(column: Packed) -> Iterator[tuple[int, Ints]]:
+    """Yield some rows of a column at a time, with the number of the first."""
+    low = 0
+    for block in column.blocks():
+        yield low, block
+        low += len(block)
+
+
+def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Return times by piece of work: a piece ends two gaps where one of them ends with a step."""
+    pieces, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    distinct, number = np.unique(pieces, return_inverse=True)
+    return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
+
+
+def _waited_for_host(segments: Segments, length: Ints) -> tuple[Ints, Ints]:
+    """Return the pieces of work before which a device waited for the host, and how long."""
+    mine = (segments.reason == HOST) & (segments.next_piece >= 0)
+    pieces, number = np.unique(segments.next_piece[mine], return_inverse=True)
+    time = np.bincount(number, weights=length[mine], minlength=len(pieces))
+    return pieces, time.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Following:
+    """The work of one device in order of its starts, as far as gaps before it are explained."""
+
+    rows: NDArray[np.int32]
+    """Which of all work each piece is."""
+    start_ns: Packed
+    launched_ns: Packed
+    kind: Packed
+    waits: intervals.IntervalSet
+    awaits: NDArray[np.bool_]
+
+    def ending(self, gaps: IntervalSet) -> tuple[Pieces, NDArray[np.int32]]:
+        """Return the pieces that may end some gaps, and which of all work each is."""
+        edges = np.array([gaps.end_ns[0] - 1, gaps.end_ns[-1] - 1]) if len(gaps) else gaps.end_ns
+        last = self.start_ns.last_not_after(edges, 0, len(self.rows))
+        low, high = (int(last[0]) + 1, int(last[1]) + 2) if len(gaps) else (0, 0)
+        some = slice(low, min(high, len(self.rows)))
+        pieces = Pieces(
+            self.start_ns[some],
+            self.launched_ns[some],
+            self.kind[some],
+            self.waits,
+            self.awaits[some],
+        )
+        return pieces, self.rows[some]
+
+
+class _Reasons:
+    """Stretches of idle time with their reasons, held packed."""
+
+    def __init__(self) -> None:
+        self._making = {
+            "start": Packing(),
+            "length": Packing(),
+            "reason": Packing(np.int8),
+            "piece": Packing(np.int32, hole=_NOWHERE),
+            "sync": Packing(np.int32, hole=_NOWHERE),
+        }
+        self._columns: dict[str, Packed] = {}
+
+    def add(self, segments: Segments, which: NDArray[np.int32]) -> None:
+        """Take the next ones; `which` of all work is each of the pieces that they name."""
+        piece = np.append(which, np.int32(_NOWHERE))[segments.next_piece]
+        columns: tuple[NDArray[np.integer], ...] = (
+            segments.start_ns,
+            segments.end_ns - segments.start_ns,
+            segments.reason,
+            piece,
+            segments.sync,
+        )
+        for packing, values in zip(self._making.values(), columns, strict=True):
+            packing.add(values)
+
+    def done(self) -> _Reasons:
+        """Say that there are no more."""
+        self._columns = {name: packing.done() for name, packing in self._making.items()}
+        return self
+
+    def windows(self) -> Iterator[Segments]:
+        """Yield all, some at a time; at least once."""
+        for low in range(0, max(len(self._columns["start"]), 1), WINDOW):
+            columns = {name: column[low : low + WINDOW] for name, column in self._columns.items()}
+            yield Segments(
+                columns["start"],
+                columns["start"] + columns["length"],
+                columns["reason"].astype(np.int8),
+                columns["piece"].astype(np.int32),
+                columns["sync"].astype(np.int32),
+            )

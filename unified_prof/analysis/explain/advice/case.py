@@ -37,9 +37,9 @@ class Idle:
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
-    piece: Ints
+    piece: NDArray[np.int32]
     """The piece of all work that ended the gap, -1 where none came."""
-    sync: Ints
+    sync: NDArray[np.int32]
 
     @property
     def length_ns(self) -> Ints:
@@ -112,7 +112,7 @@ class Case:
         """
         assert self.device is not None
         begins, ends = [], []
-        for segments, _ in self.recording.idle_time.parts(self.device):
+        for segments in self.recording.idle_time.parts(self.device):
             length = segments.end_ns - segments.start_ns
             pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
             pause &= length > PAUSE_SHARE * window.total_ns
@@ -175,19 +175,22 @@ class Case:
     def idle(self) -> Idle:
         """Idle time by reason."""
         assert self.device is not None
-        segments, which = self.recording.idle_time.of(self.device)
-        own = IntervalSet(segments.start_ns, segments.end_ns)
-        start, end, at, _ = meet(own, self.window)
-        ended = segments.next_piece[at]
-        piece = np.append(which, -1)[ended]
-        return Idle(start, end, segments.reason[at], piece, segments.sync[at].astype(np.int64))
+        found = []
+        for segments in self.recording.idle_time.parts(self.device):
+            own = IntervalSet(segments.start_ns, segments.end_ns)
+            start, end, at, _ = meet(own, self.window)
+            piece, sync = segments.next_piece[at], segments.sync[at]
+            found.append((start, end, segments.reason[at], piece, sync))
+        return Idle(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
     def at_most(self, reason: int) -> int:
         """Return a bound of the idle time for a reason, at less cost than `idle`."""
         assert self.device is not None
-        segments, _ = self.recording.idle_time.of(self.device)
-        mine = segments.reason == reason
-        return int(segments.end_ns[mine].sum() - segments.start_ns[mine].sum())
+        bound = 0
+        for segments in self.recording.idle_time.parts(self.device):
+            mine = segments.reason == reason
+            bound += int((segments.end_ns - segments.start_ns)[mine].sum())
+        return bound
 
     @cached_property
     def pieces(self) -> Pieces:

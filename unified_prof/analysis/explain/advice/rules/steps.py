@@ -110,7 +110,7 @@ def _grown(case: Case, begin: Ints, end: Ints, worst: int, usual: float) -> tupl
         "communication": device.communication,
         "copies": device.copies,
     }
-    segments, _ = case.recording.idle_time.of(case.device)
+    segments = case.recording.idle_time.of(case.device)
     for number, reason in enumerate(REASONS):
         own = segments.reason == number
         idle = intervals.merge(segments.start_ns[own], segments.end_ns[own])

@@ -99,7 +99,7 @@ def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
     return result
 
 
-def _calls(case: Case, sync: Ints, lost: Ints) -> list[Evidence]:
+def _calls(case: Case, sync: NDArray[np.integer], lost: Ints) -> list[Evidence]:
     found: dict[tuple[str, str | None], list[int]] = {}
     for call, time in zip(sync.tolist(), lost.tolist(), strict=True):
         sums = found.setdefault(case.recording.idle_time.called(call), [0, 0])
