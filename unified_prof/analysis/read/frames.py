@@ -10,6 +10,8 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import Strings
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
-from unified_prof.arrays.nest import Distances, Nest, Window
+from unified_prof.arrays.nest import WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed
 
 MODULE_PREFIX = "nn.Module: "
@@ -76,35 +78,48 @@ class Frames:
 
             self._around = nest.nearest(are_frames)
 
-    def stacks(self, ranges: NDArray[np.integer]) -> tuple[list[str | None], NDArray[np.intp]]:
+    def stacks(self, ranges: NDArray[np.integer]) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct stacks (frames joined by newlines) and the number of each range's.
 
         A range of -1, and one around which no frame is known, has None.
         """
-        inside = ranges != nesting.NONE
-        chain = self._chain[ranges].astype(np.int64)
-        chained = inside & np.isin(chain, list(self._chains))
-        python = np.full(len(ranges), nesting.NONE, np.int64)
-        if self._around is not None:
-            python = np.where(inside, self._around[ranges], nesting.NONE)
-        # Chains and Python frames side by side, told apart by the lowest bit.
-        key = np.where(chained, chain * 2, python * 2 + 1)
-        distinct, number = np.unique(key, return_inverse=True)
+        known = np.array(list(self._chains), np.int64)
+
+        def key(ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+            inside = ranges != nesting.NONE
+            chain = self._chain[ranges].astype(np.int64)
+            chained = inside & np.isin(chain, known)
+            python = np.full(len(ranges), nesting.NONE, np.int64)
+            if self._around is not None:
+                python = np.where(inside, self._around[ranges], nesting.NONE)
+            # Chains and Python frames side by side, told apart by the lowest bit.
+            return np.where(chained, chain * 2, python * 2 + 1)
+
+        distinct, number = numbered(ranges, key)
         stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
         return stacks, number
 
-    def modules(self, ranges: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int64]]:
-        """Return the distinct module paths in call chains, and the number of each range's.
+    @cached_property
+    def module_paths(self) -> list[str]:
+        """The distinct module paths in call chains."""
+        return [path for path in dict.fromkeys(self._modules.values()) if path]
+
+    def modules(self, ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the number in `module_paths` of the path in each range's call chain.
 
         A range whose chain goes through no module has NO_MODULE, one without a chain NO_CHAIN; so
         has a range of -1.
         """
-        distinct = [path for path in dict.fromkeys(self._modules.values()) if path]
-        number = {path: index for index, path in enumerate(distinct)} | {"": NO_MODULE}
-        of_chain = [number[path] for path in self._modules.values()]
-        row = Lookup(np.array(list(self._modules), np.int64)).rows(self._chain[ranges])
+        rows, paths = self._path_of_chain
+        row = rows.rows(self._chain[ranges])
         known = (row >= 0) & (ranges != nesting.NONE)
-        return distinct, np.where(known, np.array([*of_chain, NO_CHAIN])[row], NO_CHAIN)
+        return np.where(known, paths[row], NO_CHAIN)
+
+    @cached_property
+    def _path_of_chain(self) -> tuple[Lookup, NDArray[np.int64]]:
+        number = {path: index for index, path in enumerate(self.module_paths)} | {"": NO_MODULE}
+        of_chain = [number[path] for path in self._modules.values()]
+        return Lookup(np.array(list(self._modules), np.int64)), np.array([*of_chain, NO_CHAIN])
 
     def _stack(self, number: int, *, in_chain: bool) -> str | None:
         frames = list(self._chains[number]) if in_chain else self._python_stack(number)
@@ -119,6 +134,26 @@ class Frames:
             above = self._parent[np.array([index])]
             index = int(self._around[above][0]) if above[0] != nesting.NONE else nesting.NONE
         return frames[::-1]
+
+
+def numbered(
+    ranges: NDArray[np.integer], key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the distinct keys of ranges in rising order, and the number of each range's.
+
+    Keys are asked for some ranges at a time.
+    """
+    result = np.empty(len(ranges), np.int32)
+    of_window: list[NDArray[np.int64]] = []
+    for low in range(0, len(ranges), WINDOW):
+        own, number = np.unique(key(ranges[low : low + WINDOW]), return_inverse=True)
+        result[low : low + WINDOW] = number
+        of_window.append(own)
+    distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *of_window]))
+    for at, own in enumerate(of_window):
+        some = result[at * WINDOW : (at + 1) * WINDOW]
+        some[:] = np.searchsorted(distinct, own)[some]
+    return distinct, result
 
 
 def _callchains(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read import host_ranges
-from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames
+from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames, numbered
 from unified_prof.analysis.read.host_calls import UNCONNECTED, HostCalls
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, recoded
@@ -109,34 +109,37 @@ class Framework:
         ids: Ints = self._ids[self._name_code[ranges]]
         return ids
 
-    def names(self, ranges: Whole) -> tuple[list[str], Ints]:
+    def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct names, and the number of each range's; -1 has the last one."""
-        return self._names, self._name_code[ranges].astype(np.int64)
+        return self._names, self._name_code[ranges].astype(np.int32)
 
-    def stacks(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.intp]]:
+    def stacks(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct stacks of source frames, and the number of each range's."""
         return self._frames.stacks(ranges)
 
-    def modules(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.intp]]:
+    def modules(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct module paths, and the number of each range's.
 
         A module is a range around, or a frame of the range's call chain. None is outside any
         module; NOT_ATTRIBUTED is what cannot be told: without a call chain or other frames on its
         thread, and backward work of which the forward operation is not known.
         """
-        inside = ranges != NONE
-        innermost = np.where(inside, self._nested.module[ranges], NONE) if len(self) else ranges
-        paths, of_chain = self._frames.modules(ranges)
-        told = of_chain != NO_CHAIN
-        if len(self):
-            told |= inside & np.isin(self.thread[ranges], self._nested.told_threads)
-            told &= ~(inside & self._in_backward(ranges))
+        paths = self._frames.module_paths
         outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
-        key = np.where(told, outside, unknown)
-        key = np.where(of_chain >= 0, len(self) + of_chain, key)
-        distinct, number = np.unique(
-            np.where(innermost != NONE, innermost, key), return_inverse=True
-        )
+
+        def key(ranges: Whole) -> Ints:
+            inside = ranges != NONE
+            innermost = np.where(inside, self._nested.module[ranges], NONE) if len(self) else ranges
+            of_chain = self._frames.modules(ranges)
+            told = of_chain != NO_CHAIN
+            if len(self):
+                told |= inside & np.isin(self.thread[ranges], self._nested.told_threads)
+                told &= ~(inside & self._in_backward(ranges))
+            found = np.where(told, outside, unknown)
+            found = np.where(of_chain >= 0, len(self) + of_chain, found)
+            return np.where(innermost != NONE, innermost, found)
+
+        distinct, number = numbered(ranges, key)
         named: dict[int, str | None] = {outside: None, unknown: NOT_ATTRIBUTED}
         named |= {len(self) + index: path for index, path in enumerate(paths)}
         texts = [
@@ -290,22 +293,26 @@ class Framework:
             result[rows] = found
         return result
 
-    def inputs(self, ranges: Whole) -> tuple[list[str], Ints]:
+    def inputs(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct inputs as `float[64,128], long int[7]`, and each range's number.
 
         Empty are those of which no shape was recorded. Some releases of torch_npu wrote shapes
         where types belong, and the other way round.
         """
-        rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
-        shape, kind = (_of_those(column, rows) for column in self._inputs)
-        # Ids of texts fit into half a number each.
-        pairs, number = np.unique((shape + 1) * _HALF + kind + 1, return_inverse=True)
+
+        def key(ranges: Whole) -> Ints:
+            rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
+            shape, kind = (_of_those(column, rows) for column in self._inputs)
+            # Ids of texts fit into half a number each.
+            return (shape.astype(np.int64) + 1) * _HALF + kind + 1
+
+        pairs, number = numbered(ranges, key)
         texts: dict[str, int] = {}
         numbers = [
             texts.setdefault(_inputs(self._strings.get(one), self._strings.get(other)), len(texts))
             for one, other in ((pair // _HALF - 1, pair % _HALF - 1) for pair in pairs.tolist())
         ]
-        return list(texts), np.array(numbers, np.int64)[number]
+        return list(texts), np.array(numbers, np.int32)[number]
 
     @cached_property
     def _inputs(self) -> tuple[Packed, Packed]:

@@ -574,9 +574,8 @@ class Work:
                 mine = slice(None) if which is None else passes == which
                 np.add.at(times, key[mine], duration[mine])
                 there[which][key[mine]] = True
-        when = framework.start_ns[chosen]
         columns: Columns = {
-            "when": when,
+            "when": framework.start_ns[chosen],
             "name": _names(framework, self.labels, chosen),
             "kind": np.full(len(chosen), OPERATION, np.int8),
         }
@@ -669,10 +668,14 @@ def _joined(labels: Labels, parts: list[Columns]) -> Calls:
             )
             for name in dict.fromkeys(name for part in filled for name in part)
         }
+    parts.clear()  # a column in the old order exists beside the new one only while it is put there
+    filled.clear()
     when = columns["start_ns"] = columns.pop("when")
     if np.any(when[1:] < when[:-1]):
         order = np.argsort(when, kind="stable")
-        columns = {name: values[order] for name, values in columns.items()}
+        del when
+        for name in list(columns):
+            columns[name] = columns[name][order]
     if "module" in columns:
         # Where no module is known at all, there is nothing to tell what is not recorded from.
         in_none = (UNKNOWN, labels.number(NOT_ATTRIBUTED))
