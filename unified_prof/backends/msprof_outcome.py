@@ -33,7 +33,9 @@ _EXPORT_FAILED = re.compile(
 _REFUSED_OPTION = re.compile(r"^\S.*?: (unrecognized option '(--[a-z][a-z0-9-]*)(?:=.*)?')")
 _ERROR = re.compile(r"^(?:\[ERROR\]|msprof:)\s*(.*)")
 # Signals that end processes which asked for nothing: out of memory, a crash in a library.
-_LIKELY_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+_LIKELY_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGKILL", "SIGSEGV", "SIGABRT") if hasattr(signal, name)
+)
 _FULL = re.compile(r"no space left|disk (is )?full|(disk|storage) space", re.IGNORECASE)
 _NATIVE = re.compile(r"msprof_\d{14}\.db")
 

@@ -123,10 +123,10 @@ def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:
 def _parent_start() -> datetime | None:
     """Return when the parent process (torchrun's agent) started, where the system tells."""
     try:
-        stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8", errors="replace")
         boot = next(
             int(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
+            for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()
             if line.startswith("btime")
         )
         ticks = int(stat.rpartition(")")[2].split()[19])

@@ -25,6 +25,7 @@ _NAME_BYTES = 180  # of the final name, kept in the partial one: 255 is what fil
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
+_WINDOWS = os.name == "nt"
 SQLITE_SIDE_FILES = ("-journal", "-wal", "-shm")
 _PARTIAL = re.compile(
     rf"\.(?P<owner>{ownership.TAG.pattern})\.[0-9a-f]{{8}}\.partial"
@@ -243,7 +244,12 @@ def _exists(target: Path) -> OutputError:
 
 
 def _fsync(path: Path) -> None:
-    flags = os.O_RDONLY | (getattr(os, "O_DIRECTORY", 0) if path.is_dir() else 0)
+    if path.is_dir():
+        if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders: it orders names by itself
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY
+    else:
+        flags = os.O_RDWR if _WINDOWS else os.O_RDONLY  # Windows flushes what it may write
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

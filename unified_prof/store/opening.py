@@ -12,6 +12,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import sys
 import tempfile
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -255,7 +256,7 @@ def _copy_sparse(source: Path, copy: Path) -> None:
 
 def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | None:
     """Return where the next bytes that are no hole begin and end; None: there are none."""
-    if not hasattr(os, "SEEK_DATA"):
+    if sys.platform == "win32" or not hasattr(os, "SEEK_DATA"):
         return position, size
     try:
         begin = os.lseek(file.fileno(), position, os.SEEK_DATA)

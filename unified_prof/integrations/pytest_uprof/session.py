@@ -76,7 +76,7 @@ class Session:
             yield
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._folder / "turn").open("w") as lock:
+        with (self._folder / "turn").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

@@ -146,7 +146,9 @@ class Charged:
         if self._own.any():
             row = self._recording.tasks.info[self._task].astype(np.int64)
             for name in operators.TENSORS:
-                tensors[name] = np.where(self._own, self._tensors[name][row], MISSING)
+                tensors[name] = np.where(
+                    self._own, self._tensors[name][row].astype(np.int64), MISSING
+                )
         columns = [
             name_id,
             *inputs.values(),
