@@ -74,6 +74,27 @@ def test_a_title_names_workload_device_and_date() -> None:
         "bert.json.gz, NVIDIA H100, 2025-07-01 - uprof"
     )
     assert page_data.title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
+    facts = {"trace": "decode.json.gz", "device_vendor": "AMD", "device_kind": "gpu"}
+    assert page_data.title({"path": "d.db", "facts": facts}, None) == (
+        "decode.json.gz, AMD GPU - uprof"
+    )
+
+
+def test_a_name_that_fills_a_table_is_cut_inside_and_whole_beside_it(tmp_path: Path) -> None:
+    traits = "_".join(f"TRAIT{number}" for number in range(60))
+    long, alike, other = (f"Cijk_{one}_{traits}_WG64_4_{last}" for one, last in ("A1", "A2", "B1"))
+    twin = alike.replace("TRAIT30", "TRAIT99")
+    with Device(tmp_path / "msprof_1.db") as device:
+        for number, name in enumerate((long, alike, twin, other)):
+            device.task(1000 * number, 1000 * number + 900 - number, kernel=(name, name))
+    (report,) = data_of(tmp_path / "msprof_1.db")["reports"]
+    rows = report["figures"]["breakdowns"]["kernel"]["rows"]
+    assert [row["name"] for row in rows] == [long, alike, twin, other]
+    for row in (rows[0], rows[3]):
+        assert len(row["short"]) <= 120
+        assert row["short"].startswith(row["name"][:40])
+        assert row["short"].endswith("_WG64_4_1")
+    assert "short" not in rows[1] | rows[2], "they would be the same"
 
 
 def test_counters_have_the_units_that_their_names_do_not_tell() -> None:

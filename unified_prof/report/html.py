@@ -32,6 +32,8 @@ _SCRIPTS = (
     "main.js",
 )
 _FEWEST_BLOCKS = 10_000
+_NAME_LENGTH = 120
+"""Longer names are cut inside in tables: some libraries name a kernel by all of its traits."""
 _ROWS = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
 
@@ -70,7 +72,7 @@ def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]
     (figures,) = as_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
         rows = breakdown["rows"]
-        shown_names = names.shown([row["name"] for row in rows])
+        shown_names = names.within(names.shown([row["name"] for row in rows]), _NAME_LENGTH)
         breakdown["rows"] = [
             {name: value for name, value in row.items() if value is not None}
             | ({"short": short} if short != row["name"] else {})

@@ -95,6 +95,17 @@ def middle(text: str, width: int) -> str:
     return f"{text[: room - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 
 
+def within(names: Sequence[str], width: int) -> tuple[str, ...]:
+    """Return the names of one column, those cut inside that are longer and still differ then."""
+    cut = [middle(name, width) for name in names]
+    owners: dict[str, set[str]] = {}
+    for name, text in zip(names, cut, strict=True):
+        owners.setdefault(text, set()).add(name)
+    return tuple(
+        text if len(owners[text]) == 1 else name for name, text in zip(names, cut, strict=True)
+    )
+
+
 def _parsed(text: str) -> tuple[str, list[str]] | None:
     """Return the name and the template arguments of a C++ function, None of anything else."""
     if len(text) > _LONGEST or ("<" not in text and "(" not in text):

@@ -59,6 +59,8 @@ def title(figures: dict[str, Any], began: str | None) -> str:
     facts = figures["facts"]
     device = next((facts[one] for one in ("device", "device 0", "backend") if one in facts), None)
     device = device or next((value for name, value in facts.items() if "device " in name[:7]), None)
+    if device is None and (vendor := facts.get("device_vendor")):
+        device = f"{vendor} {facts.get('device_kind', '').upper()}".strip()
     day = facts.get("started", "")[:10] or began
     parts = [_workload(figures["path"], facts), device, day]
     return f"{', '.join(part for part in parts if part)} - uprof"
