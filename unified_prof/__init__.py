@@ -56,6 +56,16 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Add the magics `%%uprof` and `%uprof` to IPython: `%load_ext unified_prof`."""
+    import_module("unified_prof.integrations.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics away again: `%unload_ext unified_prof`."""
+    import_module("unified_prof.integrations.notebook").unload(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from unified_prof import signals
 from unified_prof.errors import CaptureError, UsageError
@@ -39,6 +40,8 @@ class Profile:
     """Why the measurement is partial, in a sentence, or None when it is complete."""
     is_finished: bool = False
     """Whether all that was asked for is measured: a loop of one's own may end then."""
+    keep: object = field(default=None, repr=False, compare=False)
+    """What holds the folder while the profile lives, where that is a temporary one."""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -51,6 +54,14 @@ class Profile:
 
         files = {kind: [path] for kind, path in self.files.items()}
         return notebook.of_run(files, failure=self.failure)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Write what IPython shows in a terminal."""
+        from unified_prof.report import brief
+
+        if self.failure is not None:
+            printer.text(f"not complete: {self.failure}\n")
+        printer.text(brief.of_run({kind: [path] for kind, path in self.files.items()}).rstrip())
 
 
 @contextmanager
@@ -97,12 +108,12 @@ def profile(
         raise UsageError(
             f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}", slug="unknown-report"
         )
-    target = sys.argv[0] or "notebook"
+    target, arguments = _program()
     directory = Path(output) if output else outputs.default_directory(target, False, rank_of())
     spec = RunSpec(
         target=target,
         is_module=False,
-        arguments=tuple(sys.argv[1:]),
+        arguments=arguments,
         reports=tuple(reports),
         output_dir=directory,
         project_root=Path(project_root or Path.cwd()).resolve(),
@@ -155,3 +166,14 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
             written.stub(0, why)
             result.failure = why
             result.files = {report: path for report, (path,) in written.files.items()}
+
+
+_KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+
+
+def _program() -> tuple[str, tuple[str, ...]]:
+    """Return what runs, and its arguments: those of a kernel are not the user's."""
+    target = sys.argv[0] if sys.argv else ""
+    if not target or Path(target).name in _KERNELS:
+        return "notebook", ()
+    return target, tuple(sys.argv[1:])

@@ -40,6 +40,7 @@ class Page:
             file=self._output,
             width=_UNLIMITED if width is None or full_names else width,
             force_terminal=color,
+            force_jupyter=False,  # in a kernel it would be shown there, and not be our text
             no_color=not color,
             color_system="standard" if color else None,
             highlight=False,

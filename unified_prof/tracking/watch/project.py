@@ -7,6 +7,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
+from unified_prof.tracking.watch.cells import cell_name
+
 _OWN_PACKAGE = Path(__file__).resolve().parents[2]
 MODEL_CODE = (
     "transformers.models",
@@ -18,7 +20,6 @@ MODEL_CODE = (
 """Packages whose frames are kept unasked: the models of well-known libraries."""
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_NOTEBOOK_MARKS = ("<ipython-input-", f"{os.sep}ipykernel_")
 
 
 class Project:
@@ -61,8 +62,8 @@ class Project:
         return "/".join(path.parts[-depth:])
 
     def _find(self, filename: str) -> str | None:
-        if any(mark in filename for mark in _NOTEBOOK_MARKS):
-            return Path(filename).name
+        if (cell := cell_name(filename)) is not None:
+            return cell
         if filename.startswith("<"):
             return None
         for path in (_absolute(Path(filename)), Path(filename).resolve()):
