@@ -175,7 +175,8 @@ def test_an_exception_is_the_users_and_restores_everything(
 
 def test_a_cell_may_await(shell: Shell) -> None:
     shell.value(f"{MODEL}\nimport asyncio")
-    cell = "%%uprof --warmup 1 --iterations 2\nfor _ in range(8):\n    step()\n    await asyncio.sleep(0)\n"
+    cell = "%%uprof --warmup 1 --iterations 2\nfor _ in range(8):\n    step()\n"
+    cell += "    await asyncio.sleep(0)\n"
     assert shell.value(f"{cell}await asyncio.sleep(0, result=7)") == 7
     assert shell.variables["prof"].summary.matched_iterations == 2
 
