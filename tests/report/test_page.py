@@ -874,3 +874,42 @@ def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path:
     )
     assert rows == [["aten::mm", "1", "60 ns"], ["aten::add", "1", "40 ns"]]
     assert window.console() == []
+
+
+def test_perfetto_is_handed_the_threads_and_their_arrows_too(
+    window: Browser, launched: Path
+) -> None:
+    window.open(launched)
+    window.run(
+        "window.posted = [];"
+        "window.open = () => ({postMessage: (message) => posted.push(message)});"
+        "document.querySelector('#perfetto').click();"
+        "window.dispatchEvent(new MessageEvent('message',"
+        " {data: 'PONG', origin: 'https://ui.perfetto.dev'}))"
+    )
+    events = json.loads(
+        window.run("return new TextDecoder().decode(posted[posted.length - 1].perfetto.buffer)")
+    )["traceEvents"]
+    tracks = {(one["pid"], one["tid"]): one["args"]["name"] for one in events if one["ph"] == "M"}
+    assert sorted(tracks.values()) == [
+        "device", "host", "stream 2", "stream 5", "thread 1", "thread 2",
+    ]  # fmt: skip
+    slices = [one for one in events if one["ph"] == "X"]
+    assert len(slices) == 5 + 3
+    ends = {one["id"]: one for one in events if one["ph"] == "f"}
+    for begin in (one for one in events if one["ph"] == "s"):
+        end = ends.pop(begin["id"])
+        found = []
+        for arrow in (begin, end):
+            (name,) = (
+                one["name"]
+                for one in slices
+                if (one["pid"], one["tid"], one["ts"]) == (arrow["pid"], arrow["tid"], arrow["ts"])
+            )
+            found.append((name, tracks[arrow["pid"], arrow["tid"]]))
+        assert tuple(found) in {
+            (("cudaLaunchKernel", "thread 1"), ("first", "stream 2")),
+            (("cudaLaunchKernel", "thread 1"), ("second", "stream 2")),
+            (("hipLaunchKernel", "thread 2"), ("third", "stream 5")),
+        }
+    assert ends == {}
