@@ -1,8 +1,11 @@
 """Measures `uprof report`, `diff` and `gate` of millions of tasks, and SQL written by hand.
 
     python scripts/bench_report.py [--tasks 5000000] [--rounds 5] [--keep FILE] [--json]
+        [--host] [--names N] [--only PART]
 
-The database has TASK (eight streams, one in five tasks no kernel) and COMPUTE_TASK_INFO. The peer
+The database has TASK (eight streams, one in five tasks no kernel) and COMPUTE_TASK_INFO; with
+`--host` it is that of a training with twice as many ranges of the framework and as many launching
+calls (`made_training`), its kernels with N names. The peer
 asks the sqlite3 shell for the twenty operator types that took most time: as one would write it
 down (`by name`), and grouped by id first, names last (`by id`). `diff` and `gate` compare the
 database with itself, so they read it twice. Contenders run in turn, a process a measurement; times
@@ -25,6 +28,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import made_training
 
 from unified_prof.store.writer import ReportWriter
 
@@ -120,11 +125,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="use this database, make it if it is not there")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--host", action="store_true", help="with host ranges and launching calls")
+    parser.add_argument("--names", type=int, default=400, help="of kernels, with --host")
+    parser.add_argument("--only", default="", help="the contenders with this in their name")
     options = parser.parse_args()
     shell = shutil.which("sqlite3")
     with tempfile.TemporaryDirectory(prefix="uprof-bench-") as folder:
         path = options.keep or Path(folder) / "msprof_20260101000000.db"
-        if not path.exists():
+        if not path.exists() and options.host:
+            made_training.make(path, options.tasks, kernels=options.names)
+        elif not path.exists():
             make(path, options.tasks)
         uprof = [sys.executable, "-m", "unified_prof"]
         page = str(Path(folder) / "page.html")
@@ -142,9 +152,12 @@ def main() -> None:
             "uprof diff": ([*uprof, "diff", str(path), str(path)], None),
             "uprof gate": ([*uprof, "gate", str(path), str(path)], None),
         }
-        if shell:
+        if options.host:
+            contenders["uprof advise"] = ([*uprof, "advise", str(path)], None)
+        elif shell:
             contenders["sqlite3 shell, by name"] = ([shell, str(path)], BY_NAME)
             contenders["sqlite3 shell, by id"] = ([shell, str(path)], BY_ID)
+        contenders = {name: how for name, how in contenders.items() if options.only in name}
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
         for _ in range(options.rounds):
             for name, (command, text) in contenders.items():

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -307,12 +308,13 @@ def classes_of(
         operation: That of the framework operation.
         in_optimizer: Not 0 where an optimizer's step launched it.
     """
-    of_framework = _told(labels, operator, lambda text: 0 if _is_of_framework(text) else None) == 0
-    kernels = _told(labels, kernel, lambda text: _place(of_kernel(text)))
-    types = _told(labels, operator, lambda text: _place(of_kernel(text)))
-    inner = _told(labels, operator, lambda text: _place(of_operation(text)))
+    answers = _answers.setdefault(labels, _Answers(labels))
+    of_framework = answers.of(operator, _is_of_framework) == 1
+    kernels = answers.of(kernel, _place_of_kernel)
+    types = answers.of(operator, _place_of_kernel)
+    inner = answers.of(operator, _place_of_operation)
     inner[~of_framework] = UNKNOWN
-    outer = _told(labels, operation, lambda text: _place(of_operation(text)))
+    outer = answers.of(operation, _place_of_operation)
     own = np.where(of_framework | (types == UNKNOWN), kernels, types)
     result = np.full(len(kind), CLASSES.index(REST), np.int64)
     # From the weakest word to the strongest.
@@ -329,17 +331,39 @@ def classes_of(
     return result
 
 
-def _told(labels: Labels, numbers: Ints, of: Callable[[str], int | None]) -> NDArray[np.int64]:
-    """Return what each name tells, asking once for each; UNKNOWN where it is none or tells none."""
-    distinct, code = np.unique(numbers, return_inverse=True)
-    found = [
-        None if (text := labels.text(number)) is None else of(text) for number in distinct.tolist()
-    ]
-    told: NDArray[np.int64] = np.array([UNKNOWN if one is None else one for one in found], np.int64)
-    return told[code]
+class _Answers:
+    """What names tell, each asked once however many windows of work it occurs in."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._texts = labels.texts
+        self._found: dict[Callable[[str], int | None], NDArray[np.int8]] = {}
+
+    def of(self, numbers: Ints, asked: Callable[[str], int | None]) -> NDArray[np.int8]:
+        """Return the answers about names by number; UNKNOWN where it is none or tells none."""
+        found = self._found.get(asked, np.full(1, UNKNOWN, np.int8))
+        if len(found) <= len(self._texts):
+            # What UNKNOWN tells stands last, as it does for an index of -1.
+            more = np.full(len(self._texts) + 1 - len(found), _NOT_ASKED, np.int8)
+            found = np.concatenate((found[:-1], more, found[-1:]))
+            self._found[asked] = found
+        open_ones = np.unique(numbers[found[numbers] == _NOT_ASKED])
+        for number in open_ones.tolist():
+            told = asked(self._texts[number])
+            found[number] = UNKNOWN if told is None else told
+        return found[numbers]
 
 
-def _place(found: str | None) -> int | None:
+_NOT_ASKED: Final = -2
+_answers: WeakKeyDictionary[Labels, _Answers] = WeakKeyDictionary()
+
+
+def _place_of_kernel(name: str) -> int | None:
+    found = of_kernel(name)
+    return None if found is None else CLASSES.index(found)
+
+
+def _place_of_operation(name: str) -> int | None:
+    found = of_operation(name)
     return None if found is None else CLASSES.index(found)
 
 
