@@ -9,7 +9,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test timing compat check lint types contracts unit slow schemas docs clean
+.PHONY: demo test timing compat check lint types contracts unit slow schemas docs dist clean
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -61,5 +61,13 @@ contracts:
 unit:
 	$(BIN)/python -m pytest -n 2 --dist worksteal --costs 190
 
+# The wheel and the sdist, as they are published, in dist/.
+dist:
+	$(PYTHON) -m venv .cache/dist
+	.cache/dist/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt build twine
+	rm -rf dist
+	.cache/dist/bin/python -m build -o dist .
+	.cache/dist/bin/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

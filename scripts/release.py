@@ -1,0 +1,140 @@
+"""The few steps of a release that are not git's: docs/releasing.md.
+
+    python scripts/release.py prepare 0.2.0      # version, changelog, recipe and citation say so
+    python scripts/release.py check v0.2.0       # the tag, the package and the changelog are one
+    python scripts/release.py notes v0.2.0       # what the changelog says of it
+
+The version stands in unified_prof/version.py; everything else that says it is checked against that
+by tests/release. Needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION_LINE = re.compile(r'^VERSION = "(?P<version>[^"]+)"$', re.MULTILINE)
+RECIPE_LINE = re.compile(r'^  version: "(?P<version>[^"]+)"$', re.MULTILINE)
+# As PEP 440 spells releases and candidates; no local and no developer's versions.
+RELEASE = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((a|b|rc)\d+)?")
+HEADING = re.compile(r"^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE)
+LINK = re.compile(r"^\[(?P<name>[^\]]+)\]: (?P<address>\S+)$", re.MULTILINE)
+UNRELEASED = "Unreleased"
+KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+"""The headings of Keep a Changelog."""
+
+
+class ReleaseError(Exception):
+    """What keeps a release from being made."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do one step; say what keeps it from being done."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    steps.add_parser("prepare", help="write the version").add_argument("version")
+    steps.add_parser("check", help="compare a tag with the files").add_argument("tag")
+    steps.add_parser("notes", help="print the entry of the changelog").add_argument("tag")
+    options = parser.parse_args(arguments)
+    try:
+        if options.step == "prepare":
+            prepare(ROOT, options.version, datetime.now(timezone.utc).date().isoformat())
+        elif options.step == "check":
+            check(ROOT, options.tag)
+        else:
+            print(notes(ROOT, options.tag))
+    except ReleaseError as mistake:
+        print(f"release: {mistake}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def version(root: Path) -> str:
+    """Return the version of the package."""
+    return _found(VERSION_LINE, root / "unified_prof" / "version.py")["version"]
+
+
+def entries(text: str) -> dict[str, str]:
+    """Return what a changelog says of each version, the newest first."""
+    heads = [*HEADING.finditer(text)]
+    ends = [*(head.start() for head in heads[1:]), len(text)]
+    return {
+        head["name"]: text[head.end() : end].strip() for head, end in zip(heads, ends, strict=True)
+    }
+
+
+def prepare(root: Path, new: str, date: str) -> None:
+    """Write a version into every file that says it, and date its entry of the changelog.
+
+    Raises:
+        ReleaseError: it is no version, is not newer than the last, or nothing is said of it.
+    """
+    if not RELEASE.fullmatch(new):
+        raise ReleaseError(f"{new!r} is no version of a release, such as 0.2.0 or 0.2.0rc1")
+    changelog = root / "CHANGELOG.md"
+    text = changelog.read_text(encoding="utf-8")
+    known = entries(text)
+    if new in known:
+        raise ReleaseError(f"CHANGELOG.md has {new} already")
+    if not known.get(UNRELEASED):
+        raise ReleaseError("CHANGELOG.md says nothing under [Unreleased]")
+    head = f"## [{UNRELEASED}]"
+    text = text.replace(head, f"{head}\n\n## [{new}] - {date}", 1)
+    address = next(found["address"] for found in LINK.finditer(text) if found["name"] == UNRELEASED)
+    home = address.partition("/compare/")[0].partition("/commits/")[0]
+    text = text.replace(
+        f"[{UNRELEASED}]: {address}",
+        f"[{UNRELEASED}]: {home}/compare/v{new}...main\n[{new}]: {home}/releases/tag/v{new}",
+    )
+    changelog.write_text(text, encoding="utf-8")
+    _say(VERSION_LINE, root / "unified_prof" / "version.py", new)
+    _say(RECIPE_LINE, root / "conda" / "recipe.yaml", new)
+
+
+def check(root: Path, tag: str) -> None:
+    """Compare a tag with the package, the recipe and the changelog.
+
+    Raises:
+        ReleaseError: they say different versions.
+    """
+    own = version(root)
+    if tag != f"v{own}":
+        raise ReleaseError(f"the tag is {tag}, the package says {own}: expected v{own}")
+    recipe = _found(RECIPE_LINE, root / "conda" / "recipe.yaml")["version"]
+    if recipe != own:
+        raise ReleaseError(f"conda/recipe.yaml says {recipe}, the package says {own}")
+    notes(root, tag)
+
+
+def notes(root: Path, tag: str) -> str:
+    """Return what the changelog says of a tag.
+
+    Raises:
+        ReleaseError: it says nothing.
+    """
+    said = entries((root / "CHANGELOG.md").read_text(encoding="utf-8")).get(tag.removeprefix("v"))
+    if not said:
+        raise ReleaseError(f"CHANGELOG.md has no entry [{tag.removeprefix('v')}]")
+    return said
+
+
+def _found(line: re.Pattern[str], path: Path) -> re.Match[str]:
+    found = line.search(path.read_text(encoding="utf-8"))
+    if found is None:
+        raise ReleaseError(f"{path} has no line that says the version")
+    return found
+
+
+def _say(line: re.Pattern[str], path: Path, new: str) -> None:
+    found, text = _found(line, path), path.read_text(encoding="utf-8")
+    begin, end = found.span("version")
+    path.write_text(text[:begin] + new + text[end:], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

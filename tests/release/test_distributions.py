@@ -1,0 +1,110 @@
+"""The wheel and the sdist: built as they are published, and used as they are installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_packaging import PROJECT
+from unified_prof.version import VERSION
+
+SUPPORTED = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if ":: Python :: 3." in one]
+MISSING = ("No matching distribution", "Connection", "connection", "Network", "resolve")
+pytestmark = pytest.mark.slow
+
+
+def run(*command: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env={**environment, **more}
+    )
+
+
+def unless_offline(done: subprocess.CompletedProcess[str]) -> None:
+    """Skip where a package could not be fetched; fail where anything else went wrong."""
+    said = done.stdout + done.stderr
+    if done.returncode and any(word in said for word in MISSING) and "FAILED" not in said:
+        pytest.skip(f"no package index answers: {said[-300:]}")
+    assert done.returncode == 0, said[-6000:]
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the wheel and the sdist, the wheel made of the sdist."""
+    if find_spec("build") is None:
+        pytest.skip("needs build")
+    folder = tmp_path_factory.mktemp("dist")
+    unless_offline(run(sys.executable, "-m", "build", "-o", folder, ROOT))
+    found = {path.suffix: path for path in folder.iterdir()}
+    return {"wheel": found[".whl"], "sdist": found[".gz"]}
+
+
+def test_they_have_the_package_s_version(distributions: dict[str, Path]) -> None:
+    assert distributions["wheel"].name == f"unified_prof-{VERSION}-py3-none-any.whl"
+    assert distributions["sdist"].name == f"unified_prof-{VERSION}.tar.gz"
+
+
+@pytest.mark.skipif(find_spec("twine") is None, reason="needs twine")
+def test_the_package_index_can_show_them(distributions: dict[str, Path]) -> None:
+    done = run(sys.executable, "-m", "twine", "check", "--strict", *distributions.values())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_has_what_is_read_at_run_time_and_no_tests(
+    distributions: dict[str, Path],
+) -> None:
+    with zipfile.ZipFile(distributions["wheel"]) as wheel:
+        names = wheel.namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert tops == {"unified_prof", f"unified_prof-{VERSION}.dist-info"}
+    inside = {name.removeprefix("unified_prof/_resources/") for name in names}
+    for folder in ("schemas", "migrations", "examples"):
+        expected = {
+            path.relative_to(ROOT).as_posix()
+            for path in (ROOT / folder).rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        }
+        assert expected
+        assert expected <= inside, folder
+    own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "unified_prof").rglob("*.py")}
+    assert own <= {*names}
+
+
+def test_the_sdist_can_be_tested(distributions: dict[str, Path]) -> None:
+    with tarfile.open(distributions["sdist"]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    for name in ("Makefile", "constraints.txt", "tests/conftest.py", "docs/architecture.md"):
+        assert name in names
+    assert not {name for name in names if name.endswith((".pyc", ".sqlite", ".db"))}
+
+
+def interpreter(python: str) -> str:
+    """Return a Python of a version; skip where there is none that starts."""
+    if sys.version_info[:2] == tuple(map(int, python.split("."))):
+        return sys.executable
+    names = [shutil.which(f"python{python}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    names += [str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{python}.*"))]
+    for name in filter(None, names):
+        # A shim stands for versions that are not installed as well.
+        if run(name, "-c", "import venv, ensurepip, sqlite3, ssl").returncode == 0:
+            return name
+    pytest.skip(f"needs Python {python}")
+
+
+@pytest.mark.parametrize("python", SUPPORTED)
+def test_what_reads_works_where_only_the_wheel_is_installed(
+    distributions: dict[str, Path], python: str
+) -> None:
+    script = ROOT / "scripts" / "try_wheel.py"
+    found = interpreter(python)
+    unless_offline(run(sys.executable, script, distributions["wheel"], "--python", found))

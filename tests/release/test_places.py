@@ -1,0 +1,134 @@
+"""Other ways to install: the image of containers and the recipe of conda."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_packaging import PROJECT, TOOLS, distribution
+
+yaml: Any = pytest.importorskip("yaml")
+DOCKERFILE = ROOT / "Dockerfile"
+BUILDERS = ("docker", "podman", "buildah")
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Dockerfile, each with its arguments on one line."""
+    text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", "", text).splitlines()
+    pairs = [line.partition(" ") for line in lines if line.strip()]
+    return [(name, rest.strip()) for name, _, rest in pairs]
+
+
+def values(name: str) -> list[str]:
+    return [rest for instruction, rest in instructions() if instruction == name]
+
+
+def test_the_image_is_slim_and_of_one_version() -> None:
+    bases = {base.partition(" AS ")[0] for base in values("FROM")}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", bases.pop())
+
+
+def test_nobody_is_root_in_it_and_uprof_is_what_it_runs() -> None:
+    last = max(i for i, (name, _) in enumerate(instructions()) if name == "FROM")
+    final = dict(instructions()[last:])
+    assert int(final["USER"]) > 0
+    assert final["ENTRYPOINT"] == '["uprof"]'
+    assert final["WORKDIR"] == "/work"
+
+
+def test_everything_that_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    copied = {
+        name
+        for rest in values("COPY")
+        if not rest.startswith("--from")
+        for name in rest.split()[:-1]
+    }
+    assert copied == sent
+    wheel = TOOLS["hatch"]["build"]["targets"]["wheel"]
+    needed = {*wheel["packages"], *wheel["force-include"], *PROJECT["license-files"]}
+    assert {*needed, PROJECT["readme"], "pyproject.toml", "constraints.txt"} == sent
+    assert all((ROOT / name).exists() for name in sent)
+
+
+def test_its_extras_exist() -> None:
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", DOCKERFILE.read_text(encoding="utf-8"))
+    assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]} - {"dev", "torch", "npu"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint")
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run(["hadolint", DOCKERFILE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def builder() -> str:
+    """Return a program that can build images here and now; skip where there is none."""
+    for name in BUILDERS:
+        if shutil.which(name) is None:
+            continue
+        if subprocess.run([name, "info"], capture_output=True, timeout=60).returncode == 0:
+            return name
+    pytest.skip(f"needs {', '.join(BUILDERS)}, and what they talk to")
+
+
+@pytest.mark.slow
+def test_the_image_is_built_and_shows_a_report(tmp_path: Path) -> None:
+    program, tag = builder(), "uprof-of-tests"
+    build = [program, "build", "-t", tag, str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, timeout=900)
+    if done.returncode and re.search(r"lookup|dial tcp|pulling|resolve", done.stderr):
+        pytest.skip(f"the base image cannot be fetched: {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+    if program == "buildah":
+        return  # it builds and does not run
+    tmp_path.chmod(0o777)
+    for command in (["db", "create", "x.db"], ["report", "x.db"]):
+        run = [program, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]
+        done = subprocess.run(run, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    owner = subprocess.run(
+        [program, "run", "--rm", "--entrypoint", "id", tag, "-u"], capture_output=True, text=True
+    )
+    assert int(owner.stdout) > 0
+
+
+def recipe() -> dict[str, Any]:
+    text = (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def test_the_recipe_requires_what_the_package_requires() -> None:
+    required = {
+        distribution(one): one.partition(";")[0].strip().replace(" ", "")
+        for one in [*PROJECT["dependencies"], f"python{PROJECT['requires-python']}"]
+    }
+    found = {one.partition(" ")[0]: one.replace(" ", "") for one in recipe()["requirements"]["run"]}
+    assert found == required
+
+
+def test_the_recipe_s_command_is_the_package_s() -> None:
+    entry_points = [f"{name} = {where}" for name, where in PROJECT["scripts"].items()]
+    assert recipe()["build"]["python"]["entry_points"] == entry_points
+    assert recipe()["about"]["license_file"] == PROJECT["license-files"]
+    assert recipe()["about"]["license"] == PROJECT["license"]
+
+
+@pytest.mark.slow
+def test_rattler_build_renders_the_recipe() -> None:
+    rattler_build: Any = pytest.importorskip("rattler_build")
+    read = rattler_build.Stage0Recipe.from_file(ROOT / "conda" / "recipe.yaml")
+    (variant,) = read.render()
+    assert variant.recipe.package.name == "unified-prof"
+    assert "${{" not in str(variant.recipe.to_dict()["requirements"])

@@ -1,0 +1,143 @@
+"""GitHub's workflows: sound by its own schema, pinned, and with no more rights than they need."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.test_packaging import PROJECT
+
+yaml: Any = pytest.importorskip("yaml")
+FOLDER = ROOT / ".github" / "workflows"
+WORKFLOWS = sorted(path.name for path in FOLDER.glob("*.yml"))
+VERSION = re.compile(r"v\d+\.\d+\.\d+")
+
+
+def workflow(name: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return found
+
+
+def jobs(name: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = workflow(name)["jobs"]
+    return found
+
+
+def steps(name: str) -> list[dict[str, Any]]:
+    return [step for job in jobs(name).values() for step in job.get("steps", ())]
+
+
+def test_there_are_those_of_tests_and_of_releases() -> None:
+    assert {"ci.yml", "release.yml", "wheel.yml"} <= {*WORKFLOWS}
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_actions_of_others_are_pinned_to_a_version(name: str) -> None:
+    used = [step["uses"] for step in steps(name) if "uses" in step]
+    used += [job["uses"] for job in jobs(name).values() if "uses" in job]
+    assert used
+    for one in used:
+        if one.startswith("./"):
+            assert (ROOT / one).is_file(), one
+        else:
+            assert VERSION.fullmatch(one.partition("@")[2]), one
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_job_may_only_read_unless_it_publishes(name: str) -> None:
+    assert workflow(name)["permissions"] == {}
+    writes = {
+        (job, right)
+        for job, said in jobs(name).items()
+        for right, how in said["permissions"].items()
+        if how != "read"
+    }
+    expected = {("publish", "id-token"), ("announce", "contents"), ("image", "packages")}
+    assert writes == (expected if name == "release.yml" else set())
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_no_checkout_leaves_its_token_and_no_job_runs_for_ever(name: str) -> None:
+    for step in steps(name):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+    assert all("timeout-minutes" in job or "uses" in job for job in jobs(name).values())
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_commands_are_sound_and_no_text_of_others_is_part_of_them(name: str) -> None:
+    for step in steps(name):
+        if "run" in step:
+            assert "${{" not in step["run"], "expressions go through the environment"
+            done = subprocess.run(["bash", "-n", "-c", step["run"]], capture_output=True)
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_commands_name_is_there(name: str) -> None:
+    text = "\n".join(step.get("run", "") for step in steps(name))
+    for path in re.findall(r"(?:scripts/\w+\.py|\.ci/run)", text):
+        assert (ROOT / path).is_file(), path
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"\bmake (\w+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_wheel_is_tried_on_every_python_and_system_that_the_package_names() -> None:
+    matrix = jobs("wheel.yml")["try"]["strategy"]["matrix"]
+    named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if ":: Python :: 3." in one]
+    assert matrix["python"] == named
+    assert {one.partition("-")[0] for one in matrix["system"]} == {"ubuntu", "macos", "windows"}
+
+
+def test_nothing_is_published_before_the_wheel_was_tried() -> None:
+    release = jobs("release.yml")
+    assert release["wheel"] == {
+        "needs": "agree",
+        "uses": "./.github/workflows/wheel.yml",
+        "permissions": {"contents": "read"},
+    }
+    assert release["publish"]["needs"] == "wheel"
+    assert release["announce"]["needs"] == release["image"]["needs"] == "publish"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("check_jsonschema") is None, reason="needs check-jsonschema")
+def test_they_are_what_github_s_schema_allows() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
+    for schema, files in (
+        ("vendor.github-workflows", [FOLDER / name for name in WORKFLOWS]),
+        ("vendor.github-actions", [ROOT / "action.yml"]),
+    ):
+        done = subprocess.run([*command, schema, *files], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("actionlint", ["-no-color"]),
+        # Pinned by version, not by hash: so they can be read, and Dependabot renews them.
+        ("zizmor", ["--offline", "--no-progress", "--min-severity", "medium", "--config"]),
+    ],
+)
+def test_linters_of_workflows_find_nothing(tool: str, arguments: list[str], tmp_path: Path) -> None:
+    program = shutil.which(tool)
+    if program is None:
+        pytest.skip(f"needs {tool}")
+    if arguments[-1] == "--config":
+        config = tmp_path / "zizmor.yml"
+        config.write_text('rules: {unpinned-uses: {config: {policies: {"*": ref-pin}}}}\n')
+        arguments = [*arguments, str(config)]
+    files = [str(FOLDER / name) for name in WORKFLOWS]
+    done = subprocess.run([program, *arguments, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
