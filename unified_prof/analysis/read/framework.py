@@ -702,7 +702,10 @@ def module_class(path: str) -> str:
 
 
 _TYPES = re.compile(r"[A-Za-z]")
-_NO_TENSORS = frozenset({"", "None", "Scalar", "ScalarList"})
+_NO_TENSORS = frozenset(
+    {"", "None", "N/A", "Scalar", "ScalarList", "Int", "Bool", "Double", "String", "GenericList"}
+)
+"""Types of arguments that have no shape; the capitals are those of old releases of torch."""
 
 
 def _inputs(shapes: str | None, types: str | None) -> str:

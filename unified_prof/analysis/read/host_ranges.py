@@ -22,8 +22,8 @@ ANNOTATION: Final = -51
 """Type of our own of other mstx ranges."""
 
 _COLUMNS = {
-    # The times are text; of what is no number a cast would make the moment 0.
-    "start": "iif(startNs GLOB '[0-9]*', CAST(startNs AS INTEGER), NULL)",
+    # The times are text.
+    "start": "CAST(startNs AS INTEGER)",
     "end": "CAST(endNs AS INTEGER)",
     "thread": "coalesce(globalTid, -1)",
     "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
@@ -52,10 +52,15 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
     """
     taken = _Taken()
     row = 0
+    untold: Ints | None = None
     for piece in source.pieces("PYTORCH_API", _COLUMNS):
         count = len(piece["start"])
         piece["row"] = np.arange(row, row + count)
         row += count
+        if not piece["start"].all():
+            if untold is None:
+                untold = _untold(source)
+            piece["start"] = np.where(np.isin(piece["row"], untold), MISSING, piece["start"])
         taken.take(piece)
     domains: set[int] = set()
     for marks in source.pieces("MSTX_EVENTS", _OF_MARKS):
@@ -71,6 +76,16 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
         what = f"{taken.bad} rows of PYTORCH_API are left out"
         findings.add("impossible_host_time", what, taken.bad)
     return _nested({name: packing.done() for name, packing in taken.columns.items()})
+
+
+def _untold(source: Source) -> Ints:
+    """Return the rows whose start is no number: a cast makes the moment 0 of that."""
+    found, row = [np.zeros(0, np.int64)], 0
+    number = "iif(startNs GLOB '[0-9]*', 1, NULL)"
+    for piece in source.pieces("PYTORCH_API", {"number": number}):
+        found.append(np.flatnonzero(piece["number"] == MISSING) + row)
+        row += len(piece["number"])
+    return np.concatenate(found)
 
 
 class _Taken:

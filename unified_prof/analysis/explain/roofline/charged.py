@@ -301,12 +301,16 @@ _MOST_SHAPES = 4
 
 
 def in_words(shapes: str | None, types: str | None) -> str:
-    """Return shapes and types as people read them: `[141,512] [512,2048] bf16`."""
+    """Return shapes and types as people read them: `[141,512] [512,2048] bf16`.
+
+    A list of which no shape was recorded is not shown: old releases of torch tell lists of numbers
+    (a convolution's padding) and of more than 30 tensors alike.
+    """
     found, kinds = [], []
     for shape, kind in zip(*told(shapes, types), strict=False):
         dtype = dtype_of(kind)
         if dtype in ("tensorlist", "genericlist"):
-            found.append(f"{len(shape.split('|'))} tensors" if shape else "a list")
+            found += [f"{len(shape.split('|'))} tensors"] if shape else []
         elif shape:
             found.append(f"[{shape.replace(' ', '')}]")
             kinds.append(dtype)
