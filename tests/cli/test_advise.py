@@ -42,6 +42,18 @@ def test_text_says_what_it_costs_and_what_to_try(
     assert "not judged: input_wait" in text
 
 
+def test_of_many_rules_that_lack_the_same_only_some_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Plant(tmp_path / "msprof_1.db") as plant:
+        plant.call(0, 100, "aten::add")
+    lines = run(capsys, str(tmp_path / "msprof_1.db")).splitlines()
+    (said,) = [line for line in lines if line.endswith(": no device work was recorded")]
+    assert said.count(", ") == 3
+    assert "more (--json)" in said
+    assert len(said) < 160
+
+
 def test_json_has_the_shape_of_the_clusters_findings_and_more(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,9 @@ def test_a_report_without_a_timeline_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = builders.run_time_report(tmp_path / "run_time.sqlite")
-    assert "is no timeline" in run(capsys, str(path), code=2)
+    assert f"no timeline in {path}: who waited" in run(capsys, str(path), code=2)
+    other = builders.memory_report(tmp_path / "memory.sqlite")
+    assert f"no timeline in {path}, {other}: who waited" in run(capsys, str(tmp_path), code=2)
 
 
 def test_an_empty_recording_is_refused(tmp_path: Path) -> None:

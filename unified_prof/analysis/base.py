@@ -133,7 +133,7 @@ class Analysis(ABC):
             UsageError: nothing of a name was recorded, or the report is no timeline.
         """
         raise UsageError(
-            f"{self.path} is no timeline: who waited for whom is not in it",
+            f"no timeline in {self.path}: who waited for whom was not recorded",
             hint="uprof run --report timeline, or uprof import a recording",
             slug="no-timeline",
         )

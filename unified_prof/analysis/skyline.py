@@ -47,6 +47,10 @@ class SkylineAnalysis(Analysis):
         return ", ".join(str(source.path) for source in self._sources)
 
     @property
+    def _has(self) -> str:
+        return "have" if len(self._sources) > 1 else "has"
+
+    @property
     def family(self) -> str:
         """Families of their schemas."""
         return " + ".join(source.family for source in self._sources)
@@ -91,7 +95,7 @@ class SkylineAnalysis(Analysis):
             return breakdowns.finish("step", map(_step_row, self.steps()))
         if by not in self.summary.available:
             raise UsageError(
-                f"{self.summary.path} has no breakdown by {by}: {_WHY_NOT.get(by, _NO_DEVICE)}",
+                f"{self.summary.path} {self._has} no breakdown by {by}: {_WHY_NOT.get(by, _NO_DEVICE)}",
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
                 slug="no-breakdown",
             )

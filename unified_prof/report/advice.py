@@ -9,7 +9,7 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.finding import Advice, Finding
 from unified_prof.analysis.load import Opened
-from unified_prof.report import markdown, tables, words
+from unified_prof.report import markdown, names, tables, words
 from unified_prof.report.documents import dumped
 from unified_prof.report.figures import advice_fields, answers, coverage_fields
 from unified_prof.report.sheet import Sheet
@@ -20,6 +20,8 @@ FORMAT_VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes away."""
 
 SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+_KINDS_SHOWN = 4
+"""Rules that are named where many lack the same."""
 _HEALTHY = "nothing found that would save time"
 
 
@@ -163,7 +165,14 @@ def _not_judged(advice: Advice) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for one in advice.not_judged:
         by_reason.setdefault(one.why, []).append(one.kind)
-    return [f"not judged: {', '.join(kinds)}: {why}" for why, kinds in by_reason.items()]
+    return [f"not judged: {_some(kinds)}: {why}" for why, kinds in by_reason.items()]
+
+
+def _some(kinds: Sequence[str]) -> str:
+    """Return the names of rules, of many the first ones."""
+    if len(kinds) <= _KINDS_SHOWN + 1:
+        return ", ".join(kinds)
+    return f"{', '.join(kinds[:_KINDS_SHOWN])} and {len(kinds) - _KINDS_SHOWN} more (--json)"
 
 
 _SHOWN = (("count", "count"), ("total_ns", "total"), ("operation", "operation"), ("line", "line"))
@@ -171,12 +180,20 @@ _SHOWN = (("count", "count"), ("total_ns", "total"), ("operation", "operation"),
 
 def _evidence(found: Finding) -> list[Column]:
     rows = found.evidence
-    columns = [Column("evidence", tuple(words.neutral(str(row["name"])) for row in rows), True)]
+    columns = [Column("evidence", tuple(_named(str(row["name"])) for row in rows), True)]
     for key, heading in _SHOWN:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)
             columns.append(Column(heading, cells, is_name=key in ("operation", "line")))
     return columns
+
+
+def _named(name: str) -> str:
+    """Return what a row is called; a kernel behind other words as people read it."""
+    before = "before "
+    if name.startswith(before):
+        return f"{before}{words.neutral(names.shown([name.removeprefix(before)])[0])}"
+    return words.neutral(name)
 
 
 def _cell(key: str, value: Any) -> str:

@@ -19,6 +19,10 @@ _REASONS = 20
 _WIDEST_NAME = 100
 _WIDEST_TABLE = 200
 """Columns of a table that goes to no terminal, unless its figures need more."""
+_WIDEST_FACT = 200
+"""Columns of a fact that goes to no terminal; a longer one is broken where it has parts."""
+_BROKEN_FACT = 120
+"""Columns of its lines then."""
 _UNLIMITED = 100_000
 _GAP = 2
 
@@ -63,8 +67,14 @@ class Page:
         self._console.print()
 
     def fact(self, what: str, text: str) -> None:
-        """Add a line of the headline."""
-        self._console.print(Text.assemble((f"{what:<12}  ", "cyan"), text))
+        """Add a line of the headline.
+
+        A terminal breaks long ones; elsewhere they are broken between their parts.
+        """
+        label = f"{what:<12}  "
+        if self._terminal_width is None and len(label) + len(text) > _WIDEST_FACT:
+            text = f"\n{' ' * len(label)}".join(_broken(text, _BROKEN_FACT - len(label)))
+        self._console.print(Text.assemble((label, "cyan"), text))
 
     def remark(self, what: str, text: str) -> None:
         """Add a line about something odd."""
@@ -127,6 +137,17 @@ class Page:
     def text(self) -> str:
         """Return everything, without blanks at the ends of lines."""
         return "\n".join(line.rstrip() for line in self._output.getvalue().split("\n"))
+
+
+def _broken(text: str, room: int) -> list[str]:
+    """Break a text behind semicolons, so that its lines have room where they can."""
+    lines: list[str] = []
+    for part in text.split("; "):
+        if lines and len(lines[-1]) + len(part) + 3 <= room:
+            lines[-1] += f"; {part}"
+        else:
+            lines.append(part)
+    return [*(f"{line};" for line in lines[:-1]), lines[-1]]
 
 
 def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:

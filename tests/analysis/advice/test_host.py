@@ -26,6 +26,20 @@ def test_the_gaps_before_launches_are_what_a_slow_host_costs(tmp_path: Path) -> 
     assert "small_kernels" not in said
 
 
+def test_work_of_several_types_below_one_operation_is_one_row_of_evidence(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(100):
+            begin = at * 50 * US
+            connection = plant.api(begin, begin + 2 * US, "cudaLaunchKernel")
+            plant.call(begin, begin + 3 * US, "aten::conv2d", launches=connection)
+            op_type = f"Conv{at % 4}"
+            start = begin + US
+            plant.task(start, start + 10 * US, connection=connection, kernel=("k", op_type))
+    (row,) = found(tmp_path / "run.db")["host_bound"].evidence
+    assert (row["name"], row["count"]) == ("before aten::conv2d", 99)
+    assert row["total_ns"] == 99 * 39 * US
+
+
 def test_a_host_that_keeps_ahead_is_no_finding(tmp_path: Path) -> None:
     with Plant(tmp_path / "run.db") as plant:
         for at in range(200):  # all launched long before they begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,26 +56,31 @@ def host_bound(case: Case) -> Iterator[Finding]:
 
 
 def _gaps(case: Case, gaps: NDArray[np.intp]) -> list[Evidence]:
-    """Return the operations that the device waited longest for."""
+    """Return the operations that the device waited longest for, each at its line."""
     idle, work = case.idle, case.recording.work
     operator = work.operator[idle.piece[gaps]]
     total = np.bincount(operator, weights=idle.length_ns[gaps])
-    count = np.bincount(operator)
-    rows: list[Evidence] = []
-    for number in np.argsort(-total, kind="stable")[:ROWS].tolist():
-        if not count[number]:
-            break
+    rows: dict[tuple[str, str | None], dict[str, Any]] = {}
+    # What launched a kind of work is asked for once; kinds that one place launched are one row.
+    for number in np.argsort(-total, kind="stable").tolist():
         own = gaps[operator == number]
+        if not len(own):
+            break
         longest = int(own[int(idle.length_ns[own].argmax())])
         name, line = work.place(int(idle.piece[longest]))
-        row = {
-            "name": f"before {name}",
-            "count": int(count[number]),
-            "total_ns": int(total[number]),
-            "start_ns": int(idle.start_ns[longest]),
-        }
-        rows.append(row if line is None else {**row, "line": line})
-    return rows
+        row = rows.setdefault(
+            (name, line),
+            {
+                "name": f"before {name}",
+                "count": 0,
+                "total_ns": 0,
+                "start_ns": int(idle.start_ns[longest]),
+                **({} if line is None else {"line": line}),
+            },
+        )
+        row["count"] += len(own)
+        row["total_ns"] += int(total[number])
+    return sorted(rows.values(), key=lambda row: -int(row["total_ns"]))[:ROWS]
 
 
 def small_kernels(case: Case) -> Iterator[Finding]:

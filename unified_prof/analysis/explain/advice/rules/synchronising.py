@@ -48,7 +48,7 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     strong = share > STRONG_SHARE or of_idle > STRONG_OF_IDLE
     rows = _calls(case, idle.sync[mine], lost)
     first_row = rows[0]
-    where = f", most after {first_row['name'].partition(' (')[0]}"
+    where = f", {'most ' if len(mine) > 1 else ''}after {first_row['name'].partition(' (')[0]}"
     where += f" at {first_row['line']}" if "line" in first_row else ""
     yield case.finding(
         SYNCHRONISING_CALLS,
