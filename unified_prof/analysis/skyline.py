@@ -94,8 +94,9 @@ class SkylineAnalysis(Analysis):
         if by == "step" and self.steps():
             return breakdowns.finish("step", map(_step_row, self.steps()))
         if by not in self.summary.available:
+            why = _WHY_NOT.get(by, _NO_DEVICE)
             raise UsageError(
-                f"{self.summary.path} {self._has} no breakdown by {by}: {_WHY_NOT.get(by, _NO_DEVICE)}",
+                f"{self.summary.path} {self._has} no breakdown by {by}: {why}",
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
                 slug="no-breakdown",
             )
