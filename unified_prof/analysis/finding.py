@@ -63,6 +63,10 @@ class Advice(Displayed):
     """How many steps were judged; 0: the recording has none, its window is one."""
     step_ms: float | None = None
     """How long one of them took on average, ms; None: nothing was timed."""
+    pauses: int = 0
+    """Gaps that were not judged: without steps nobody can tell a pause from a slow host."""
+    paused_ms: float = 0.0
+    """Their length, on the device that has most of them, ms."""
     complete: bool = True
     """Whether all rules were asked, not only those that a report of a large recording has time for.
     """

@@ -147,9 +147,21 @@ def _judged(advice: Advice) -> str:
         return "nothing was timed"
     length = words.duration(advice.step_ms * 1e6)
     if not advice.steps:
-        return f"{length}, no step is known"
+        return f"{length}, no step is known{_paused(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
+
+
+def _paused(advice: Advice) -> str:
+    """Say how much of a recording without steps was left out of judging."""
+    if not advice.pauses:
+        return ""
+    many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
+    length = words.duration(advice.paused_ms * 1e6)
+    return (
+        f"; {many} of {length}{' in all' if advice.pauses > 1 else ''} left out, in which the "
+        "device idles: without steps nobody can tell a pause from a slow host"
+    )
 
 
 def _heading(found: Finding, advice: Advice) -> str:

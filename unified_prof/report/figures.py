@@ -298,6 +298,8 @@ def advice_fields(advice: Advice) -> dict[str, Any]:
     return {
         "steps": advice.steps,
         "step_ms": advice.step_ms,
+        "pauses": advice.pauses,
+        "paused_ms": advice.paused_ms,
         "complete": advice.complete,
         "findings": [one.document() for one in advice.findings],
         "not_judged": [{"kind": one.kind, "why": one.why} for one in advice.not_judged],

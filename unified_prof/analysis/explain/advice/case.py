@@ -98,19 +98,22 @@ class Case:
                 begin, end = np.array(times, np.int64).T
             return IntervalSet(begin, end)
         if self.device is not None:
-            return self._without_pauses(recording.devices[self.device].window)
+            return intervals.subtract(recording.devices[self.device].window, self.pauses)
         framework = recording.framework
         if framework is None or not len(framework):
             return intervals.EMPTY
         return intervals.hull(intervals.merge(framework.start_ns.whole(), framework.end_ns.whole()))
 
-    def _without_pauses(self, window: IntervalSet) -> IntervalSet:
-        """Return a window without long stretches in which nobody meant the device to work.
+    @cached_property
+    def pauses(self) -> IntervalSet:
+        """Long stretches in which nobody meant the device to work, where no step is known.
 
-        Where no step is known, loading, compiling and what lies between phases look like a host
-        that is far too slow. Waits for input are no pauses.
+        Loading, compiling and what lies between phases look like a host that is far too slow.
+        Waits for input are no pauses, nor is work that begins late.
         """
-        assert self.device is not None
+        if self._chosen or self.device is None:
+            return intervals.EMPTY
+        window = self.recording.devices[self.device].window
         begins, ends = [], []
         for segments in self.recording.idle_time.parts(self.device):
             length = segments.end_ns - segments.start_ns
@@ -120,7 +123,7 @@ class Case:
             ends.append(segments.end_ns[pause])
         nothing = np.zeros(0, np.int64)
         begin, end = np.concatenate([nothing, *begins]), np.concatenate([nothing, *ends])
-        return intervals.subtract(window, intervals.merge(begin, end))
+        return intervals.intersect(window, intervals.merge(begin, end))
 
     @cached_property
     def window(self) -> IntervalSet:

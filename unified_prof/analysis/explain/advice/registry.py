@@ -18,6 +18,7 @@ from unified_prof.analysis.recording import Recording
 MODULES = (
     "host",
     "input",
+    "late",
     "synchronising",
     "communication",
     "copies",
@@ -69,6 +70,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         elif not any(own):
             silent.append(rule.kind)
     steps = max((len(case.steps) for case in cases), default=0)
+    paused = max((case.pauses for case in cases), key=lambda one: one.total_ns, default=None)
     whole = max((case.whole_ns / case.step_count for case in cases), default=0.0)
     return Advice(
         findings=tuple(ranked(found)),
@@ -76,6 +78,8 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         judged=tuple(silent),
         steps=steps,
         step_ms=round(whole / 1e6, 6) if whole else None,
+        pauses=0 if paused is None else len(paused),
+        paused_ms=0.0 if paused is None else round(paused.total_ns / 1e6, 6),
         complete=not only_cheap,
     )
 
