@@ -72,7 +72,7 @@ def _again(case: Case, mine: Ints) -> str:
 
 
 def _meanwhile(case: Case, gap: int) -> str:
-    """Say which call the host is in for most of a gap, on the thread that launched what ended it."""
+    """Say which call the launching thread is in for most of a gap."""
     idle, calls, recording = case.idle, case.recording.host_calls, case.recording
     if not len(calls):
         return ""
