@@ -260,12 +260,12 @@ class Case:
         bare = intervals.intersect(alone, self.awaited)
         if not len(bare):
             return np.zeros(len(pieces), np.int64)
-        until = self._covered(bare, pieces.end_ns)
-        return until - self._covered(bare, pieces.start_ns)
+        until = self.covered(bare, pieces.end_ns)
+        return until - self.covered(bare, pieces.start_ns)
 
     @staticmethod
-    def _covered(of: IntervalSet, at_ns: Ints) -> Ints:
-        """Return how much of a set lies before each moment."""
+    def covered(of: IntervalSet, at_ns: Ints) -> Ints:
+        """Return how much of a set (not an empty one) lies before each moment."""
         before = np.append(0, np.cumsum(of.end_ns - of.start_ns))
         which = np.searchsorted(of.start_ns, at_ns, side="right")
         last = np.maximum(which - 1, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def host_bound(case: Case) -> Iterator[Finding]:
     )
 
 
-def _gaps(case: Case, gaps: NDArray[np.intp]) -> list[Evidence]:
+def _gaps(case: Case, gaps: NDArray[np.intp]) -> Sequence[Evidence]:
     """Return the operations that the device waited longest for, each at its line."""
     idle, work = case.idle, case.recording.work
     operator = work.operator[idle.piece[gaps]]

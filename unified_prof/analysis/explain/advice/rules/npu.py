@@ -7,23 +7,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain import classes
 from unified_prof.analysis.explain.advice import rule
-from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
+from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
     WARN_SHARE,
     duration,
     percent,
 )
+from unified_prof.analysis.explain.advice.pieces import computing, highest_ratio, on_ai_cpu
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.roofline import peaks
 from unified_prof.analysis.explain.roofline.known import known_devices
 from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.finding import Finding
-from unified_prof.arrays.lookup import Lookup
-from unified_prof.store.integers import MISSING
 
 AI_CPU = "ai_cpu"
 FREQUENCY_DROP = "frequency_drop"
@@ -40,12 +37,10 @@ TAIL_SHARE = 0.05
 """Cores that stand idle for less of a task are the tail of many blocks."""
 BUSY_PIPE = 0.8
 """A pipe that is busy for less of a task does not bound it; the advisor's."""
-_PARTS = 1_000_000
 
 _OF_TWO = "Ascend910B"
 """A name of two generations, which only a clock tells apart."""
 _NAMED = re.compile(r"\((.*)\)$")
-_AI_CPU = re.compile(r"ai_?cpu", re.IGNORECASE)
 _VECTOR = re.compile(r"vector|aiv", re.IGNORECASE)
 _RATIO = re.compile(
     r"^ai[cv]_(?!icache).*_ratio\w*$|^(?:mac|vec|mte[123]|scalar|fixpipe)_ratio\w*$"
@@ -54,10 +49,7 @@ _RATIO = re.compile(
 
 def ai_cpu(case: Case) -> Iterator[Finding]:
     """Operators that ran on an AI CPU, for want of a kernel for their type or shape."""
-    tasks, pieces = case.recording.tasks, case.pieces
-    slow = np.array([bool(_AI_CPU.search(text or "")) for text in [*tasks.type_texts, ""]])
-    task = case.recording.work.task[pieces.row]
-    chosen = (pieces.kind == KERNEL) & (task >= 0) & slow[np.append(tasks.type, -1)[task]]
+    pieces, chosen = case.pieces, on_ai_cpu(case)
     cost = case.gain(chosen)
     if case.share(cost) < WARN_SHARE or int(pieces.length_ns[chosen].max()) < LONG_NS:
         return
@@ -90,7 +82,7 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
     chip = _chip_of(case)
     own = None if chip is None else chip.mhz
     highest = max(int(mhz.max()), int(own or 0))
-    rows = np.flatnonzero(_computing(case))
+    rows = np.flatnonzero(computing(case))
     if not len(rows):
         return
     sample = np.searchsorted(at, case.pieces.start_ns[rows], side="right") - 1
@@ -112,20 +104,6 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
         figures={"mean_mhz": round(usual), "highest_mhz": highest, "lost_share": round(mean, 4)},
         evidence=case.rows(rows, (lost * length).astype(np.int64)),
     )
-
-
-def _computing(case: Case) -> Flags:
-    """Tell which pieces are bound by computation: a clock changes nothing for the others."""
-    texts = case.recording.work.labels.texts
-    bound = (classes.MATMUL, classes.CONVOLUTION, classes.ATTENTION)
-    pairs, number = np.unique(np.stack([case.kernel, case.operator]), axis=1, return_inverse=True)
-    told = [
-        classes.class_of(KERNEL, texts[kernel], texts[operator]) in bound
-        for kernel, operator in pairs.T.tolist()
-    ]
-    computing: Flags = np.array(told, bool)[number.reshape(-1)]
-    computing &= case.pieces.kind == KERNEL
-    return computing
 
 
 def _info(case: Case) -> tuple[Ints, Ints]:
@@ -171,24 +149,8 @@ def idle_cores(case: Case) -> Iterator[Finding]:
 
 def no_pipe_busy(case: Case) -> Iterator[Finding]:
     """Kernels of which no pipe is busy: neither computing nor moving data bounds them."""
-    found = case.recording.source.integers(
-        "TASK_PMU_INFO",
-        {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {_PARTS} AS INTEGER)"},
-    )
-    ids = np.unique(found["name"])
-    texts = case.recording.strings.texts(ids.tolist())
-    ratios = ids[[bool(_RATIO.match(text or "")) for text in texts]]
-    chosen = np.isin(found["name"], ratios) & (found["value"] != MISSING)
-    identity, value = found["id"][chosen], found["value"][chosen]
-    if not len(identity):
-        return
-    keys, number = np.unique(identity, return_inverse=True)
-    top = np.zeros(len(keys), np.int64)
-    np.maximum.at(top, number, value)
     rows, _ = _info(case)
-    tasks = case.recording.tasks
-    place = Lookup(keys).rows(tasks.identity[case.recording.work.task[case.pieces.row[rows]]])
-    ratio = np.where(place >= 0, top[place] / _PARTS, 1.0)
+    ratio = highest_ratio(case, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
     rows, ratio = rows[idle], ratio[idle]
     lost = (1 - ratio) * case.pieces.length_ns[rows]
