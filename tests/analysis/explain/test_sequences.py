@@ -46,6 +46,21 @@ def test_sequences_are_counted_by_what_follows_what(path: Path) -> None:
     assert (second.count, second.detail, second.total_ns) == (1, "a → c → b", 30)
 
 
+def test_on_an_ascend_it_is_types_that_follow_one_another(path: Path) -> None:
+    """Its kernels are called after the operators of the program: `trans_Cast_17`, `MatMul28`."""
+    with Device(path) as device:
+        device.writer.write("NPU_INFO", {"id": [0], "name": "Ascend910B3"})
+        for number in range(4):
+            begin = 1000 * number
+            device.call(begin, begin + 300, "aten::linear", launches=number + 1)
+            for place, kind in enumerate(("Cast", "MatMulV2", "Cast")):
+                start = begin + 500 + 50 * place
+                kernel = (f"{kind}{3 * number + place}", kind)
+                device.task(start, start + 10, connection=number + 1, kernel=kernel)
+    (row,) = rows(path)
+    assert (row.name, row.count, row.detail) == ("aten::linear", 4, "Cast → MatMulV2 → Cast")
+
+
 def test_backward_has_sequences_of_its_own(path: Path) -> None:
     with Device(path) as device:
         device.call(0, 10, "aten::linear", sequence=5)

@@ -1,7 +1,9 @@
 """Which kernels follow one another under an operation, and how often: what could be one kernel.
 
 As HolisticTraceAnalysis finds them: all work that a call of an outermost operation launched, in
-order of its start, where that are three pieces or more. Backward is an operation of its own.
+order of its start, where that are three pieces or more. Backward is an operation of its own. The
+names of an Ascend's kernels number its operators, so there it is their types that follow one
+another.
 """
 
 from __future__ import annotations
@@ -33,10 +35,12 @@ def _breakdown(recording: Recording) -> Breakdown:
     framework, work = recording.framework, recording.work
     assert framework is not None
     start, lasted = work.start_ns.whole(), work.duration_ns.whole().astype(np.int64)
+    # Names of an Ascend's kernels number the operators of a program: types are what comes again.
+    kernel = work.operator if _is_ascend(recording) else work.kernel
     call = framework.outermost(work.connection.whole())
     order = np.lexsort((start, call))
     order = order[call[order] != NONE]
-    call, start, lasted, kernel = call[order], start[order], lasted[order], work.kernel[order]
+    call, start, lasted, kernel = call[order], start[order], lasted[order], kernel[order]
     first = np.flatnonzero(np.append(True, call[1:] != call[:-1])[: len(call)])
     size = np.diff(np.append(first, len(call)))
     texts, name = framework.names(call[first])
@@ -64,6 +68,10 @@ def _breakdown(recording: Recording) -> Breakdown:
             )
         )
     return finish("sequence", sort_rows(rows))
+
+
+def _is_ascend(recording: Recording) -> bool:
+    return any("Ascend" in name for name in recording.devices)
 
 
 def in_words(kernels: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ MODULES = (
     "casts",
     "attention",
     "optimizer",
+    "fusible",
     "stalls",
     "steps",
     "occupancy",
