@@ -76,7 +76,7 @@ def _meanwhile(case: Case, gap: int) -> str:
     idle, calls, recording = case.idle, case.recording.host_calls, case.recording
     if not len(calls):
         return ""
-    launch = calls.launching(recording.work.connection[[idle.piece[gap]]])
+    launch = calls.launching(recording.work.connection[idle.piece[gap : gap + 1]])
     of_thread = np.flatnonzero(calls.thread == calls.thread[launch[0]])
     inside = np.minimum(calls.end_ns[of_thread], idle.end_ns[gap])
     inside -= np.maximum(calls.start_ns[of_thread], idle.start_ns[gap])
@@ -104,7 +104,7 @@ def _rows(case: Case, mine: Ints) -> list[Evidence]:
     for at in mine[np.argsort(-idle.length_ns[mine], kind="stable")][:ROWS].tolist():
         piece = int(idle.piece[at])
         name, line = work.place(piece)
-        call = int(calls.launching(work.connection[[piece]])[0]) if len(calls) else -1
+        call = int(calls.launching(work.connection[idle.piece[at : at + 1]])[0]) if len(calls) else -1
         called = case.recording.strings.get(int(calls.name[call])) if call >= 0 else None
         row = {
             "name": f"before {name}" + (f" ({called})" if called else ""),
