@@ -104,7 +104,9 @@ def _rows(case: Case, mine: Ints) -> list[Evidence]:
     for at in mine[np.argsort(-idle.length_ns[mine], kind="stable")][:ROWS].tolist():
         piece = int(idle.piece[at])
         name, line = work.place(piece)
-        call = int(calls.launching(work.connection[idle.piece[at : at + 1]])[0]) if len(calls) else -1
+        call = (
+            int(calls.launching(work.connection[idle.piece[at : at + 1]])[0]) if len(calls) else -1
+        )
         called = case.recording.strings.get(int(calls.name[call])) if call >= 0 else None
         row = {
             "name": f"before {name}" + (f" ({called})" if called else ""),
