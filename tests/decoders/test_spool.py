@@ -23,13 +23,17 @@ batches = st.lists(st.lists(st.integers(-20, 20), max_size=30), max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
-@given(batches, batches, st.integers(1, 40), st.integers(1, 2000))
+@given(batches, batches, st.integers(1, 40), st.integers(1, 2000), st.booleans())
 def test_windows_give_all_rows_back_sorted_whatever_the_sizes(
-    first: list[list[int]], second: list[list[int]], run_rows: int, window_rows: int
+    first: list[list[int]],
+    second: list[list[int]],
+    run_rows: int,
+    window_rows: int,
+    by_column: bool,
 ) -> None:
     with (
-        Spool(ROW, "key", run_rows=run_rows) as one,
-        Spool(ROW, "key", run_rows=run_rows) as other,
+        Spool(ROW, "key", run_rows=run_rows, by_column=by_column) as one,
+        Spool(ROW, "key", run_rows=run_rows, by_column=not by_column) as other,
     ):
         for spool, given_batches in ((one, first), (other, second)):
             count = 0
@@ -99,26 +103,38 @@ WIDE = np.dtype(
 )
 
 
+@pytest.mark.parametrize("by_column", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("keys", [range(2500), range(2500, 0, -1)], ids=["rising", "falling"])
-def test_columns_come_back_whatever_they_hold(keys: range) -> None:
-    """Those of one value are not written; NaN is one value, and equal to nothing."""
+def test_columns_come_back_whatever_they_hold(keys: range, by_column: bool) -> None:
+    """Columns of one value are not written; NaN is one value, and equal to nothing."""
     made = np.zeros(len(keys), WIDE)
     made["key"] = keys
     made["same"] = -7
     made["unknown"] = np.nan
     made["some"] = np.where(made["key"] % 3 == 0, np.nan, made["key"] / 7)
     made["pair"] = np.stack([made["key"] % 100, made["key"] % 7], axis=1)
-    with Spool(WIDE, "key", run_rows=1000) as spool:
+    with Spool(WIDE, "key", run_rows=1000, by_column=by_column) as spool:
         for start in range(0, len(made), 300):
             spool.append(made[start : start + 300])
         found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])
         written = spool._size
     expected = np.sort(made, order="key")
     assert found.tobytes() == expected.tobytes()
-    assert written == len(made) * (8 + 8 + 4)
+    assert written == len(made) * ((8 + 8 + 4) if by_column else WIDE.itemsize)
 
 
-def test_records_with_gaps_come_back_as_they_were() -> None:
+def test_rows_that_come_back_can_be_written_to() -> None:
+    """Whoever reads them fills in what was not known when they were put away."""
+    for by_column in (False, True):
+        with Spool(ROW, "key", run_rows=10, by_column=by_column) as spool:
+            for start in range(0, 100, 5):
+                spool.append(rows(range(start, start + 5), start))
+            for (part,) in windows(spool, window_rows=30):
+                part["key"] = 7
+
+
+@pytest.mark.parametrize("by_column", [False, True], ids=["rows", "columns"])
+def test_records_with_gaps_come_back_as_they_were(by_column: bool) -> None:
     """Records of raw files have fields that nobody reads; NumPy drops such gaps where it can."""
     record = np.dtype(
         {"names": ["a", "b"], "formats": ["<u2", "<u8"], "offsets": [0, 16], "itemsize": 64}
@@ -127,7 +143,7 @@ def test_records_with_gaps_come_back_as_they_were() -> None:
     made["key"] = np.arange(len(made))[::-1]
     made["record"]["a"] = np.arange(len(made)) % 1000
     made["record"]["b"] = np.arange(len(made)) * 3
-    with Spool(made.dtype, "key", run_rows=1000) as spool:
+    with Spool(made.dtype, "key", run_rows=1000, by_column=by_column) as spool:
         for start in range(0, len(made), 300):
             spool.append(made[start : start + 300])
         found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])

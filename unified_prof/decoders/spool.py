@@ -42,6 +42,11 @@ def selected(rows: Rows, places: NDArray[Any]) -> Rows:
     return rows.view(f"V{rows.dtype.itemsize}").take(places).view(rows.dtype)
 
 
+def copied(rows: Rows) -> Rows:
+    """Return a copy of its own of some rows, as bytes."""
+    return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
+
+
 def stacked(parts: Sequence[Rows]) -> Rows:
     """Return the rows of all parts, of which there is at least one."""
     if len(parts) == 1:
@@ -56,6 +61,15 @@ class _Run:
 
     rows: int
     first_key: int
+    place: int
+    """Where in the file it begins: the rows, or the first of the columns."""
+    columns: _Columns | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """How a run lies in a file whose rows were put away by columns."""
+
     constant: Rows
     """One row: the values of columns that have the same in all rows."""
     places: dict[str, int]
@@ -81,10 +95,25 @@ class Spool:
 
     Rows of equal key keep the order in which they were appended. A context manager: its file is
     gone when the block ends.
+
+    Args:
+        dtype: Of the rows.
+        key: The field they come back sorted by.
+        run_rows: Rows that are collected before they are sorted and put away.
+        by_column: Whether to put them away column by column: better where most of many columns
+            have one value in all rows, which is not written then; else it takes 1.5 times as long.
     """
 
-    def __init__(self, dtype: np.dtype[Any], key: str, *, run_rows: int = RUN_ROWS) -> None:
+    def __init__(
+        self,
+        dtype: np.dtype[Any],
+        key: str,
+        *,
+        run_rows: int = RUN_ROWS,
+        by_column: bool = False,
+    ) -> None:
         self.dtype = dtype
+        self._by_column = by_column
         self.key = key
         self.rows = 0
         self._run_rows = run_rows
@@ -110,10 +139,21 @@ class Spool:
         return rows if order is None else selected(rows, order)
 
     def _put_away(self) -> None:
-        """Write what is pending as one sorted run, a column behind the other.
+        """Write what is pending as one sorted run."""
+        if self._by_column:
+            self._put_away_by_column()
+            return
+        rows = self._sorted_pending()
+        with _translated():
+            if self._file is None:
+                self._file = _temporary_file()
+            self._file.write(rows.data)
+        self._runs.append(_Run(len(rows), int(rows[self.key][0]), self._size))
+        self._size += rows.nbytes
 
-        Most columns of most recordings have one value in all rows, which is not written.
-        """
+    def _put_away_by_column(self) -> None:
+        """Write a column behind the other, but for those that have one value in all rows."""
+        start = self._size
         keys = np.concatenate([part[self.key] for part in self._pending])
         order = _order(keys)
         constant = np.zeros(1, self.dtype)
@@ -132,7 +172,7 @@ class Spool:
                 self._file.write((column if order is None else column[order]).data)
                 self._size += column.nbytes
         first = int(keys[0] if order is None else keys[order[0]])
-        self._runs.append(_Run(len(keys), first, constant, places))
+        self._runs.append(_Run(len(keys), first, start, _Columns(constant, places)))
         self._pending, self._pending_rows = [], 0
 
     def cursors(self) -> list[Cursor]:
@@ -149,11 +189,15 @@ class Spool:
     def read(self, run: _Run, first: int, count: int) -> Rows:
         """Return `count` rows of a run, from its row `first` on."""
         assert self._file is not None
+        if run.columns is None:
+            row_bytes = self.dtype.itemsize
+            self._file.seek(run.place + first * row_bytes)
+            return np.frombuffer(bytearray(self._file.read(count * row_bytes)), self.dtype)
         as_bytes = f"V{self.dtype.itemsize}"
         rows = np.empty(count, as_bytes)
-        rows[:] = run.constant.view(as_bytes)
+        rows[:] = run.columns.constant.view(as_bytes)
         rows = rows.view(self.dtype)
-        for name, place in run.places.items():
+        for name, place in run.columns.places.items():
             dtype = self.dtype[name]
             self._file.seek(place + first * dtype.itemsize)
             rows[name] = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
@@ -268,7 +312,7 @@ class Cursor:
             self._first -= len(self._block) - rows
             self._block = self._block[:rows]
         if len(self._block):
-            self._block = self._block.copy()  # or what was taken stays in memory with it
+            self._block = copied(self._block)  # or what was taken stays in memory with it
 
     def take_below(self, key: int | None) -> Rows:
         """Remove and return the rows in memory whose key is below `key` (None: all)."""

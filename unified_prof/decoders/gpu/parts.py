@@ -44,7 +44,7 @@ class Parts:
         self.counters = Counters()
 
         def spool(dtype: np.dtype[Any], key: str = "start") -> Spool:
-            return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize))
+            return Spool(dtype, key, run_rows=max(1, RUN_BYTES // dtype.itemsize), by_column=True)
 
         self.host = spool(r.HOST)
         self.frames = spool(r.FRAME)

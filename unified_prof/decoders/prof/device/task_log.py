@@ -16,7 +16,7 @@ from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
 from unified_prof.decoders.prof.raw.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
+from unified_prof.decoders.spool import Rows, Spool, copied, selected, stacked, windows
 from unified_prof.vocabulary import NO_CONTEXT
 
 _310P = 4
@@ -123,7 +123,7 @@ def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
                 rows, np.lexsort((rows["key"], rows["context_id"] != NO_CONTEXT, start))
             )
         else:
-            rows = rows.copy()
+            rows = copied(rows)
         rows["place"] = np.arange(place, place + len(rows))
         place += len(rows)
         yield rows

@@ -27,7 +27,7 @@ from unified_prof.decoders.prof.host.call_tree import (
     joined,
     without_overlaps,
 )
-from unified_prof.decoders.spool import Rows, Spool, stacked, windows
+from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def host_windows(
     number = 1
     enough = 0
     for found in windows(calls, *others, window_rows=window_rows):
-        more_calls = found[0].copy()
+        more_calls = copied(found[0])
         more_calls["connection_id"] = np.arange(number, number + len(more_calls), dtype=np.uint64)
         number += len(more_calls)
         held = [
