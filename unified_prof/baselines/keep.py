@@ -102,6 +102,26 @@ def load(name: str, store: str | None) -> Run:
     return run.named(f"baseline {entry.name}@{entry.version}")
 
 
+def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]:
+    """Return the newest versions of baseline `name`, so many at most, the oldest first.
+
+    Raises:
+        UsageError: there is none of that name.
+        StoreError: the store cannot be read, or what it holds is damaged.
+    """
+    found = []
+    with opened(store) as baselines:
+        known = baselines.entries(name)
+        if not known:
+            baselines.document(name)  # says what there is
+        for entry in known[-last:]:
+            _, data = baselines.document(name, entry.version)
+            label = f"baseline {entry.name}@{entry.version}"
+            run = document.load(data, where=f"{label} of {baselines.place}")
+            found.append((entry, run.named(label)))
+    return found
+
+
 @contextmanager
 def opened(store: str | None, *, create: bool = False) -> Iterator[BaselineStore]:
     """Yield the store, by default the one of this folder."""

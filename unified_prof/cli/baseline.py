@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import printing
+from unified_prof.cli import printing, thresholds
+from unified_prof.cli import shape as shapes
 from unified_prof.cli.command_line import Application
-from unified_prof.cli.options import AsJson, Quiet
+from unified_prof.cli.gate import Allowed
+from unified_prof.cli.option_groups import with_groups
+from unified_prof.cli.options import AsJson, AsJsonFormat, Force, Quiet
 
 if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
@@ -24,12 +28,30 @@ StoreOption = Annotated[
 ]
 
 
+class HistoryFormat(str, Enum):
+    """How a history is shown."""
+
+    TEXT = "text"
+    HTML = "html"
+    JSON = "json"
+    CSV = "csv"
+
+
+_SUFFIXES = {
+    "text": (".txt",),
+    "html": (".html", ".htm"),
+    "json": (".json",),
+    "csv": (".csv",),
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    group = Application(help="Keep runs to compare later ones with: save, list, show.")
+    group = Application(help="Keep runs to compare later ones with: save, list, show, history.")
     group.command("save")(save)
     group.command("list")(list_)
     group.command("show")(show)
+    group.command("history")(with_groups(history))
     app.add_typer(group, name="baseline")
 
 
@@ -70,6 +92,62 @@ def show(
     from unified_prof.baselines import keep
 
     _put(keep.entries(store, name), json_)
+
+
+def history(
+    *,
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The baselines.")],
+    allowed: Allowed,
+    last: Annotated[int, typer.Option(min=1, help="Versions of each, the newest.")] = 100,
+    store: StoreOption = None,
+    format_: Annotated[
+        HistoryFormat | None,
+        typer.Option("--format", help="How to show it.", show_default="by -o's ending, or text"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+    ] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJsonFormat = False,
+) -> None:
+    """Show how versions of a baseline stand over time, with a chart.
+
+    Each version has its interval, and is marked where it surely differs from those before it: by
+    the gate's rule, against the first versions since the last change.
+    """
+    from unified_prof.analysis.compare.history import history as analyse
+    from unified_prof.baselines import keep
+    from unified_prof.report import history as shown
+
+    file = shapes.file_of(output)
+    asked = format_ and format_.value
+    shape = shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
+    limits = allowed.limits()
+    series = []
+    for name in dict.fromkeys(names):
+        entries, runs = zip(*keep.versions(name, store, last), strict=True)
+        noise = thresholds.noise(allowed.noise, runs[-1])
+        series += [
+            shown.Series(name, entries, analyse(runs, metric, limits, noise))
+            for metric in allowed.metrics
+        ]
+    width, color = (None, False) if file else printing.terminal()
+    if shape == "json":
+        text = printing.json_text(shown.document(series, limits))
+    elif shape == "csv":
+        text = shown.as_csv(series)
+    elif shape == "html":
+        text = shown.html(series, limits)
+    else:
+        text = shown.text(series, limits, width=width, color=color)
+    if file is None:
+        printing.put(text, for_people=shape == "text")
+        return
+    printing.write(file, text, force=force)
+    if not quiet:
+        printing.say(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
 
 
 def _put(entries: list[Entry], as_json: bool) -> None:

@@ -136,6 +136,25 @@ def spread(
     return Spread(student.quantile(ALPHA, degrees) * error + allowed, student.two_sided(t, degrees))
 
 
+def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> float | None:
+    """Return half the interval of the mean of one side at 1 - ALPHA; None where nothing says it.
+
+    Args:
+        runs: logarithm of the statistic of each run.
+        within: variance of such a logarithm that the iterations of a run explain.
+        noise: how much runs differ on this machine, where it was learned.
+    """
+    degrees = float(len(runs) - 1)
+    variance = max(float(np.var(runs, ddof=1)), within) if degrees else within
+    if noise is not None:
+        learned = max(noise.relative**2, within)
+        variance = (degrees * variance + noise.degrees * learned) / (degrees + noise.degrees)
+        degrees += noise.degrees
+    if not degrees:
+        return None
+    return student.quantile(ALPHA, degrees) * math.sqrt(variance / len(runs))
+
+
 def spreads(
     centre: Floats, base: Floats, new: Floats, within: Floats, between: Between
 ) -> tuple[Floats, Floats]:

@@ -23,6 +23,7 @@ from unified_prof.analysis.compare.between import (
     Between,
     Noise,
     Sample,
+    half_width,
     spread,
 )
 
@@ -227,6 +228,38 @@ def _of_nothing(
     ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
     sure = low > 1 or high < 1
     return Shift(statistic, before, after, ratio, low, high, 0.0 if sure else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Where a quantity stands, of one side alone."""
+
+    value: float
+    """Of several runs the geometric mean of their medians."""
+    low: float | None
+    """Interval at 1 - ALPHA; None where nothing is known of how runs differ."""
+    high: float | None
+
+
+def level(sample: Sample, noise: Noise | None = None) -> Level:
+    """Return where a quantity stands, and how sure that is.
+
+    Raises:
+        ValueError: the sample is empty.
+    """
+    if not len(sample):
+        raise ValueError("a sample is empty")
+    medians_ = _of_runs(sample, "median")
+    if min(medians_) <= 0:
+        return Level(float(np.mean(medians_)), None, None)
+    logarithms = [math.log(one) for one in medians_]
+    centre = sum(logarithms) / len(logarithms)
+    value = medians_[0] if len(set(medians_)) == 1 else math.exp(centre)
+    within = sum(_within(run, "median") for run in sample.runs) / len(logarithms)
+    half = half_width(logarithms, within, noise)
+    if half is None:
+        return Level(value, None, None)
+    return Level(value, math.exp(centre - half), math.exp(centre + half))
 
 
 def compare(

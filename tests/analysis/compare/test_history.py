@@ -1,0 +1,109 @@
+"""Versions over time: where each stands, how sure that is, and which surely changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from unified_prof.analysis.compare.between import Noise
+from unified_prof.analysis.compare.comparable import PEAK, TOTAL, Operations, Run
+from unified_prof.analysis.compare.gate import Limits, gate
+from unified_prof.analysis.compare.history import History, history
+from unified_prof.errors import UsageError
+
+
+def version(*milliseconds: float, device: str = "cpu: a model", peak: float | None = None) -> Run:
+    runs = [one * 1e6 * np.linspace(1, 1.01, 10) for one in milliseconds]
+    totals = {TOTAL: np.concatenate(runs)} if runs else {}
+    lengths = {TOTAL: tuple(map(len, runs))} if runs else {}
+    if peak is not None:
+        totals[PEAK], lengths[PEAK] = np.array([peak]), (1,)
+    family = frozenset({"skyline-run-time"})
+    facts = {"device": device}
+    none = Operations.none()
+    return Run("v", family, "operation", facts, none, (), totals, lengths=lengths)
+
+
+def of(levels: Sequence[float], noise: float = 0.01, runs: int = 3, seed: int = 2) -> list[Run]:
+    generator = np.random.default_rng(seed)
+    return [
+        version(*(level * math.exp(generator.normal(0, noise)) for _ in range(runs)))
+        for level in levels
+    ]
+
+
+def kinds(found: History) -> list[str | None]:
+    return [None if point.change is None else point.change.kind for point in found.points]
+
+
+def test_steps_are_marked_where_they_happen_and_nothing_else() -> None:
+    found = history(of([10] * 6 + [12] * 6 + [9] * 6), TOTAL, Limits())
+    assert [index for index, kind in enumerate(kinds(found)) if kind] == [6, 12]
+    assert kinds(found)[6] == "worse"
+    assert kinds(found)[12] == "better"
+    change = found.points[12].change
+    assert change is not None
+    assert change.ratio == pytest.approx(0.75, rel=0.03)
+    assert change.ratio is not None
+    assert change.reason == f"{(change.ratio - 1) * 100:+.1f} %, beyond the limit"
+
+
+def test_a_history_without_change_is_not_marked() -> None:
+    for seed in range(10):
+        assert not any(kinds(history(of([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))
+
+
+def test_a_slow_drift_is_marked_once_it_is_sure() -> None:
+    levels = [10 * 1.02**number for number in range(12)]
+    assert "worse" in kinds(history(of(levels, noise=0.002), TOTAL, Limits()))
+
+
+def test_single_runs_are_judged_by_how_versions_differ() -> None:
+    # One run a version says nothing alone, but versions of one level say how runs differ.
+    found = history(of([10] * 6 + [13] * 2, runs=1), TOTAL, Limits())
+    assert kinds(found)[:6] == [None] * 6
+    assert kinds(found)[6] == "worse"
+    assert found.points[0].low is None
+    learned = history(of([10] * 2, runs=1), TOTAL, Limits(), Noise(0.01, 8))
+    assert learned.points[0].low is not None
+
+
+def test_a_mark_is_what_the_gate_says_of_the_level_before() -> None:
+    versions = of([10, 10, 11.5])
+    marked = kinds(history(versions, TOTAL, Limits()))[1:]
+    said = [gate(versions[0], versions[1], [TOTAL], Limits()).outcome == "regression"]
+    assert [kind == "worse" for kind in marked[:1]] == said
+
+
+def test_points_have_the_geometric_mean_of_their_runs_within_their_interval() -> None:
+    (point,) = history([version(10, 11, 12)], TOTAL, Limits()).points
+    assert point.value == pytest.approx((10 * 11 * 12) ** (1 / 3) * 1.005e6)
+    assert point.low is not None
+    assert point.high is not None
+    assert point.low < 10e6 < 12e6 < point.high, "three runs say little"
+    assert point.runs == 3
+
+
+def test_another_device_begins_a_new_level() -> None:
+    slow = [version(20, 20.1, 20.2, device="cuda: a card") for _ in range(2)]
+    found = history([*of([10, 10]), *slow], TOTAL, Limits())
+    assert kinds(found) == [None, None, "restarted", None]
+    change = found.points[2].change
+    assert change is not None
+    assert change.reason == "measured on cuda: a card, before on cpu: a model"
+
+
+def test_versions_without_the_metric_are_passed_over() -> None:
+    versions = [version(10, peak=1e9), version(10), version(10, peak=1e9), version(10, peak=2e9)]
+    found = history(versions, PEAK, Limits())
+    assert [point.value for point in found.points] == [1e9, None, 1e9, 2e9]
+    assert kinds(found) == [None, None, None, "worse"]
+    assert found.unit == "B"
+
+
+def test_there_has_to_be_such_a_metric() -> None:
+    with pytest.raises(UsageError, match="no metric 'speed'"):
+        history(of([10]), "speed", Limits())

@@ -1,0 +1,219 @@
+"""Versions of baselines over time: a chart for the terminal, a page, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import Any
+
+from unified_prof.analysis.compare.gate import Limits
+from unified_prof.analysis.compare.history import Change, History, Point
+from unified_prof.baselines.store import Entry
+from unified_prof.report import csv_text, page_file, words
+from unified_prof.report.tables import Column
+from unified_prof.report.terminal import Page
+
+FORMAT_VERSION = 1
+_CHART, _NARROW_CHART = 40, 24
+"""Columns of the chart in a terminal, and in one of less than _WIDE columns."""
+_WIDE = 110
+_COMMIT = 10
+_STYLES = ("page.css", "history.css")
+_SCRIPTS = ("base.js", "frame.js", "table.js", "history.js")
+_WORDS = {"worse": "slower", "better": "faster", "restarted": "not comparable"}
+_WORDS_OF_SIZES = {"worse": "bigger", "better": "smaller", "restarted": "not comparable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One baseline by one metric."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    history: History
+
+    @property
+    def title(self) -> str:
+        """What to call it."""
+        return f"{self.name}, {self.history.metric}"
+
+    def rows(self) -> Iterator[tuple[Entry, Point]]:
+        """Yield each version and where it stands, the oldest first."""
+        yield from zip(self.entries, self.history.points, strict=True)
+
+    def in_words(self, value: float | None) -> str:
+        """Return a value as people read it."""
+        return words.size(value) if self.history.unit == "B" else words.duration(value)
+
+    def change_in_words(self, change: Change | None) -> str:
+        """Return a change in a few words; nothing where there is none."""
+        if change is None:
+            return ""
+        said = (_WORDS_OF_SIZES if self.history.unit == "B" else _WORDS)[change.kind]
+        return said if change.ratio is None else f"{said} {(change.ratio - 1) * 100:+.1f} %"
+
+
+def text(series: Sequence[Series], limits: Limits, *, width: int | None, color: bool) -> str:
+    """Return charts for a terminal of `width` columns (None: for a pipe), a row a version."""
+    page = Page(width=width, color=color)
+    columns = _CHART if width is None or width >= _WIDE else _NARROW_CHART
+    for number, one in enumerate(series):
+        if number:
+            page.gap()
+        page.title(words.neutral(one.title))
+        rows = list(one.rows())
+        page.table(
+            [
+                Column("version", tuple(f"@{entry.version}" for entry, _ in rows)),
+                Column(
+                    "saved (UTC)",
+                    tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
+                    importance=6,
+                ),
+                Column(
+                    "commit",
+                    tuple(words.neutral(_commit(entry)) for entry, _ in rows),
+                    is_name=True,
+                    importance=7,
+                ),
+                Column("runs", tuple(words.number(point.runs) for _, point in rows), importance=5),
+                Column("median", tuple(one.in_words(point.value) for _, point in rows)),
+                Column(_scale(one, columns), tuple(_chart(one, columns))),
+                Column(
+                    "change",
+                    tuple(one.change_in_words(point.change) for _, point in rows),
+                    is_name=True,
+                ),
+            ]
+        )
+        for entry, point in rows:
+            if point.change is not None and point.change.kind == "restarted":
+                page.note(f"@{entry.version}: {words.neutral(point.change.reason)}")
+    page.note(told(limits))
+    if any(
+        point.low is None and point.value is not None for one in series for _, point in one.rows()
+    ):
+        page.note(
+            "without an interval: one run, and nothing learned of this machine "
+            "(`uprof gate --self-test`)"
+        )
+    return page.text()
+
+
+def told(limits: Limits) -> str:
+    """Return how changes are found."""
+    return (
+        "a change is marked where the gate is sure of it, against those since the last one: "
+        f"by more than {limits.max_regress * 100:g} %, and by more than "
+        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)}"
+    )
+
+
+def document(series: Sequence[Series], limits: Limits) -> dict[str, Any]:
+    """Return the histories as plain data for JSON."""
+    return {
+        "format_version": FORMAT_VERSION,
+        "limits": asdict(limits),
+        "series": [
+            {
+                "name": one.name,
+                "metric": one.history.metric,
+                "unit": one.history.unit,
+                "waiting_left_out": one.history.waiting_left_out,
+                "points": [_row(entry, point) for entry, point in one.rows()],
+            }
+            for one in series
+        ],
+    }
+
+
+def as_csv(series: Sequence[Series]) -> str:
+    """Return the histories as one table; what was not measured is empty."""
+    output = StringIO()
+    rows = [
+        {"name": one.name, "metric": one.history.metric, "unit": one.history.unit}
+        | _row(entry, point)
+        for one in series
+        for entry, point in one.rows()
+    ]
+    writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: csv_text.cell(value) for name, value in row.items()})
+    return output.getvalue()
+
+
+def html(series: Sequence[Series], limits: Limits) -> str:
+    """Return the histories as one page."""
+    names = list(dict.fromkeys(one.name for one in series))
+    title = f"History of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
+    data = document(series, limits)
+    for found, one in zip(data["series"], series, strict=True):
+        found["title"] = one.title
+        for point, (_, known) in zip(found["points"], one.rows(), strict=True):
+            point["said"] = one.change_in_words(known.change)
+    return page_file.filled(
+        title,
+        _STYLES,
+        _SCRIPTS,
+        {**data, "title": title, "told": told(limits), "coverage": {"headline": "", "missing": []}},
+    )
+
+
+def _row(entry: Entry, point: Point) -> dict[str, Any]:
+    change = point.change
+    return {
+        "version": entry.version,
+        "saved_at": entry.saved_at.isoformat(),
+        "commit": entry.commit,
+        "device": entry.device,
+        "value": point.value,
+        "low": point.low,
+        "high": point.high,
+        "runs": point.runs,
+        "change": None if change is None else change.kind,
+        "ratio": None if change is None else change.ratio,
+        "reason": None if change is None else change.reason,
+    }
+
+
+def _commit(entry: Entry) -> str:
+    return (entry.commit or "-")[:_COMMIT]
+
+
+def _range(series: Series) -> tuple[float, float]:
+    known = [
+        value
+        for point in series.history.points
+        for value in (point.value, point.low, point.high)
+        if value is not None
+    ]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _scale(series: Series, columns: int) -> str:
+    low, high = (series.in_words(one) for one in _range(series))
+    return f"{low}{high:>{max(1, columns - len(low))}}"
+
+
+def _chart(series: Series, columns: int) -> Iterator[str]:
+    """Yield a row a version: its interval, and where its median is."""
+    low, high = _range(series)
+
+    def column(value: float) -> int:
+        if high <= low:
+            return 0
+        return min(columns - 1, math.floor((value - low) / (high - low) * (columns - 1) + 0.5))
+
+    for point in series.history.points:
+        cells = ["·"] * columns
+        if point.value is not None:
+            if point.low is not None and point.high is not None:
+                first, last = column(point.low), column(point.high)
+                cells[first : last + 1] = "─" * (last + 1 - first)
+                cells[first], cells[last] = "├", "┤"
+            cells[column(point.value)] = "●"
+        yield "".join(cells)
