@@ -6,12 +6,12 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from io import StringIO
-from typing import Any
+from typing import Any, Protocol
 
 from unified_prof.analysis.compare.gate import Limits
 from unified_prof.analysis.compare.history import Change, History, Point
-from unified_prof.baselines.store import Entry
 from unified_prof.report import csv_text, page_file, words
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
@@ -27,12 +27,32 @@ _WORDS = {"worse": "slower", "better": "faster", "restarted": "not comparable"}
 _WORDS_OF_SIZES = {"worse": "bigger", "better": "smaller", "restarted": "not comparable"}
 
 
+class Version(Protocol):
+    """What is known of a version besides what was measured."""
+
+    @property
+    def version(self) -> int:
+        """Its number, from 1."""
+
+    @property
+    def saved_at(self) -> datetime:
+        """When it was saved, UTC."""
+
+    @property
+    def commit(self) -> str | None:
+        """Of the project that ran."""
+
+    @property
+    def device(self) -> str | None:
+        """What it was measured on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One baseline by one metric."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Version, ...]
     history: History
 
     @property
@@ -40,7 +60,7 @@ class Series:
         """What to call it."""
         return f"{self.name}, {self.history.metric}"
 
-    def rows(self) -> Iterator[tuple[Entry, Point]]:
+    def rows(self) -> Iterator[tuple[Version, Point]]:
         """Yield each version and where it stands, the oldest first."""
         yield from zip(self.entries, self.history.points, strict=True)
 
@@ -163,7 +183,7 @@ def html(series: Sequence[Series], limits: Limits) -> str:
     )
 
 
-def _row(entry: Entry, point: Point) -> dict[str, Any]:
+def _row(entry: Version, point: Point) -> dict[str, Any]:
     change = point.change
     return {
         "version": entry.version,
@@ -180,7 +200,7 @@ def _row(entry: Entry, point: Point) -> dict[str, Any]:
     }
 
 
-def _commit(entry: Entry) -> str:
+def _commit(entry: Version) -> str:
     return (entry.commit or "-")[:_COMMIT]
 
 
