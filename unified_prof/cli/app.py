@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "view": ("view", "Show a run in the browser: its page, or its timeline in Perfetto."),
     "export": (
         "export",
-        "Write a report for other tools: flame graphs, pprof, msprof's text files.",
+        "Write a report for other tools: flame graphs, pprof, Parquet, msprof's text files.",
     ),
     "diff": ("diff", "Compare two runs, operation by operation."),
     "gate": ("gate", "Refuse a run that is slower, or takes more memory, than a base allows."),

@@ -51,6 +51,20 @@ class OfStacks:
 
 
 @dataclass(frozen=True)
+class OfTables:
+    """What of tables is written."""
+
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Of tables, this one; may be given several times."),
+    ] = None
+    ids: Annotated[
+        bool,
+        typer.Option("--ids", help="Of tables: ids of texts and enums as they are, not as texts."),
+    ] = False
+
+
+@dataclass(frozen=True)
 class Usual:
     """What most commands are told."""
 
@@ -96,10 +110,17 @@ def export(
     ] = None,
     *,
     stacks: OfStacks,
+    tables: OfTables,
     usual: Usual,
 ) -> None:
-    """Write a report for other tools: flame graphs, pprof, msprof's text files."""
+    """Write a report for other tools: flame graphs, pprof, Parquet, msprof's text files."""
     chosen = layouts.chosen(output, layout and layout.value)
+    if tables != OfTables() and chosen.makes != "tables":
+        raise UsageError(
+            "--table and --ids are of tables",
+            hint="with --layout parquet or arrow",
+            slug="contradicting-options",
+        )
     if chosen.makes == "stacks":
         _stacks(path, output, chosen, stacks, usual)
         return
@@ -109,6 +130,9 @@ def export(
             hint="with --layout collapsed, speedscope or pprof",
             slug="option-without-effect",
         )
+    if chosen.makes == "tables":
+        _tables(path, output, chosen, tables, usual)
+        return
     from unified_prof.pipeline import export as job
 
     quiet = usual.quiet
@@ -156,6 +180,35 @@ def _stacks(
     if coverage.missing:
         printing.say(f"uprof: error: {coverage.sentence}")
         raise typer.Exit(StoreError.exit_code)
+
+
+def _tables(
+    path: Path, output: Path, layout: layouts.Layout, tables: OfTables, usual: Usual
+) -> None:
+    from unified_prof.pipeline.export_tables import export_tables
+
+    quiet = usual.quiet
+    ready = converting.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
+    with hints.for_reports(path):
+        exported = export_tables(
+            ready.path,
+            output,
+            layout,
+            only=tables.table or (),
+            ids=tables.ids,
+            force=usual.force,
+        )
+    if usual.json_:
+        files = [{"name": one.name, "entries": one.entries} for one in exported.files]
+        record = {"output": str(output), "layout": layout.name, "files": files}
+        printing.put_json(record | {"left_out": [asdict(one) for one in exported.left_out]})
+    if quiet:
+        return
+    printing.say(f"{output}: {len(exported.files)} files")
+    for file in exported.files:
+        printing.say(f"  {file.name}  {file.entries:,} rows")
+    for one in exported.left_out:
+        printing.say(f"  null in {one.table}.{one.column}: {one.count:,}, {one.why}")
 
 
 def _tell(directory: Path, exported: Exported) -> None:

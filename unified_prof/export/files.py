@@ -63,6 +63,22 @@ class OutputFiles(Block):
             file.discard()
 
     @contextmanager
+    def file(self, name: str) -> Iterator[Binary]:
+        """Yield a new file that somebody else writes, by its path.
+
+        Raises:
+            OutputError: it exists and may not be replaced, or it cannot be written.
+        """
+        file = AtomicFile(self.directory / name, overwrite=self._force)
+        self._files.append(file)
+        binary = Binary(file.partial)
+        try:
+            yield binary
+        except OSError as err:
+            raise output_error(file.target, err) from err
+        self.written.append(Written(name, binary.entries))
+
+    @contextmanager
     def text(self, name: str) -> Iterator[Text]:
         """Yield a new text file.
 
@@ -98,6 +114,14 @@ class OutputFiles(Block):
                 for lines in rest.take(None if name == names[-1] else rows_each):
                     text.write("\n".join(lines) + "\n")
                     text.entries += len(lines)
+
+
+@dataclass(slots=True)
+class Binary:
+    """A file under way that somebody else writes."""
+
+    partial: Path
+    entries: int = 0
 
 
 class Text:

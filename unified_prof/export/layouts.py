@@ -29,7 +29,7 @@ class Layout:
     """One way to write a report for other tools."""
 
     name: str
-    makes: Literal["deliverables", "stacks"]
+    makes: Literal["deliverables", "stacks", "tables"]
     what: str
     """For the command's help."""
     suffixes: tuple[str, ...] = ()
@@ -58,6 +58,8 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("speedscope", "stacks", "for speedscope.app", (".speedscope.json",)),
     Layout("pprof", "stacks", "for `go tool pprof`, Pyroscope and others", (".pb.gz", ".pprof")),
+    Layout("parquet", "tables", "a Parquet file for each table"),
+    Layout("arrow", "tables", "an Arrow (Feather) file for each table"),
 )
 DEFAULT = LAYOUTS[0]
 NAMES = tuple(one.name for one in LAYOUTS)

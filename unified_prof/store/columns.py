@@ -6,6 +6,7 @@ Integers of whole tables come several times as fast: `store.integers`.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +34,42 @@ def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
     Raises:
         UsageError: two columns have the same name.
     """
+    return _up_to(cursor, _names(cursor), None)
+
+
+def _names(cursor: sqlite3.Cursor) -> list[str]:
     names = [str(description[0]) for description in cursor.description or ()]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(
             f"the query names more than one column {', '.join(doubled)}", slug="wrong-table"
         )
+    return names
+
+
+def in_parts(cursor: sqlite3.Cursor, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield what `of_query` returns, so many rows at a time.
+
+    Raises:
+        UsageError: two columns have the same name.
+    """
+    names = _names(cursor)
+    while True:
+        part = _up_to(cursor, names, rows)
+        if not part or not len(next(iter(part.values()))):
+            return
+        yield part
+
+
+def _up_to(cursor: sqlite3.Cursor, names: list[str], count: int | None) -> dict[str, NDArray[Any]]:
+    """Fetch so many rows, None: all that are left."""
     parts: list[list[_Part]] = [[] for _ in names]
-    while rows := cursor.fetchmany(_ROWS_AT_A_TIME):
+    while count is None or count > 0:
+        rows = cursor.fetchmany(_ROWS_AT_A_TIME if count is None else min(count, _ROWS_AT_A_TIME))
+        if not rows:
+            break
         for column, values in zip(parts, zip(*rows, strict=True), strict=True):
             column.append(_part(values))
+        count = None if count is None else count - len(rows)
     return {name: _joined(column) for name, column in zip(names, parts, strict=True)}
 
 

@@ -115,6 +115,20 @@ class Report(Displayed):
         with reading(self.path):
             return in_columns.of_query(self._execute(sql, params))
 
+    def parts(
+        self, sql: str, params: Parameters = (), *, rows: int
+    ) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield what `columns` returns so many rows at a time; none of no rows.
+
+        What a column is may differ from part to part: an array of integers here, of floats there.
+
+        Raises:
+            StoreError: the query is wrong, or the file is damaged.
+            UsageError: two columns of the result have the same name.
+        """
+        with reading(self.path):
+            yield from in_columns.in_parts(self._execute(sql, params), rows)
+
     def integers(
         self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
     ) -> dict[str, NDArray[np.int64]]:

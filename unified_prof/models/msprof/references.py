@@ -7,7 +7,7 @@ from functools import cache
 
 from unified_prof.models import catalogue
 from unified_prof.models.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase
-from unified_prof.models.msprof.base import STRINGS
+from unified_prof.models.msprof.base import EPOCH_NS, STRINGS
 
 _ENUMS_OF_COLLECTIVES = "ENUM_HCCL_"
 _FIRST_WITH_ENUMS_OF_COLLECTIVES = "1.0.0_20240521"
@@ -35,6 +35,14 @@ def since(table: str, column: str) -> str | None:
             break
         found = revision
     return found
+
+
+@cache
+def times(table: str) -> frozenset[str]:
+    """Return the columns of a table that hold points in time; some are declared as text."""
+    known = MsprofBase.metadata.tables.get(table)
+    columns = () if known is None else known.c
+    return frozenset(one.name for one in columns if one.info.get("unit") == EPOCH_NS)
 
 
 @cache

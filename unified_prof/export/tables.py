@@ -1,0 +1,379 @@
+"""Tables of a report as Parquet or Arrow files: typed columns, some thousand rows at a time.
+
+Analysts have no dictionary of ids at hand, so a column of ids of texts or of an enum holds the
+texts; with `ids` it holds what lies in the database, and the tables of texts are written too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import UsageError
+from unified_prof.export.files import OutputFiles, Written
+from unified_prof.models import catalogue
+from unified_prof.models.msprof import references
+from unified_prof.store.integers import MISSING
+from unified_prof.store.reader import Report
+from unified_prof.store.sql import quoted
+
+ROWS = 1 << 17
+"""Of a row group: what is in memory at a time."""
+_KEPT_TEXTS = 1 << 17
+_ASKED_AT_ONCE = 500
+_STRINGS = "STRING_IDS"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Values that the type of their column cannot hold, or ids without a text: they are null."""
+
+    table: str
+    column: str
+    count: int
+    why: str
+
+
+@dataclass(slots=True)
+class Exported:
+    """What an export of tables has written, and what is null in it though it was something."""
+
+    files: list[Written] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+def write(
+    report: Report,
+    directory: Path,
+    kind: str,
+    *,
+    only: Collection[str] = (),
+    ids: bool = False,
+    force: bool = False,
+) -> Exported:
+    """Write tables of an open report into an existing folder, a file each, or none at all.
+
+    Args:
+        report: of any family and revision; its tables appear in their newest shape.
+        directory: where the files go.
+        kind: `parquet` or `arrow` (the IPC file format, which Feather 2 is).
+        only: the tables; none: all that have rows.
+        ids: whether columns of ids stay as they are.
+        force: whether files of the same names may be replaced.
+
+    Raises:
+        UsageError: there is no such table, or pyarrow is not installed.
+        StoreError: the report is damaged.
+        OutputError: a file exists or cannot be written.
+    """
+    pyarrow = _pyarrow()
+    if unknown := [table for table in only if table not in report.tables]:
+        raise UsageError(
+            f"{report.path} has no table {unknown[0]}",
+            hint=f"it has: {', '.join(report.tables)}",
+            slug="no-such-table",
+        )
+    exported = Exported()
+    texts = _Texts(report)
+    with OutputFiles(directory, force=force) as files:
+        for table in only or report.tables:
+            if not only and not ids and _is_dictionary(table):
+                continue
+            source = _Table(report, table, texts, exported, ids=ids)
+            parts = source.parts(pyarrow)
+            first = next(parts, None)
+            if first is None and not only:
+                continue
+            with (
+                files.file(f"{table}.{kind}") as file,
+                _open(kind, file.partial, source.schema(pyarrow)) as writer,
+            ):
+                for part in chain([] if first is None else [first], parts):
+                    writer.write(part)
+                    file.entries += part.num_rows
+            source.count_what_is_lost()
+        exported.files = list(files.written)
+    if not exported.files:
+        raise UsageError(f"{report.path} has no table with rows", slug="nothing-to-export")
+    return exported
+
+
+def _is_dictionary(table: str) -> bool:
+    return table == _STRINGS or table.startswith("ENUM_")
+
+
+class _Table:
+    """One table: its columns, their types, and its rows in parts."""
+
+    def __init__(
+        self, report: Report, table: str, texts: _Texts, exported: Exported, *, ids: bool
+    ) -> None:
+        self._report, self.table, self._texts, self._exported = report, table, texts, exported
+        refers = {} if ids else _references(report).get(table, {})
+        self._refers = {name: to for name, to in refers.items() if to in report.tables}
+        self._types = {name: _type(declared) for name, declared in _declared(report, table)}
+        self._in_digits = {one for one in _times(table) if self._types.get(one) == "text"}
+        """Points in time that are declared as text."""
+        for name in self._in_digits:
+            self._types[name] = "integer"
+        self._missing: set[str] = set()
+
+    def schema(self, pyarrow: Any) -> Any:
+        """Return names and types of the file's columns."""
+        types = {
+            "integer": pyarrow.int64(),
+            "real": pyarrow.float64(),
+            "text": pyarrow.string(),
+            "blob": pyarrow.binary(),
+        }
+        return pyarrow.schema(
+            [
+                (name, types["text" if name in self._refers else kind])
+                for name, kind in self._types.items()
+            ]
+        )
+
+    def parts(self, pyarrow: Any) -> Iterator[Any]:
+        """Yield the rows as record batches, none of no rows."""
+        schema = self.schema(pyarrow)
+        for columns in self._columns():
+            arrays = [
+                self._array(pyarrow, name, columns[name], schema.field(name).type)
+                for name in self._types
+            ]
+            yield pyarrow.record_batch(arrays, schema=schema)
+
+    def count_what_is_lost(self) -> None:
+        """Note the values that no array could hold."""
+        allowed = {"integer": ("integer",), "real": ("integer", "real")}
+        for name in sorted(self._missing):
+            kinds = ", ".join(f"'{one}'" for one in allowed[self._types[name]])
+            value = self._expression(name)
+            ((count,),) = self._report.rows(
+                f"SELECT count(*) FROM {quoted(self.table)}"
+                f" WHERE {quoted(name)} IS NOT NULL AND typeof({value}) NOT IN ({kinds})"
+            )
+            if count:
+                self._lose(name, count, "no number in a column of numbers")
+
+    def _lose(self, column: str, count: int, why: str) -> None:
+        """Note values that are null though they were something; those of one cause are one."""
+        lost = self._exported.left_out
+        for number, one in enumerate(lost):
+            if (one.table, one.column, one.why) == (self.table, column, why):
+                lost[number] = replace(one, count=one.count + count)
+                return
+        lost.append(LeftOut(self.table, column, count, why))
+
+    def _columns(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield columns of so many rows as a row group has, or a little more."""
+        if set(self._types.values()) == {"integer"}:
+            wanted = {name: self._expression(name) for name in self._types}
+            yield from _gathered(self._report.pieces(self.table, wanted))
+            return
+        chosen = ", ".join(f"{self._expression(name)} AS {quoted(name)}" for name in self._types)
+        yield from self._report.parts(f"SELECT {chosen} FROM {quoted(self.table)}", rows=ROWS)
+
+    def _expression(self, name: str) -> str:
+        column = quoted(name)
+        if name not in self._in_digits:
+            return column
+        return f"iif({column} GLOB '[0-9]*', CAST({column} AS INTEGER), NULL)"
+
+    def _array(self, pyarrow: Any, name: str, values: NDArray[Any], kind: Any) -> Any:
+        if name in self._refers:
+            texts, number, unknown = self._texts.of(self._refers[name], values)
+            if unknown:
+                self._lose(name, unknown, f"ids without a row in {self._refers[name]}")
+            return pyarrow.array(texts, kind).take(pyarrow.array(number))
+        declared = self._types[name]
+        if declared == "integer":
+            return self._numbers(pyarrow, name, values, int, kind)
+        if declared == "real":
+            return self._numbers(pyarrow, name, values, float, kind)
+        shown = [_as(declared, value) for value in np.ma.getdata(values).tolist()]
+        return pyarrow.array(shown, kind, mask=_absent(values))
+
+    def _numbers(
+        self, pyarrow: Any, name: str, values: NDArray[Any], number: type, kind: Any
+    ) -> Any:
+        absent = _absent(values)
+        data = np.ma.getdata(values)
+        if data.dtype == np.int64:
+            if number is int:
+                absent |= data == MISSING
+            if absent.any():
+                self._missing.add(name)
+            return pyarrow.array(data if number is int else data.astype(np.float64), mask=absent)
+        if data.dtype == np.float64 and number is float:
+            return pyarrow.array(data, mask=absent | np.isnan(data))
+        self._missing.add(name)
+        good = (int,) if number is int else (int, float)
+        return pyarrow.array(
+            [number(one) if type(one) in good and _fits(one) else None for one in data.tolist()],
+            kind,
+        )
+
+
+def _fits(value: float) -> bool:
+    return -(2.0**63) <= value < 2.0**63
+
+
+def _as(declared: str, value: Any) -> Any:
+    """Return a value of a column of texts or bytes as one."""
+    if value is None:
+        return None
+    if declared == "blob":
+        return value if isinstance(value, bytes) else str(value).encode()
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _absent(values: NDArray[Any]) -> NDArray[np.bool_]:
+    if isinstance(values, np.ma.MaskedArray):
+        return np.ma.getmaskarray(values).copy()
+    if values.dtype == object:
+        return np.array([one is None for one in values.tolist()], bool)
+    return np.zeros(len(values), bool)
+
+
+def _gathered(pieces: Iterator[dict[str, NDArray[Any]]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield pieces of any size as so many rows as a row group has, at last what is left."""
+    waiting: list[dict[str, NDArray[Any]]] = []
+    rows = 0
+    for piece in pieces:
+        waiting.append(piece)
+        rows += _rows(piece)
+        if rows >= ROWS:
+            whole = _joined(waiting)
+            first = 0
+            while rows - first >= ROWS:
+                yield {name: one[first : first + ROWS] for name, one in whole.items()}
+                first += ROWS
+            waiting, rows = [{name: one[first:] for name, one in whole.items()}], rows - first
+    if rows:
+        yield _joined(waiting)
+
+
+def _rows(columns: dict[str, NDArray[Any]]) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _joined(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    return {name: np.concatenate([one[name] for one in pieces]) for name in pieces[0]}
+
+
+class _Texts:
+    """Texts by id, as they are asked for; so many are kept."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._known: dict[tuple[str, int], str | None] = {}
+
+    def of(self, table: str, ids: NDArray[Any]) -> tuple[list[str | None], NDArray[np.intp], int]:
+        """Return the distinct texts, the number of each id's, and how many ids have none."""
+        absent = _absent(ids)
+        data: NDArray[Any] = np.ma.getdata(ids)
+        if data.dtype != np.int64:
+            values = data.tolist()
+            data = np.array([one if type(one) is int and _fits(one) else MISSING for one in values])
+        data = np.where(absent, MISSING, data)
+        distinct, number, counts = np.unique(data, return_inverse=True, return_counts=True)
+        self._fetch(table, distinct.tolist())
+        found = [self._known.get((table, one)) for one in distinct.tolist()]
+        lost = sum(
+            count
+            for one, text, count in zip(distinct.tolist(), found, counts.tolist(), strict=True)
+            if text is None and one != MISSING
+        )
+        return found, number, lost
+
+    def _fetch(self, table: str, ids: list[int]) -> None:
+        if len(self._known) > _KEPT_TEXTS:
+            self._known.clear()
+        wanted = [one for one in ids if (table, one) not in self._known and one != MISSING]
+        text = "value" if table == _STRINGS else "name"
+        for first in range(0, len(wanted), _ASKED_AT_ONCE):
+            some = wanted[first : first + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT id, {text} FROM {quoted(table)} WHERE id IN ({marks})"
+            for number, value in self._report.rows(query, some):
+                self._known[table, number] = None if value is None else str(_as("text", value))
+
+
+def _declared(report: Report, table: str) -> list[tuple[str, str]]:
+    """Return name and declared type of a table's columns in its newest shape."""
+    declared = {
+        str(name): str(kind or "")
+        for _, name, kind, *_ in report.rows(f"PRAGMA main.table_info({quoted(table)})")
+    }
+    newest = catalogue.load(report.family, "latest").tables | catalogue.extension_tables()
+    if table in newest:
+        declared = {one.name: one.type for one in newest[table].columns} | {
+            name: kind
+            for name, kind in declared.items()
+            if name in report.columns(f"SELECT * FROM {quoted(table)} LIMIT 0")
+        }
+    return list(declared.items())
+
+
+def _type(declared: str) -> str:
+    """Return what a declared type says of the values, as SQLite's rules of affinity go."""
+    text = declared.upper()
+    if "INT" in text:
+        return "integer"
+    if any(one in text for one in ("CHAR", "CLOB", "TEXT")):
+        return "text"
+    if "BLOB" in text:
+        return "blob"
+    return "real"
+
+
+def _references(report: Report) -> dict[str, dict[str, str]]:
+    """Return the columns that hold ids of texts: table -> column -> table of the texts."""
+    if report.family != catalogue.MSPROF:
+        return {}
+    revision = report.revision or catalogue.resolve(catalogue.MSPROF, "latest")
+    found: dict[str, dict[str, str]] = {}
+    for one in references.references(revision):
+        if _is_dictionary(one.target_table):
+            found.setdefault(one.table, {})[one.column] = one.target_table
+    return found
+
+
+@cache
+def _times(table: str) -> frozenset[str]:
+    """Return the columns that hold points in time, whatever type is declared for them."""
+    return references.times(table)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as err:
+        raise UsageError(
+            "Parquet and Arrow files need pyarrow",
+            hint="pip install 'unified-prof[parquet]'",
+            slug="missing-package",
+        ) from err
+    return pyarrow
+
+
+def _open(kind: str, path: Path, schema: Any) -> AbstractContextManager[Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    writer: AbstractContextManager[Any]
+    if kind == "parquet":
+        writer = parquet.ParquetWriter(str(path), schema)
+    else:
+        writer = pyarrow.ipc.new_file(str(path), schema)
+    return writer
