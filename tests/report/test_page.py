@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.analysis.builders import Device, memory_report, run_time_report, trai
 from tests.report import browser as chromium
 from tests.report.browser import Browser
 from unified_prof.analysis.load import open_analyses, open_reports
-from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.analysis.views.idle import IN_WORDS, REASONS
 from unified_prof.report import html, words
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.formats import Request
@@ -772,7 +773,15 @@ def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
 ) -> None:
     window.open(launched)
     lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
-    assert window.run(lanes) == ["thread 1", "", "thread 2", "", "stream 2", "stream 5"]
+    assert window.run(lanes) == [
+        "thread 1",
+        "",
+        "thread 2",
+        "",
+        "stream 2",
+        "stream 5",
+        "idle",
+    ]
     assert arrows(window) == 3
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 4)
@@ -791,13 +800,13 @@ def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
     time.sleep(0.2)
     assert arrows(window) == 1, "that of what is chosen, however far its other end is away"
     click(window, "#host-shown")
-    assert window.run(lanes) == ["stream 2", "stream 5"]
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
     assert arrows(window) == 0
     assert window.run("return location.hash").endswith("host=no")
     window.open(launched)
     window.run("location.hash = '#host=no'")
     time.sleep(0.2)
-    assert window.run(lanes) == ["stream 2", "stream 5"]
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
     assert window.console() == []
 
 
@@ -913,3 +922,38 @@ def test_perfetto_is_handed_the_threads_and_their_arrows_too(
             (("hipLaunchKernel", "thread 2"), ("third", "stream 5")),
         }
     assert ends == {}
+
+
+def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
+    window: Browser, launched: Path
+) -> None:
+    with open_analyses(launched.with_suffix(".db")) as (analysis,):
+        (whole,) = analysis.why_idle()
+    window.open(launched)
+    legend = window.run("return document.querySelector('#timeline .legend').textContent")
+    assert "idle: waiting for the host" in legend
+    assert "idle: launched, not yet begun" in legend
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    said = window.run("return document.querySelector('#selected-idle').textContent")
+    parts = [
+        f"{IN_WORDS[reason]} {words.duration(getattr(whole, f'{reason}_ns'))}"
+        for reason in IN_WORDS
+        if getattr(whole, f"{reason}_ns")
+    ]
+    assert len(parts) > 1
+    assert all(one in said for one in parts)
+    assert len(said) == len("Idle in it: ") + len(", ".join(parts)) + len(".")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press(*"\ue015" * 6)
+    assert re.match(
+        r"(waiting for the host|launched, not yet begun): \d+ ns, from ", chosen(window)
+    )
+    assert window.console() == []
+
+
+def test_the_reasons_of_the_page_are_those_of_the_analysis() -> None:
+    script = files("unified_prof.report").joinpath("page", "steps.js").read_text("utf-8")
+    found = re.search(r"const REASONS = (\[.*\]);", script)
+    assert found is not None
+    assert tuple(json.loads(found[1])) == REASONS

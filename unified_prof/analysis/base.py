@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from unified_prof.analysis.read.groups import Group
     from unified_prof.analysis.views.host_lanes import HostThreads
     from unified_prof.analysis.views.idle import WhyIdle
+    from unified_prof.analysis.views.idle_lanes import IdleLane
     from unified_prof.analysis.views.stacks import Stacks
     from unified_prof.analysis.views.step_trace import StepTrace
     from unified_prof.analysis.views.timeline import Timeline
@@ -227,6 +228,14 @@ class Analysis(ABC):
             limit: at most so many ranges.
         """
         return None
+
+    def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
+        """Return when devices were idle and why; none where no reason can be told.
+
+        Args:
+            limit: at most so many gaps.
+        """
+        return ()
 
     def tracks(self) -> Iterator[Track]:
         """Yield the recording as tracks of slices, of devices first; none has no points in time."""

@@ -36,9 +36,17 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import host_lanes, over_time, statistics, timeline, tracks
+from unified_prof.analysis.views import (
+    host_lanes,
+    idle_lanes,
+    over_time,
+    statistics,
+    timeline,
+    tracks,
+)
 from unified_prof.analysis.views.host_lanes import HostThreads
 from unified_prof.analysis.views.idle import WhyIdle
+from unified_prof.analysis.views.idle_lanes import IdleLane
 from unified_prof.analysis.views.step_trace import StepTrace
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.analysis.views.tracks import Track
@@ -240,6 +248,11 @@ class MsprofAnalysis(Analysis):
             recording.steps,
             limit,
         )
+
+    def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
+        """Return when devices were idle and why."""
+        recording = self.recording
+        return idle_lanes.build(recording.idle_time, [*recording.devices], limit)
 
     def tracks(self) -> Iterator[Track]:
         """Yield streams and host threads as tracks of slices."""

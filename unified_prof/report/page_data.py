@@ -18,6 +18,7 @@ from unified_prof.analysis.trees import MEASURES, Tree
 from unified_prof.analysis.trees import trees as analysis_trees
 from unified_prof.analysis.views.host_lanes import KINDS as HOST_KINDS
 from unified_prof.analysis.views.host_lanes import HostThreads
+from unified_prof.analysis.views.idle_lanes import IdleLane
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.report.encoding import encode
 from unified_prof.report.names import middle, shown
@@ -26,6 +27,8 @@ BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
 HOST_RANGES = 30_000
 """Ranges of the host's threads: the same."""
+IDLE_GAPS = 12_000
+"""Gaps in the work of all devices: about five bytes each."""
 _LANES = 64
 _STEPS = 5000
 _LABEL_BYTES = 400_000
@@ -157,10 +160,12 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
     """
     lanes = analysis.timeline(limit=blocks)
     host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // BLOCKS))
+    idle = () if lanes is None else analysis.idle_lanes(max(1, IDLE_GAPS * blocks // BLOCKS))
     memory, counters = analysis.memory_series(), analysis.counter_series()
     spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
     if lanes is not None:
         spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
+    spans += [(int(one.start_ns[0]), int(one.start_ns[-1] + one.duration_ns[-1])) for one in idle]
     if host is not None:
         spans.append((host.start_ns, host.end_ns))
     origin_ns = min((begin for begin, _ in spans), default=0)
@@ -168,6 +173,7 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
         "began": _day(origin_ns),
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
         "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
+        "idle": [_idle(one, origin_ns) for one in idle],
         "host": None if host is None else _host(host, origin_ns),
         "memory": series(memory, origin_ns),
         "counters": series(counters, origin_ns),
@@ -228,6 +234,20 @@ def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
         "launched_block": encode(np.diff(linked, prepend=0)),
         # Whether it goes back stands in the lowest bit.
         "launched_by": encode(np.abs(step) << 1 | (step < 0)),
+    }
+
+
+def _idle(found: IdleLane, origin_ns: int) -> dict[str, Any]:
+    """Return the gaps of a device with their columns encoded."""
+    return {
+        "device": found.device,
+        "count": len(found),
+        "start": encode(np.diff(found.start_ns - origin_ns, prepend=0)),
+        "duration": encode(found.duration_ns),
+        "kind": encode(found.reason),
+        "longer_than_ns": found.longer_than_ns,
+        "left_out": found.left_out,
+        "left_out_ns": found.left_out_ns,
     }
 
 

@@ -121,7 +121,7 @@ class IdleTime:
         """Return one row for each reason, and one for each synchronising call and its line."""
         found: dict[tuple[int, int], list[int]] = {}
         waited: dict[str, list[tuple[Ints, Ints]]] = {}
-        labels = self._host.sync_label if self._is_told else np.zeros(0, np.int64)
+        labels = self._host.sync_label if self.is_told else np.zeros(0, np.int64)
         many = len(labels) + 1
         for device, segments in ((one, part) for one in self._devices for part in self.parts(one)):
             length = segments.end_ns - segments.start_ns
@@ -163,13 +163,13 @@ class IdleTime:
         return sorted(rows, key=lambda row: (-(row.total_ns or 0), row.name))
 
     @property
-    def _is_told(self) -> bool:
+    def is_told(self) -> bool:
         """Whether anything of the host was recorded: else no reason can be told."""
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
     def parts(self, name: str) -> Iterator[Segments]:
         """Yield what `of` gives, some gaps at a time."""
-        if not self._is_told:
+        if not self.is_told:
             for idle in self._gaps(name):
                 yield unexplained(idle)
             yield unexplained(intervals.EMPTY)

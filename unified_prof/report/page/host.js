@@ -17,6 +17,30 @@ function hostLanes(host) {
   }));
 }
 
+/** When devices were idle: one lane each, by reason. */
+function idleLanes(report) {
+  const texts = REASONS.map((reason) => report.idle_words[reason]);
+  return (report.idle ?? []).map((one) => {
+    const lane = decodeLane({ ...one, label: one.kind }, false);
+    return {
+      ...lane, idle: true, launch: new Map(), height: HOST_LANE, labels: texts, kinds: texts.map((text) => `idle: ${text}`),
+      colors: REASONS.map((reason) => `idle-${reason}`), title: report.idle.length > 1 ? `${one.device} idle` : "idle",
+    };
+  });
+}
+
+/** How long devices were idle in a span, by reason, the most first. */
+function idleIn(lanes, [from, to]) {
+  const sums = new Map();
+  for (const lane of lanes) {
+    for (let index = firstVisible(lane, from); index < lane.count && lane.start[index] < to; index += 1) {
+      const time = Math.min(to, lane.start[index] + lane.duration[index]) - Math.max(from, lane.start[index]);
+      if (time > 0) sums.set(lane.labels[lane.label[index]], (sums.get(lane.labels[lane.label[index]]) ?? 0) + time);
+    }
+  }
+  return [...sums].sort((a, b) => b[1] - a[1]);
+}
+
 /** Arrows from calls to what they launched: columns, in order of lanes and blocks. */
 function launchesOf(rows, lanes) {
   const found = { row: [], call: [], lane: [], block: [] };
@@ -114,10 +138,15 @@ function rangesIn(lane, from, to) {
   return found;
 }
 
-/** What of the host is not on the page. */
-function hostNotes(host, look) {
-  if (!host) return [];
+/** What of the host and of idle times is not on the page. */
+function hostNotes(host, idle, look) {
   const lines = [];
+  const short = (idle ?? []).filter((one) => one.left_out);
+  if (short.length) {
+    const [count, time] = ["left_out", "left_out_ns"].map((key) => short.reduce((sum, one) => sum + one[key], 0));
+    lines.push(note(`${words.count(count)} of the shortest idle times, ${words.duration(time)} in all, are not drawn and not summed up by reason here; the figures above have them.`));
+  }
+  if (!host) return lines;
   if (host.longer_than_ns || host.whole_ns) {
     const [from, to] = host.whole_ns;
     lines.push(make("p", { class: "small soft", id: "host-left-out" },

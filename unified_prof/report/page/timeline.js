@@ -50,6 +50,7 @@ function timelineSection(report, announce) {
   const host = hostLanes(report.host);
   const work = data.lanes.map((lane) => ({ ...decodeLane(lane, data.merged_below_ns > 0), raw: lane, height: LANE, labels: data.labels, colors: KINDS, kinds: KINDS }));
   const launches = launchesOf(host, work);
+  const idle = idleLanes(report);
   let lanes = [];
   const view = report.view;
   const { look, zoom, pan, whole } = view;
@@ -94,7 +95,7 @@ function timelineSection(report, announce) {
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
       key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " to the call that launched a task, and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that.",
       launches.count ? ` Arrows go from calls to what they launched: those of what is chosen, and all where no more than ${MOST_ARROWS} are in view.` : ""),
-    ...notes(), ...hostNotes(report.host, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
+    ...notes(), ...hostNotes(report.host, report.idle, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
@@ -102,14 +103,14 @@ function timelineSection(report, announce) {
 
   /** Decide which lanes there are, one below the other. */
   function arrange(withHost) {
-    lanes = withHost ? [...host, ...work] : work;
+    lanes = withHost ? [...host, ...work, ...idle] : [...work, ...idle];
     let top = crown;
     names.replaceChildren();
     for (const lane of lanes) {
       lane.top = top;
       top += lane.height;
       const part = Boolean(lane.host) && lane.depth > 0;
-      lane.node = make("div", { class: lane.host ? "thread" : null, text: part ? "" : lane.title, title: lane.title });
+      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, text: part ? "" : lane.title, title: lane.title });
       names.append(lane.node);
     }
     [state.lane, state.index] = [0, -1];
@@ -149,7 +150,7 @@ function timelineSection(report, announce) {
     pen.fillStyle = color("card");
     pen.fillRect(0, 0, width, height);
     drawAxis(pen, width, height, color);
-    const fills = new Map([...KINDS, ...HOST_COLORS].map((kind) => [kind, color(kind)]));
+    const fills = new Map([...KINDS, ...HOST_COLORS, ...REASONS.map((reason) => `idle-${reason}`)].map((kind) => [kind, color(kind)]));
     drawSteps(pen, width, height, color);
     lanes.forEach((lane, number) => {
       drawLane(pen, lane, number, width, fills, color, null);
@@ -276,7 +277,9 @@ function timelineSection(report, announce) {
     }
     const text = !work.length ? `${words.duration(length)} selected, from ${words.duration(span[0])}` : `${words.duration(length)} selected, from ${words.duration(span[0])}: work ran for ${words.duration(busy)} (${words.percent((100 * busy) / length)}), nothing for ${words.duration(length - busy)}` +
       (merged ? "; where tasks are merged these are estimates, and a block counts under its longest task" : "");
-    selection.replaceChildren(make("p", { class: "small", id: "selected", text: `${text}.` }), ...tables);
+    const why = idleIn(idle, span).map(([reason, time]) => `${reason} ${words.duration(time)}`);
+    put(selection, make("p", { class: "small", id: "selected", text: `${text}.` }),
+      why.length ? make("p", { class: "small", id: "selected-idle", text: `Idle in it: ${why.join(", ")}.` }) : null, ...tables);
     announce(text);
   });
 
@@ -293,7 +296,8 @@ function timelineSection(report, announce) {
   function search() {
     state.wanted = find.value.trim().toLowerCase();
     const matching = (texts) => texts.map((text) => text.toLowerCase().includes(state.wanted));
-    state.matches = state.wanted ? new Map([data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])) : null;
+    // What ran is searched for; why nothing did is told by colours and sums.
+    state.matches = state.wanted ? new Map([...idle.map((lane) => [lane.labels, []]), ...[data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])]) : null;
     link.set({ find: find.value.trim() });
     const [tasks, calls] = [work, host].map((some) => {
       let [count, sum] = [0, 0];
@@ -351,7 +355,8 @@ function timelineSection(report, announce) {
   function drawLane(pen, lane, number, width, fills, color, matches) {
     const { top, height } = lane;
     // Rows of one thread touch; a line stands below the last.
-    const [above, wall] = lane.host ? [1, height - 2] : [4, height - 9];
+    const flat = lane.height === HOST_LANE;
+    const [above, wall] = flat ? [1, height - 2] : [4, height - 9];
     if (!lane.host || lanes[number + 1]?.thread !== lane.thread) {
       pen.fillStyle = color("line");
       pen.fillRect(0, top + height - 1, width, 1);
@@ -370,7 +375,7 @@ function timelineSection(report, announce) {
       const faint = lane.tasks[index] > 1 ? FAINTEST + (1 - FAINTEST) * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
       pen.globalAlpha = state.wanted && !matches ? 0.15 : faint;
       // A gap tells neighbours apart where there is room for it.
-      pen.fillRect(x, top + above, wide > 3 && lane.host ? wide - 1 : wide, wall);
+      pen.fillRect(x, top + above, wide > 3 && flat ? wide - 1 : wide, wall);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
         pen.strokeStyle = color("ink");
@@ -380,7 +385,7 @@ function timelineSection(report, announce) {
       }
       if (wide > 46 && (!state.wanted || matches)) {
         pen.fillStyle = inkOn(fill, faint, color("card"));
-        label(pen, labelOf(lane, index), x + 5, top + height / 2, wide - 9, lane.host ? 11 : 12);
+        label(pen, labelOf(lane, index), x + 5, top + height / 2, wide - 9, flat ? 11 : 12);
       }
     }
   }
