@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.read.operation_inputs import numbered
+from tests.analysis.builders import Device
+from unified_prof.analysis.load import open_reports
+from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.analysis.read import operation_inputs
+from unified_prof.analysis.read.operation_inputs import numbered, of_ranges
 from unified_prof.store.integers import MISSING
 
 VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
@@ -19,3 +26,33 @@ def test_rows_have_one_number_exactly_where_they_are_alike(
     columns = [np.array([row[place] for row in rows], np.int64) for place in range(3)]
     number = numbered(*columns).tolist()
     assert [number.index(one) for one in number] == [rows.index(row) for row in rows]
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "none"])
+def test_inputs_are_found_whatever_the_order_of_rows(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = np.arange(200) // 3 * 10
+    if order != "rising":
+        moments = (
+            moments[::-1] if order == "falling" else np.random.default_rng(1).permutation(moments)
+        )
+    with Device(tmp_path / "msprof_1.db") as db:
+        for number, at in enumerate(moments.tolist()):
+            inputs = (f"{number},2", "float") if number % 5 else None
+            db.call(at, at + 40, f"aten::op{number % 4}", thread=number % 2 + 1, inputs=inputs)
+        db.task(0, 9, kernel=("a", "b"))
+    with open_reports(tmp_path / "msprof_1.db") as opened:
+        (analysis,) = opened.analyses
+        assert isinstance(analysis, MsprofAnalysis)
+        recording = analysis.recording
+        assert recording.framework is not None
+        ranges = np.arange(len(recording.framework))
+        told = []
+        for at_a_time in (1 << 17, 7):
+            monkeypatch.setattr(operation_inputs, "_AT_A_TIME", at_a_time)
+            monkeypatch.setattr(operation_inputs, "_MANY", 1)
+            found = of_ranges(recording.source, recording.framework, ranges)
+            told.append([recording.strings.texts(found[one].tolist()) for one in sorted(found)])
+        assert told[0] == told[1]
+        assert len(set(told[0][0])) > 100

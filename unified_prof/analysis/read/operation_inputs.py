@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,9 @@ from unified_prof.store.integers import MISSING
 Ints = NDArray[np.int64]
 
 _PLACE = ("start", "thread", "name")
+_AT_A_TIME = 1 << 17
+"""Rows that are looked at together."""
+_MANY = 8
 
 
 def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
@@ -50,20 +55,57 @@ def _matched(
     wanted: tuple[Ints, Ints, Ints],
 ) -> dict[str, Ints]:
     """Return columns of a table for places: start, thread and name of a call."""
-    nothing = np.full(len(wanted[0]), MISSING, np.int64)
-    if table not in source.tables or not len(nothing):
-        return dict.fromkeys(columns, nothing)
-    found = source.integers(table, {**place, **columns})
+    result = {name: np.full(len(wanted[0]), MISSING, np.int64) for name in columns}
+    if table not in source.tables or not len(wanted[0]):
+        return result
+    # The table's rows come in order of time, or nearly so: each is looked for where it can be.
+    order = np.argsort(wanted[0], kind="stable")
+    in_time = wanted[0][order]
+    open_ones = np.ones(len(order), bool)
+    limit = [_AT_A_TIME]
+    for found in _batches(source.pieces(table, {**place, **columns}), limit):
+        moments = found["start"][found["start"] != MISSING]
+        if not len(moments):
+            continue
+        first = np.searchsorted(in_time, moments.min(), side="left")
+        behind = np.searchsorted(in_time, moments.max(), side="right")
+        some = order[first:behind]
+        some = some[open_ones[some]]
+        if len(some) > _MANY * len(moments):
+            # Rows that are in no order are better looked at together.
+            limit[0] *= 2
+        row = _rows(found, tuple(one[some] for one in wanted))
+        there = row >= 0
+        at, row = some[there], row[there]
+        open_ones[at] = False
+        for name in columns:
+            result[name][at] = found[name][row]
+    return result
+
+
+def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[dict[str, Ints]]:
+    """Yield pieces joined to as many rows as the limit says, which may be raised meanwhile."""
+    waiting: list[dict[str, Ints]] = []
+    rows = 0
+    for piece in pieces:
+        waiting.append(piece)
+        rows += len(piece["start"])
+        if rows >= limit[0]:
+            yield {name: np.concatenate([one[name] for one in waiting]) for name in piece}
+            waiting, rows = [], 0
+    if waiting:
+        yield {name: np.concatenate([one[name] for one in waiting]) for name in waiting[0]}
+
+
+def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
+    """Return the first row with each place, -1 where there is none."""
     # Few begin at the same moment: the number of a moment, then thread and name within it.
     keys = [np.concatenate((found[name], one)) for name, one in zip(_PLACE, wanted, strict=True)]
     number = numbered(*keys)
     rows = len(found["start"])
     order = np.argsort(number[:rows], kind="stable")
     row = find(number[:rows][order], number[rows:])
-    at = np.where(row >= 0, order[row], 0) if rows else row
-    return {
-        name: np.where(row >= 0, found[name][at], MISSING) if rows else nothing for name in columns
-    }
+    return np.where(row >= 0, order[row], -1)
 
 
 def numbered(*columns: NDArray[np.integer]) -> Ints:
