@@ -12,16 +12,19 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.analysis.compare.device.recordings import on_npu, recording
 from tests.cluster.summaries import Made, make
 from tests.report import axe
 from tests.report import browser as chromium
 from tests.report.browser import Browser
+from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored import open_run
-from unified_prof.report import html, opener
+from unified_prof.report import device_page, html, opener
 from unified_prof.report.cluster import page as cluster_page
 from unified_prof.report.cluster.formats import Request as ClusterRequest
+from unified_prof.report.device_formats import Shown
 from unified_prof.report.formats import Request
 
 in_a_browser = [
@@ -97,7 +100,17 @@ def perfetto(folder: Path) -> Path:
     return page
 
 
-PAGES = [skyline, device, many, cluster, perfetto]
+def difference(folder: Path) -> Path:
+    """Two vendors' devices compared."""
+    base, new = recording(folder / "gpu.db"), on_npu(folder / "npu.db")
+    found = of_devices([base], [new])
+    assert found is not None
+    page = folder / "page.html"
+    page.write_text(device_page.produce(found, Shown()), encoding="utf-8")
+    return page
+
+
+PAGES = [skyline, device, many, cluster, perfetto, difference]
 
 
 @pytest.fixture(scope="module")

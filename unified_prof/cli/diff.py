@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -47,10 +48,13 @@ class FormatOption(str, Enum):
 
     TEXT = "text"
     JSON = "json"
+    CSV = "csv"
     MARKDOWN = "markdown"
+    HTML = "html"
 
 
-_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+_OF_DEVICES = (FormatOption.CSV, FormatOption.HTML)
+"""Formats that only comparisons of recordings of device work have."""
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +91,8 @@ def diff(
         FormatOption | None,
         typer.Option(
             "--format",
-            help="How to print it; json has every row.",
+            help="How to print it; json and csv have every row; csv and html are of recordings "
+            "of devices.",
             show_default="by -o's ending, or text",
         ),
     ] = None,
@@ -109,9 +114,17 @@ def diff(
     operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
     the figures are those of one device on average.
     """
+    from unified_prof.report.device_formats import FORMATS, SUFFIXES
+
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = FormatOption(shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file))
+    shape = FormatOption(shapes.chosen(context, SUFFIXES, asked=asked, as_json=json_, file=file))
+    if file is None and sys.stdout.isatty() and not FORMATS[shape.value].for_terminal:
+        raise UsageError(
+            f"{shape.value} cannot be shown on a terminal",
+            hint="write it to a file with -o",
+            slug="not-for-a-terminal",
+        )
     width, color = (None, False) if file else printing.terminal()
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)
     reading = _Reading(convert=convert, quiet=quiet or shape is not FormatOption.TEXT, output=file)
@@ -123,6 +136,8 @@ def diff(
                 hint="name every workload by --workload NAME=BASE:NEW",
                 slug="contradicting-options",
             )
+        if shape in _OF_DEVICES:
+            raise _refused(shape, "several workloads together have no such page or table")
         text, warnings = _each(workloads.parsed(workload), reading, how)
     elif base is None or new is None:
         raise UsageError(
@@ -229,21 +244,29 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
 
 def _devices(found: DeviceDifference, how: _Shown) -> _Found:
     """Return a comparison of devices."""
-    from unified_prof.report import devices
+    from unified_prof.report import device_formats, devices
 
-    shown: dict[str, Any] = {
-        "by": how.by.value,
-        "top": how.top,
-        "everything": how.everything,
-        "full_names": how.full_names,
-    }
+    shown = device_formats.Shown(
+        by=how.by.value,
+        top=how.top,
+        everything=how.everything,
+        width=how.width,
+        color=how.color,
+        full_names=how.full_names,
+    )
 
     def words() -> str:
-        if how.shape is FormatOption.MARKDOWN:
-            return devices.as_markdown(found, **shown)
-        return devices.text(found, width=how.width, color=how.color, **shown)
+        return device_formats.FORMATS[how.shape.value].produce(found, shown)
 
     return _Found(how.shape, lambda: devices.document(found), words, found.warnings)
+
+
+def _refused(shape: FormatOption, why: str) -> UsageError:
+    return UsageError(
+        f"--format {shape.value} is of two recordings of device work: {why}",
+        hint="--format text, json or markdown",
+        slug="unknown-format",
+    )
 
 
 def _samples(before: Side, after: Side, how: _Shown) -> _Found:
@@ -251,6 +274,8 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Found:
     from unified_prof.analysis.compare import diff as analysis
     from unified_prof.report import comparison, difference
 
+    if how.shape in _OF_DEVICES:
+        raise _refused(how.shape, "these reports are of tracked workloads, or of the host alone")
     by = _BY_SAMPLES.get(how.by)
     if by is None:
         raise UsageError(

@@ -1,0 +1,115 @@
+"""What holds for every format of a comparison of devices; its table as CSV, its page as HTML."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from tests.analysis.builders import Device, run_time_report
+from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
+from unified_prof.cli.app import app
+from unified_prof.cli.diff import FormatOption
+from unified_prof.errors import UsageError
+from unified_prof.report import device_formats
+
+
+@pytest.fixture
+def sides(tmp_path: Path) -> tuple[Path, Path]:
+    return recording(tmp_path / "gpu.db"), on_npu(tmp_path / "npu.db")
+
+
+def uprof(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["diff", *map(str, arguments)])
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(StringIO(text)))
+
+
+def page(text: str) -> dict[str, Any]:
+    """Return the data of a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_every_format_is_offered_and_has_its_endings(
+    sides: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert list(device_formats.FORMATS) == [one.value for one in FormatOption]
+    for name, one in device_formats.FORMATS.items():
+        printed = uprof(*sides, "--format", name)
+        for suffix in one.suffixes:
+            file = tmp_path / f"{name}{suffix}"
+            assert uprof(*sides, "-o", file).exit_code == 0
+            assert file.read_text("utf-8") == printed.stdout
+            assert "norm" in printed.stdout
+
+
+def test_csv_has_every_row_and_its_sums(sides: tuple[Path, Path]) -> None:
+    rows = table(uprof(*sides, "--format", "csv", "--top", "1").stdout)
+    document = json.loads(uprof(*sides, "--json").stdout)
+    for by in ("class", "operation", "module", "line", "kernel"):
+        own = [row for row in rows if row["by"] == by]
+        assert [row["name"] for row in own] == [row["name"] for row in document["breakdowns"][by]]
+        for side in ("base", "new"):
+            total = sum(float(row[f"{side}_ns"] or 0) for row in own)
+            assert total == pytest.approx(document["operations"][f"{side}_ns"])
+    parts = {row["name"]: row for row in rows if row["by"] == "part"}
+    for part in document["parts"]:
+        if part["base_ns"] or part["new_ns"]:
+            assert float(parts[part["name"]]["base_ns"]) == part["base_ns"]
+            assert float(parts[part["name"]]["delta_ns"]) == part["delta_ns"]
+
+
+def test_what_a_spreadsheet_would_run_is_text(tmp_path: Path) -> None:
+    evil = [Op("=HYPERLINK(1)", [("=cmd", "=cmd", 100)])]
+    base = recording(tmp_path / "a.db", evil, collective=None)
+    rows = table(uprof(base, recording(tmp_path / "b.db"), "--format", "csv").stdout)
+    assert not [row for row in rows if row["name"].startswith(("=", "+", "@"))]
+    assert any(row["name"].startswith("'=") for row in rows)
+
+
+def test_the_page_says_what_json_says(sides: tuple[Path, Path]) -> None:
+    shown = page(uprof(*sides, "--format", "html").stdout)
+    document = json.loads(uprof(*sides, "--json").stdout)
+    assert shown["unit"] == "step"
+    for by, rows in document["breakdowns"].items():
+        told = {(row["name"], row.get("class", "")): row for row in shown["tables"][by]["rows"]}
+        for row in rows:
+            one = told[row["name"], row.get("class", "")]
+            assert one["delta_ns"] == row["delta_ns"]
+            assert one.get("ratio") == row["ratio"]
+            assert one.get("base_ns") == (row["base"] and row["base"]["per_step_ns"])
+    assert sum(one["base_ns"] for one in shown["parts"]) == pytest.approx(shown["base_ns"])
+    assert any("devices differ" in one for one in shown["remarks"])
+
+
+def test_names_of_others_are_data_on_the_page_only(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    base = recording(tmp_path / "a.db", [Op(evil, [(evil, evil, 100)])])
+    text = uprof(base, recording(tmp_path / "b.db", GPU), "--format", "html").stdout
+    assert "<script>alert" not in text
+    assert text.count("<script") == 2
+
+
+@pytest.mark.parametrize("form", ["csv", "html"])
+def test_other_comparisons_have_no_such_format(tmp_path: Path, form: str) -> None:
+    host = tmp_path / "host.db"
+    with Device(host) as device:
+        device.call(0, 100, "aten::linear")
+    tracked = run_time_report(tmp_path / "r.sqlite")
+    for one in (host, tracked):
+        refused = uprof(one, one, "--format", form)
+        assert isinstance(refused.exception, UsageError)
+        assert f"--format {form} is of two recordings of device work" in str(refused.exception)
+    together = uprof("--workload", f"a={tracked}:{tracked}", "--format", form)
+    assert isinstance(together.exception, UsageError)

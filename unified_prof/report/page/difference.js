@@ -1,0 +1,114 @@
+// The page of two runs of devices: the step on both sides, then where it differs.
+
+const times = (value) => (value === null || value === undefined ? NOT_MEASURED : `${value >= 100 ? words.count(Math.round(value)) : value.toFixed(2)} x`);
+const change = (value) => (value > 0 ? `+${words.duration(value)}` : words.duration(value));
+
+function headlines() {
+  const ratio = page.base_ns ? page.new_ns / page.base_ns : null;
+  return make("div", { class: "figures" },
+    figure(`base, one ${page.unit}`, words.duration(page.base_ns), null, `${page.base_ns} ns`, "base_ns"),
+    figure(`new, one ${page.unit}`, words.duration(page.new_ns), null, `${page.new_ns} ns`, "new_ns"),
+    figure("change", change(page.new_ns - page.base_ns), ratio === null ? null : times(ratio), `${page.new_ns - page.base_ns} ns`, "delta_ns"));
+}
+
+/** Both sides as strips of one scale: what is longer is longer. */
+function stepSection() {
+  const longest = Math.max(page.base_ns, page.new_ns) || 1;
+  const section = card("step", `What a ${page.unit} consists of`);
+  for (const side of ["base", "new"]) {
+    const whole = page[`${side}_ns`];
+    const drawn = strip(side, whole, page.parts.map((one) => ({ name: one.name, color: one.color, value: one[`${side}_ns`] })), words.duration);
+    drawn.querySelector(".strip").style.setProperty("width", `${(100 * whole) / longest}%`);
+    section.append(drawn);
+  }
+  const columns = [
+    { key: "name", label: "of which", kind: "text" },
+    ...["base_ns", "new_ns", "delta_ns"].map((key) => number(key)),
+  ];
+  const rows = page.parts.map((one) => ({ ...one, delta_ns: one.new_ns - one.base_ns }));
+  const table = sortableTable(`Parts of a ${page.unit}`, columns, rows, { key: null, descending: true, search: "", all: false }, announce);
+  table.draw();
+  table.element.style.setProperty("margin-top", "14px");
+  section.append(table.element);
+  return section;
+}
+
+const LABELS = {
+  class: "class", side: "on", base_calls: "base calls", new_calls: "new calls", base_ns: "base", new_ns: "new", delta_ns: "change",
+  ratio: "ratio", ratio_of_peaks: "peaks allow", module: "module", line: "line",
+};
+
+function number(key) {
+  const ratio = key.startsWith("ratio");
+  return {
+    key,
+    label: LABELS[key],
+    kind: "number",
+    show: ratio ? times : (value) => (key === "delta_ns" ? change(value) : words.of(key, value)),
+    exact: (value) => words.exactly(key, value),
+  };
+}
+
+function columnsOf(by, rows) {
+  const keys = new Set(rows.flatMap((row) => Object.keys(row)));
+  return [
+    { key: "name", label: by, kind: "text" },
+    ...["base_calls", "new_calls", "base_ns", "new_ns", "delta_ns", "ratio", "ratio_of_peaks"].filter((key) => keys.has(key)).map(number),
+    ...(by === "class" ? ["side"] : ["class", "side", "module", "line"]).filter((key) => keys.has(key)).map((key) => ({ key, label: LABELS[key], kind: "text", second: true })),
+  ];
+}
+
+function workSection() {
+  const bys = Object.keys(page.tables);
+  if (!bys.length) return null;
+  const input = make("input", { type: "search", placeholder: "Search names", "aria-label": "Search the table", id: "search" });
+  input.value = link.get("q") ?? "";
+  const holder = make("div");
+  const count = make("p", { class: "small soft", id: "matches" });
+  let by = bys.includes(link.get("by")) ? link.get("by") : page.by;
+  let state = null;
+  let table = null;
+
+  function show(next) {
+    by = next;
+    const { rows } = page.tables[by];
+    state = { key: link.get("sort"), descending: link.get("order") !== "up", search: input.value, all: false,
+      sorted: () => link.set({ sort: state.key, order: state.descending ? null : "up" }) };
+    const columns = columnsOf(by, rows);
+    if (!columns.some((column) => column.key === state.key)) state.key = null;
+    table = sortableTable(`Work by ${by}`, columns, rows, state, announce);
+    put(holder, table.element);
+    draw();
+  }
+
+  function draw() {
+    const { rows, left_out: left } = page.tables[by];
+    const found = table.draw();
+    count.textContent = `${words.count(found)} of ${words.count(rows.length)} rows, the largest change first` +
+      (left ? `; ${words.count(left)} that change less are not on this page (uprof diff --format csv has all)` : "");
+  }
+
+  input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
+  const section = card("work", "Work on both sides",
+    choice("Summed up by", bys.map((one) => [one, one]), by, (one) => { link.set({ by: one === page.by ? null : one, sort: null, order: null }); show(one); }),
+    make("div", { class: "search" }, input));
+  section.append(holder, count);
+  show(by);
+  return section;
+}
+
+function remarksSection() {
+  const lines = [
+    ...page.warnings.map((text) => make("li", {}, make("span", { class: "odd", text: "warning" }), text)),
+    ...page.remarks.map((text) => make("li", { text })),
+  ];
+  const section = card("remarks", "What to know of these figures");
+  section.append(make("ul", { class: "remarks" }, ...lines));
+  return section;
+}
+
+startPage(null, () => [
+  make("header", { class: "intro" }, make("h1", { text: page.title }),
+    make("ul", { class: "facts soft" }, ...page.headline.filter(([what]) => what !== page.unit).map(([what, text]) => make("li", { text: `${what}: ${text}` })))),
+  headlines(), stepSection(), workSection(), remarksSection(),
+].filter(Boolean));
