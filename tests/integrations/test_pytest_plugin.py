@@ -143,7 +143,7 @@ def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester
         "def pytest_unconfigure(config):\n"
         "    ours = {one for one in sys.modules if one.startswith('unified_prof')}\n"
         "    assert ours <= {'unified_prof', 'unified_prof.version',"
-        f" 'unified_prof.integrations', '{MODULE}'}}, ours\n"
+        f" 'unified_prof.integrations', '{MODULE}', '{MODULE}.hooks'}}, ours\n"
     )
     pytester.makepyfile("def test_one():\n    pass\n")
     result = pytester.runpytest_subprocess(*PLUGIN, "-W", "error")
@@ -151,6 +151,14 @@ def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester
     assert outcomes(result) == {"passed": 1}
     result.stdout.no_fnmatch_line("*= uprof =*")
     assert not (pytester.path / ".uprof").exists()
+
+
+def test_an_older_pytest_goes_on_without_it() -> None:
+    code = f"import pytest; del pytest.StashKey; import {MODULE} as it; print(hasattr(it, 'uprof'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="the entry point of this checkout is not installed")
@@ -329,6 +337,7 @@ def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
     assert session("--uprof-compare", "main", "--uprof-fail-unclear").ret == 1
 
 
+@pytest.mark.slow
 def test_one_run_a_side_settles_nothing_but_the_largest_changes(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
@@ -342,6 +351,7 @@ def test_one_run_a_side_settles_nothing_but_the_largest_changes(
     assert session("--uprof-compare", "main", "--uprof-runs", "1").ret == 1
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_test_decides(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
@@ -361,6 +371,7 @@ def test_a_test_without_a_baseline_is_told_and_passes(
     assert not (pytester.path / ".uprof").exists(), "looking makes no store"
 
 
+@pytest.mark.slow
 def test_the_newest_baseline_of_any_name_is_taken_where_none_is_named(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
@@ -374,6 +385,7 @@ def test_the_newest_baseline_of_any_name_is_taken_where_none_is_named(
     assert session("--uprof-compare", "old").ret == 1
 
 
+@pytest.mark.slow
 def test_another_device_is_nothing_to_compare_with(
     machine: Machine, session: Sessions, pytester: pytest.Pytester
 ) -> None:
