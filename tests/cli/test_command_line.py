@@ -217,3 +217,28 @@ def test_shells_get_a_script_and_commands_to_complete(shell: str) -> None:
     )
     assert "_UPROF_COMPLETE" in script.stdout
     assert "gate" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path, command in COMMANDS.items()
+        if any("--output" in param.opts for param in command.params)
+    ],
+)
+@pytest.mark.parametrize("words", [("-o", ""), ("--output=",)])
+def test_an_empty_output_is_refused(
+    path: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a path it would be the current folder."""
+    with pytest.raises(SystemExit) as end:
+        app_module.main([*path.split(), *words, "given"])
+    assert end.value.code == 2
+    assert "-o is empty, expected a name [uprof:empty-output]" in capsys.readouterr().err
+
+
+def test_what_is_the_programs_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app_module.main(["run", "--backend", "cpu", "no-such-script.py", "-o", ""])
+    assert "empty-output" not in capsys.readouterr().err

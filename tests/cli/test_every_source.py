@@ -95,6 +95,19 @@ def test_a_comparison_shows_the_names_that_the_user_knows(tmp_path: Path) -> Non
     assert "holds 2 recordings" in both.stderr
 
 
+def test_a_baseline_of_a_recording(tmp_path: Path) -> None:
+    trace = MAKERS["kineto"](tmp_path / "in")
+    store = ("--store", tmp_path / "kept.sqlite")
+    refused = uprof("baseline", "save", "main", trace, *store)
+    assert refused.returncode != 0
+    assert "--convert" in refused.stderr
+    well(uprof("baseline", "save", "main", trace, *store, "--convert"))
+    (entry,) = json.loads(well(uprof("baseline", "list", "--json", *store)).stdout)
+    assert entry["label"] == str(trace)
+    verdict = uprof("gate", trace, "--baseline", "main", *store, "--convert")
+    assert verdict.returncode in (0, 3), verdict.stderr
+
+
 @pytest.mark.parametrize("kind", ["prof", "ascend_pt", "ascend_text"])
 def test_ascend_recordings_are_exported_on_the_way(kind: str, tmp_path: Path) -> None:
     recording = MAKERS[kind](tmp_path / "in")

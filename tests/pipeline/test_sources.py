@@ -355,6 +355,17 @@ def test_a_report_is_named_as_one(tmp_path: Path) -> None:
     assert f"uprof report {made}" in str(error.hint)
 
 
+def test_a_folder_that_holds_a_finished_database_alone_is_named_as_one(tmp_path: Path) -> None:
+    folder = tmp_path / "host 7_ascend_pt"
+    database = folder / "ASCEND_PROFILER_OUTPUT" / "ascend_pytorch_profiler_0.db"
+    database.parent.mkdir(parents=True)
+    convert(kineto(tmp_path), database)
+    error = refused(folder)
+    assert isinstance(error, UsageError)
+    assert "only the finished database" in str(error)
+    assert str(error.hint) == f"`uprof report '{database}'` shows what is in it"
+
+
 def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     raw = tmp_path / "my run.nsys-rep"
     raw.write_bytes(b"x")

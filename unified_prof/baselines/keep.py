@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +20,13 @@ DEFAULT_STORE = ".uprof/baselines.sqlite"
 _VERSIONED = re.compile(r"(.+)@([0-9]{1,9})")
 
 
-def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
-    """Save the run of `paths` as the newest version of baseline `name`.
+def save(
+    name: str,
+    paths: Sequence[Path],
+    store: str | None,
+    read: Callable[[Sequence[Path]], Run] = runs.load,
+) -> Entry:
+    """Save the run of `paths`, as `read` gives it, as the newest version of baseline `name`.
 
     Raises:
         UsageError: the name cannot be one, or the reports hold nothing to compare with.
@@ -29,7 +34,7 @@ def save(name: str, paths: Sequence[Path], store: str | None) -> Entry:
         OutputError: the store cannot be written.
     """
     _refuse_version(name)
-    new = to_save(name, runs.load(paths))
+    new = to_save(name, read(paths))
     with opened(store, create=True) as baselines:
         return baselines.save(new)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import printing, thresholds
+from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.command_line import Application
+from unified_prof.cli.converting import Convert
 from unified_prof.cli.gate import Allowed
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJson, AsJsonFormat, Force, Quiet
@@ -62,13 +64,15 @@ def save(
         typer.Argument(metavar="FILE|DIR", help="A run's report, folder, or several of one kind."),
     ],
     store: StoreOption = None,
+    convert: Convert = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
     """Save a run as a baseline; an older one of that name stays as an earlier version."""
     from unified_prof.baselines import keep
 
-    entry = keep.save(name, files, store)
+    read = partial(converting.run_of, convert=convert, quiet=quiet or json_)
+    entry = keep.save(name, files, store, read)
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from unified_prof.cli.examples import EXAMPLES
+from unified_prof.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -66,7 +67,21 @@ class _Shown:
         """Read arguments, settings and variables."""
         for param in self.params:
             _name_variable(param, ctx.auto_envvar_prefix)
+        self._refuse_empty_output(ctx, args)
         return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
+
+    def _refuse_empty_output(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError for `-o ''`: an empty path means this folder, and nobody means that."""
+        if ctx.resilient_parsing or not any(arg == "" or arg.endswith("=") for arg in args):
+            return
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
+        outputs = [param.name for param in self.params if "--output" in param.opts]
+        if any(given.get(name) == "" for name in outputs):
+            raise UsageError(
+                "-o is empty, expected a name",
+                hint="a variable of the shell may be empty; `-o .` means this folder",
+                slug="empty-output",
+            )
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return --help, which no variable can ask for."""

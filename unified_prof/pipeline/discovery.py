@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from unified_prof.errors import RawFormatError, UprofError, UsageError
-from unified_prof.pipeline import sources
+from unified_prof.pipeline import ascend_layout, sources
 from unified_prof.pipeline.sources import Source
 
 DEEPEST = 64
@@ -72,6 +73,13 @@ def refusal(path: Path) -> UprofError:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
         return RawFormatError(f"{path}: {text}", hint=_hint_of_missing(path), slug="no-such-file")
     if stat.S_ISDIR(mode):
+        if reports := ascend_layout.databases_in(path):
+            return UsageError(
+                f"{path} holds no raw data, only the finished database of a recording:"
+                " there is nothing to convert",
+                hint=f"`uprof report {shlex.quote(str(reports[0]))}` shows what is in it",
+                slug="already-a-report",
+            )
         return RawFormatError(
             f"{path} is no recording and has none inside",
             hint=f"expected {takes}; links to folders are not followed",
