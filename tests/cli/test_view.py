@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, run_time_report, training_step
+from tests.cluster.summaries import Made, make
 from tests.report import browser as chromium
 from tests.report.browser import Browser
 from unified_prof import loopback
@@ -94,6 +95,23 @@ def test_a_timeline_comes_with_the_page_that_hands_it_to_perfetto(
     assert b"<today>" not in visit.pages[page]
     assert "slices on" in capsys.readouterr().err
     assert left() == []
+
+
+def test_a_run_of_many_ranks_has_its_page(
+    visit: Visit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_of_ranks = make(tmp_path / "run", Made(slow={3: 1.3}))
+    run(str(run_of_ranks))
+    assert b"rank 3" in visit.pages[""]
+    assert "--rank N shows the report of one rank" in capsys.readouterr().err
+    visit.pages.clear()
+    run(str(run_of_ranks), "--perfetto", "--rank", "3", code=7)
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", str(run_of_ranks), "--ranks", "3", "-o", str(tmp_path / "a.json")])
+    assert ended.value.code == 7
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :] != []
+    assert visit.pages == {}
 
 
 def test_programs_are_told_the_address_as_json(

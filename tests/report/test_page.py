@@ -857,6 +857,7 @@ def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_pat
     page = written(tmp_path / "msprof_1.db")
     assert page.stat().st_size < 1_200_000
     window.open(page)
+    assert "of the shortest idle times" in window.run("return document.body.textContent")
     said = window.run("return document.querySelector('#host-left-out').textContent")
     assert said.startswith("15,000 of 40,000 ranges of the host are drawn: all that begin from ")
     click(window, "#host-left-out button")
@@ -950,6 +951,21 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
         r"(waiting for the host|launched, not yet begun): \d+ ns, from ", chosen(window)
     )
     assert window.console() == []
+
+
+def test_threads_are_told_apart_on_a_phone(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for thread in (3_140_046, 3_140_047):
+            device.call(0, 100, "aten::mm", thread=thread)
+    page = written(tmp_path / "msprof_1.db")
+    names_shown = "return [...document.querySelectorAll('.lanes div')].map((one) => one.innerText)"
+    for width, shown in ((390, ""), (1280, "thread ")):
+        window.open(page, width=width)
+        assert window.run(names_shown) == [f"{shown}3140046", f"{shown}3140047"]
+        assert not window.run(
+            "return [...document.querySelectorAll('.lanes div')]"
+            ".some((one) => one.scrollWidth > one.clientWidth)"
+        )
 
 
 def test_the_reasons_of_the_page_are_those_of_the_analysis() -> None:

@@ -165,7 +165,11 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
     spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
     if lanes is not None:
         spans.append((lanes.start_ns, lanes.start_ns + lanes.duration_ns))
-    spans += [(int(one.start_ns[0]), int(one.start_ns[-1] + one.duration_ns[-1])) for one in idle]
+    spans += [
+        (int(one.start_ns[0]), int(one.start_ns[-1] + one.duration_ns[-1]))
+        for one in idle
+        if len(one)
+    ]
     if host is not None:
         spans.append((host.start_ns, host.end_ns))
     origin_ns = min((begin for begin, _ in spans), default=0)

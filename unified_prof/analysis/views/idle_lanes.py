@@ -44,7 +44,7 @@ def build(idle_time: IdleTime, devices: Sequence[str], limit: int) -> tuple[Idle
         return ()
     each = max(1, limit // max(1, len(devices)))
     lanes = [_lane(idle_time, device, each) for device in devices]
-    return tuple(lane for lane in lanes if len(lane))
+    return tuple(lane for lane in lanes if len(lane) or lane.left_out)
 
 
 def _lane(idle_time: IdleTime, device: str, limit: int) -> IdleLane:

@@ -20,7 +20,7 @@ function hostLanes(host) {
 /** When devices were idle: one lane each, by reason. */
 function idleLanes(report) {
   const texts = REASONS.map((reason) => report.idle_words[reason]);
-  return (report.idle ?? []).map((one) => {
+  return (report.idle ?? []).filter((one) => one.count).map((one) => {
     const lane = decodeLane({ ...one, label: one.kind }, false);
     return {
       ...lane, idle: true, launch: new Map(), height: HOST_LANE, labels: texts, kinds: texts.map((text) => `idle: ${text}`),

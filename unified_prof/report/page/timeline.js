@@ -110,7 +110,9 @@ function timelineSection(report, announce) {
       lane.top = top;
       top += lane.height;
       const part = Boolean(lane.host) && lane.depth > 0;
-      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, text: part ? "" : lane.title, title: lane.title });
+      // Where there is little room the number alone tells threads apart.
+      const [word, rest] = part ? ["", ""] : lane.title.startsWith("thread ") ? ["thread ", lane.title.slice(7)] : ["", lane.title];
+      lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: lane.title }, make("span", { class: "word", text: word }), rest);
       names.append(lane.node);
     }
     [state.lane, state.index] = [0, -1];
