@@ -1,0 +1,182 @@
+"""What the documentation's examples find in their folder, by the names that the pages use."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster import ranks
+from tests.conftest import ROOT
+from tests.decoders.kineto import made
+from tests.pipeline.test_sources import MAKERS
+from unified_prof.pipeline import cluster
+from unified_prof.pipeline.convert import convert
+
+KINDS = {
+    "train.py": "script",
+    "model.py": "script",
+    "mypackage": "package",
+    "out": "report",
+    "RUN": "report",
+    "NEW": "report",
+    "base": "report",
+    "new": "report",
+    "report-base": "report",
+    "report-new": "report",
+    "trace.json.gz": "trace",
+    "rank*/trace.json.gz": "rank-traces",
+    "run.sqlite.xz": "packed-export",
+    "trace.db": "timeline",
+    "other.db": "timeline",
+    "timeline.db": "timeline",
+    "h100.db": "timeline",
+    "mi300.db": "timeline",
+    "cuda.db": "timeline",
+    "npu.db": "timeline",
+    "msprof_20260101000000.db": "timeline",
+    "msprof_20260520101500.db": "timeline",
+    "PROF_000001_20260101000000000_00004242ABCDEFGH": "prof",
+    "host_4242_20260101000000000_ascend_pt": "ascend-pt",
+    "ASCEND_PROFILER_OUTPUT": "ascend-text",
+}
+"""Name in a page -> what it is, unless `<!-- with: NAME=KIND -->` above a block says otherwise."""
+
+
+def give(name: str, kind: str, store: Path) -> None:
+    """Put what is of a kind where the current folder has `name`; `store` keeps what was made."""
+    place = Path(name)
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+    if kind == "nothing":
+        return
+    kept = store / kind
+    if not kept.exists():
+        store.mkdir(parents=True, exist_ok=True)
+        _MADE[kind](kept)
+    if "*" in name:
+        shutil.copytree(kept, Path(), dirs_exist_ok=True)
+    elif kept.is_dir():
+        shutil.copytree(kept, place)
+    else:
+        shutil.copyfile(kept, place)
+
+
+def timeline_trace(path: Path) -> Path:
+    """Write a trace of three steps: operations with shapes, their kernels, a wait for them."""
+    events = []
+    for step in range(3):
+        begin = 1_000_000.0 + 20_000 * step
+        events.append(made.complete("user_annotation", f"ProfilerStep#{step}", begin, 18_000))
+        for number in range(4):
+            at, correlation = begin + 100 + 1500 * number, 100 * step + number + 1
+            shapes = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float", "float"]}
+            events += [
+                made.operation("aten::linear", at - 5, 70, args=shapes),
+                made.operation("aten::mm", at, 60, args=shapes),
+                made.call(at + 10, 10, correlation),
+                made.kernel(at + 40, 1000, correlation),
+            ]
+        wait = made.complete("cuda_runtime", "cudaStreamSynchronize", begin + 6_000, 500)
+        events.append(wait | {"args": {"correlation": 100 * step + 90}})
+    about = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    return made.write(path, events, **about)
+
+
+def _script(path: Path) -> None:
+    shutil.copyfile(ROOT / "examples" / "train.py", path)
+
+
+def _report(path: Path) -> None:
+    script = path.with_name("train.py")
+    _script(script)
+    subprocess.run(
+        [sys.executable, "-m", "unified_prof", "run", "-q", "-o", path, "--backend", "cpu", script],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def _package(path: Path) -> None:
+    path.mkdir()
+    (path / "__init__.py").touch()
+    _script(path / "train.py")
+
+
+def _checkout(path: Path) -> None:
+    path.mkdir()
+    _script(path / "train.py")
+
+
+def _made(source: str) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        MAKERS[source](path.with_name(f"{path.name}-made")).rename(path)
+
+    return make
+
+
+def _timeline(path: Path) -> None:
+    convert(timeline_trace(path.with_name("timeline.json")), path.with_suffix(".db"))
+    path.with_suffix(".db").rename(path)
+
+
+def _rank_traces(path: Path) -> None:
+    for rank in range(2):
+        ranks.trace(path / f"rank{rank}" / "trace.json.gz", rank, 2)
+
+
+def _packed_export(path: Path) -> None:
+    made_of = MAKERS["nsys"](path.with_name("nsys-made"))
+    path.write_bytes(lzma.compress(made_of.read_bytes()))
+
+
+def _recordings(path: Path) -> None:
+    for number in (1, 2):
+        made_of = MAKERS["prof"](path.with_name(f"prof-made-{number}"))
+        shutil.copytree(made_of, path / f"PROF_00000{number}_20260101000000000_00004242ABCDEFGH")
+
+
+def _ascend_folders(path: Path) -> None:
+    made_of = MAKERS["ascend_pt"](path.with_name("folders-made"))
+    shutil.copytree(made_of, path / made_of.name)
+
+
+def _old_database(path: Path) -> None:
+    from tests.cli.test_report import uprof
+
+    done = uprof("db", "create", path.with_suffix(".db"), "--schema", "1.0.0_20241112")
+    assert done.returncode == 0, done.stderr
+    path.with_suffix(".db").rename(path)
+
+
+def _cluster(path: Path) -> None:
+    databases = path.with_name("cluster-ranks")
+    ranks.databases(databases)
+    cluster.build([str(databases)], str(path))
+
+
+_MADE: dict[str, Callable[[Path], object]] = {
+    "script": _script,
+    "package": _package,
+    "checkout": _checkout,
+    "report": _report,
+    "trace": timeline_trace,
+    "timeline": _timeline,
+    "rank-traces": _rank_traces,
+    "packed-export": _packed_export,
+    "prof": _made("prof"),
+    "ascend-pt": _made("ascend_pt"),
+    "ascend-text": _made("ascend_text"),
+    "recordings": _recordings,
+    "ascend-folders": _ascend_folders,
+    "old-database": _old_database,
+    "ranks": ranks.databases,
+    "cluster": _cluster,
+}

@@ -1,0 +1,245 @@
+"""Examples of the documentation: what a page tells people to type works as it is written.
+
+Every command is parsed as the program would, so that no option can be wrong. Blocks are run page by
+page, in order, in a folder that has what they name (`given`); outputs are not compared, unless the
+block says with which exit code it ends. A comment above a block says what else it needs:
+`<!-- not run: REASON -->`, `<!-- with: NAME=KIND, ... -->`, `<!-- exit: N -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.cli.test_report import uprof
+from tests.conftest import ROOT
+from tests.docs.given import KINDS, give
+from tests.docs.pages import PAGES, Block, blocks
+from unified_prof.cli.app import COMMANDS, app
+
+SHELL = ("bash", "console", "sh", "")
+RUN_ELSEWHERE = {"docs/from": "tests/cli/test_docs_from.py"}
+"""Pages whose commands have a test of their own."""
+FIGURES = ("performance.md", "validation.md", "architecture.md", "decisions.md")
+"""Pages whose blocks are results and drawings."""
+OPTIONAL = ("dask_jobqueue", "lightning", "transformers", "torch_npu")
+_COMMAND = re.compile(
+    rf"(?<![\w./'-])uprof ((?:{'|'.join(COMMANDS)})\b"
+    r"(?:[^\n#|&;<>()\"'`]|\"[^\"]*\"|'[^']*'|\(\))*)"
+)
+
+
+def shell_text(block: Block) -> str:
+    """Return what a block tells people to type, without what is printed."""
+    lines = block.text.splitlines()
+    if any(line.startswith("$ ") for line in lines):
+        lines = [line[2:] for line in lines if line.startswith("$ ")]
+    return "\n".join(lines).replace("\\\n", " ") + "\n"
+
+
+def typed(block: Block) -> Iterator[list[str]]:
+    """Yield the words of every command of uprof in a block, after `uprof`."""
+    if block.language in (*SHELL, "yaml"):
+        text = re.sub(r"(?m)(^|\s)#.*", "", shell_text(block))
+        for match in _COMMAND.finditer(text):
+            yield shlex.split(match[1])
+
+
+def with_commands() -> list[Block]:
+    found = [block for page in PAGES for block in blocks(page) if any(typed(block))]
+    return [block for block in found if block.page.name not in FIGURES]
+
+
+def parsed(words: list[str]) -> None:
+    """Parse a command as the program does; raises what its user would be told."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("uprof", [], resilient_parsing=True)
+    while hasattr(command, "list_commands"):
+        name, *words = words
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name}"
+        command = found
+        if hasattr(command, "list_commands"):
+            context = command.make_context(name, [], parent=context, resilient_parsing=True)
+    try:
+        command.make_context(command.name, [*words], parent=context)
+    except typer.Exit:
+        assert any(word.startswith("--help") for word in words)
+
+
+def test_a_wrong_option_is_seen() -> None:
+    parsed(["report", "RUN", "--by", "module"])
+    with pytest.raises(Exception, match=r"[Nn]o such option"):
+        parsed(["report", "RUN", "--bye", "module"])
+    with pytest.raises(Exception, match="module"):
+        parsed(["report", "RUN", "--by", "modules"])
+
+
+@pytest.mark.parametrize("block", with_commands(), ids=lambda block: block.where)
+def test_every_command_can_be_parsed(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in typed(block):
+        try:
+            parsed(words)
+        except Exception as error:
+            raise AssertionError(f"{block.where}: uprof {shlex.join(words)}: {error}") from error
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for page in PAGES for block in blocks(page) if block.language == "python"],
+    ids=lambda block: block.where,
+)
+def test_python_is_python_and_takes_what_there_is(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("unified_prof"):
+            if node.module.endswith(OPTIONAL):  # type: ignore[union-attr]
+                continue
+            module = importlib.import_module(node.module or "")
+            for name in node.names:
+                assert hasattr(module, name.name), f"{block.where}: {name.name}"
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "unified_prof"
+        ):
+            assert hasattr(importlib.import_module("unified_prof"), node.attr), node.attr
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for page in PAGES for block in blocks(page) if block.language in ("toml", "yaml")],
+    ids=lambda block: block.where,
+)
+def test_settings_and_jobs_are_well_formed(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if block.language == "yaml":
+        assert importlib.import_module("yaml").safe_load(block.text)
+        return
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text(block.text, encoding="utf-8")
+    for command in ("gate", "run", "report"):
+        done = uprof(command, "nowhere", "--json")
+        assert "wrong-setting" not in done.stderr, done.stderr
+        assert "settings-unreadable" not in done.stderr, done.stderr
+
+
+PAGES_RUN = [
+    page
+    for page in PAGES
+    if not any(str(page.relative_to(ROOT)).startswith(one) for one in RUN_ELSEWHERE)
+    and any(
+        block.not_run is None and block.language in (*SHELL, "python") for block in blocks(page)
+    )
+    and page.name not in FIGURES
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that keeps what pages are given."""
+    return tmp_path_factory.mktemp("given")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES_RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_examples_of_a_page_work(
+    page: Path, tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / ".home"))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {"train_one_epoch": _train}
+    for block in blocks(page):
+        if block.not_run is not None:
+            continue
+        if block.language in SHELL and any(typed(block)):
+            _prepare(block, _words_of(shell_text(block)), store)
+            _run_shell(block)
+        elif block.language == "python":
+            _prepare(block, re.findall(r'"([\w./*-]+)"', block.text), store)
+            names.setdefault("__name__", "example")
+            exec(compile(block.text, block.where, "exec"), names)
+
+
+def _words_of(text: str) -> list[str]:
+    """Return the words of commands; not what they make: what stands after -o or > somewhere."""
+    words: list[str] = []
+    made: set[str] = set()
+    for line in text.splitlines():
+        before = ""
+        for word in shlex.split(line.replace("(", " ").replace(")", " "), comments=True):
+            if before in ("-o", ">", ">>"):
+                made.add(word)
+            else:
+                words += re.split(r"(?<!rank\*)[=:]", word) if "*" not in word else [word]
+            before = word
+    return [word for word in words if word not in made]
+
+
+def _prepare(block: Block, words: list[str], store: Path) -> None:
+    lines = block.page.read_text(encoding="utf-8").splitlines()
+    above = re.fullmatch(r"<!-- with: (.+) -->", lines[block.line - 2]) if block.line > 1 else None
+    said = dict(one.split("=") for one in above[1].split(", ")) if above else {}
+    for name, kind in said.items():
+        give(name, kind, store)
+    for word in dict.fromkeys(words):
+        top = word if word in KINDS else word.partition("/")[0]
+        if top in KINDS and top not in said and f"{top}/" not in said and not Path(top).exists():
+            give(top, KINDS[top], store)
+
+
+def _run_shell(block: Block) -> None:
+    lines = block.page.read_text(encoding="utf-8").splitlines()
+    above = re.fullmatch(r"<!-- exit: (\d+) -->", lines[block.line - 2])
+    binaries = Path("..", ".bin").resolve()
+    binaries.mkdir(exist_ok=True)
+    # A gate may find what it finds: the machine that runs this is as busy as it is.
+    (binaries / "uprof").write_text(
+        f'#!/bin/bash\n"{sys.executable}" -m unified_prof "$@"\ncode=$?\n'
+        'case "$1 $code" in "gate 1" | "gate 3") exit 0 ;; esac\nexit $code\n'
+    )
+    (binaries / "uprof").chmod(0o755)
+    path = os.pathsep.join([str(binaries), str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", shell_text(block)],
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    expected = int(above[1]) if above else 0
+    assert done.returncode == expected, f"{block.where}: {done.stdout[-2000:]}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, block.where
+    if above:
+        printed = [line for line in block.text.splitlines() if not line.startswith("$ ")]
+        assert (done.stdout + done.stderr).splitlines() == printed, block.where
+
+
+def _train() -> None:
+    import torch
+
+    layer = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(24):
+        optimizer.zero_grad()
+        layer(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
