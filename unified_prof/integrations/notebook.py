@@ -100,10 +100,14 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong instead of ending the kernel."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%uprof: {message}", hint="%uprof? shows its options")
+        raise UsageError(
+            f"%%uprof: {message}", hint="%uprof? shows its options", slug="wrong-command-line"
+        )
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        raise UsageError(message or "%%uprof shows its options with %uprof?")
+        raise UsageError(
+            message or "%%uprof shows its options with %uprof?", slug="wrong-command-line"
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -150,6 +154,7 @@ class Block:
             raise UsageError(
                 "%%uprof measures programs of PyTorch, and torch is not installed here",
                 hint="pip install 'unified-prof[torch]'; reports can be read without it",
+                slug="missing-package",
             )
         directory, self._holder = _place(options.output)
         running = live.profile(
@@ -213,7 +218,11 @@ def _magic_of(shell: Any) -> Any:
             return None
         options, statement = _split(line)
         if not statement:
-            raise _plain(UsageError("nothing to measure", hint="%uprof [options] statement"))
+            raise _plain(
+                UsageError(
+                    "nothing to measure", hint="%uprof [options] statement", slug="nothing-to-run"
+                )
+            )
         with Block(options) as block:
             try:
                 code = compile(statement, "<uprof>", "eval")
@@ -234,10 +243,12 @@ def _read(text: str) -> argparse.Namespace:
     try:
         words = shlex.split(text)
     except ValueError as err:
-        raise UsageError(f"%%uprof: {err}") from None
+        raise UsageError(f"%%uprof: {err}", slug="wrong-command") from None
     options = parser().parse_args(words)
     if not options.into.isidentifier():
-        raise UsageError(f"%%uprof: {options.into!r} is no name of a variable")
+        raise UsageError(
+            f"%%uprof: {options.into!r} is no name of a variable", slug="wrong-option-value"
+        )
     return options
 
 
