@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--real", type=int, default=20, help="pairs of each kind")
     parser.add_argument("--runs", type=int, default=3, help="runs a side of a real pair at first")
     parser.add_argument("--rounds", type=int, default=10, help="runs a side at most")
-    parser.add_argument("--width", type=int, nargs="+", default=[96, 192], help="of the model")
+    parser.add_argument("--width", type=int, nargs="+", default=[192], help="of the model")
     parser.add_argument("--minutes", type=float, default=60, help="for real pairs of a width")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
