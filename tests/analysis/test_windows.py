@@ -13,6 +13,7 @@ from tests.analysis.builders import Device
 from unified_prof.analysis.compare import runs
 from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
+from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.read import tasks as read_tasks
 from unified_prof.arrays import packed
 from unified_prof.report import figures
@@ -105,3 +106,28 @@ def test_windows_of_any_size_tell_the_same(
         monkeypatch.setattr(read_tasks, "WINDOW", window)
         for mine, theirs in zip(_told(path), whole, strict=True):
             assert mine == theirs
+
+
+def test_long_gaps_are_known_once_all_were_asked_for(tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as db:
+        begin = 0
+        for pause in (10, 2000, 30, 7000, 50):
+            db.task(begin, begin + 100, kernel=("a", "b"))
+            begin += 100 + pause
+        db.task(begin, begin + 100, kernel=("a", "b"))
+    with open_reports(tmp_path / "msprof_1.db") as opened:
+        (analysis,) = opened.analyses
+        assert isinstance(analysis, MsprofAnalysis)
+        idle = analysis.recording.idle_time
+        (name,) = analysis.recording.devices
+
+        def long() -> list[int]:
+            parts = idle.long_parts(name, 0.1)
+            lengths = np.concatenate([one.end_ns - one.start_ns for one in parts])
+            return [one for one in lengths.tolist() if one > 0.1 * (begin + 100)]
+
+        assert long() == [2000, 7000]
+        assert sum(len(one.start_ns) for one in idle.parts(name)) == 5
+        assert long() == [2000, 7000]
+        assert sum(len(one.start_ns) for one in idle.long_parts(name, 0.1)) == 2
+        assert sum(len(one.start_ns) for one in idle.long_parts(name, 0.001)) == 5

@@ -41,6 +41,9 @@ Ints = NDArray[np.int64]
 WINDOW = BLOCK
 """Gaps and pieces of work that are looked at together."""
 
+LONG = 0.01
+"""A gap that is longer than this share of the time that is asked about is kept."""
+
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
 
@@ -78,6 +81,7 @@ class IdleTime:
         """Synchronising calls, each with the line that called it after a newline."""
         self._devices: dict[str, _Asked] = {}
         self._parts: dict[str, _Reasons] = {}
+        self._long: dict[str, list[IntervalSet]] = {}
 
     def add(
         self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
@@ -170,9 +174,14 @@ class IdleTime:
     def parts(self, name: str) -> Iterator[Segments]:
         """Yield what `of` gives, some gaps at a time."""
         if not self.is_told:
+            long: list[IntervalSet] = [intervals.EMPTY]
+            least_ns = LONG * self._devices[name].of.total_ns
             for idle in self._gaps(name):
+                chosen = idle.end_ns - idle.start_ns > least_ns
+                long.append(IntervalSet(idle.start_ns[chosen], idle.end_ns[chosen]))
                 yield unexplained(idle)
             yield unexplained(intervals.EMPTY)
+            self._long[name] = long
             return
         if name not in self._parts:
             reasons, following = _Reasons(), self._following(self._devices[name].number)
@@ -185,6 +194,17 @@ class IdleTime:
                     reasons.add(explain(gaps, pieces, self._host), which)
             self._parts[name] = reasons.done()
         yield from self._parts[name].windows()
+
+    def long_parts(self, name: str, share: float) -> Iterator[Segments]:
+        """Yield parts that hold all stretches longer than a share of the time; others too.
+
+        They cost nothing once all parts were asked for, if the share is not below LONG.
+        """
+        if self.is_told or share < LONG or name not in self._long:
+            yield from self.parts(name)
+            return
+        for idle in self._long[name]:
+            yield unexplained(idle)
 
     def _gaps(self, name: str) -> Iterator[intervals.IntervalSet]:
         asked = self._devices[name]

@@ -115,7 +115,7 @@ class Case:
             return intervals.EMPTY
         window = self.recording.devices[self.device].window
         begins, ends = [], []
-        for segments in self.recording.idle_time.parts(self.device):
+        for segments in self.recording.idle_time.long_parts(self.device, PAUSE_SHARE):
             length = segments.end_ns - segments.start_ns
             pause = np.isin(segments.reason, (HOST, SYNCHRONISING, NOT_KNOWN))
             pause &= length > PAUSE_SHARE * window.total_ns
