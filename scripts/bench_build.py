@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from checkouts import plain_environment
+
 INPUTS = {
     "1,000 operators with PMU": "--seed 5 --ops 1000 --threads 4 --with pmu,freq,hccl,memcpy,ext",
     "100,000 operators with PMU": (
@@ -70,7 +72,7 @@ def run(recording: Path, output: Path) -> tuple[float, float, float, int]:
     command += ["--schema", "latest", "--force", "-q", "--json"]
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(command, stdout=out)
+        process = subprocess.Popen(command, stdout=out, env=plain_environment())
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
