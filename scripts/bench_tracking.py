@@ -42,7 +42,9 @@ from unified_prof.tracking.watch.device import HostClock
 from unified_prof.tracking.watch.scopes import Scope
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
-"""Width, tokens in a sequence, sequences in a batch."""
+LARGE = "large"
+_SHAPES = {**SIZES, LARGE: (1024, 512, 16)}
+"""Width, tokens in a sequence, sequences in a batch; a GPU has kernels of 0.1 ms for the large."""
 MANY = "many operations"
 TOKENS_BY_HAND = 899
 VOCABULARY = 256
@@ -124,7 +126,7 @@ def workload(size: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     if size == MANY:
         return RecurrentByHand(64), (torch.randn(TOKENS_BY_HAND, 16, 64), torch.randn(16, 64))
-    width, tokens, batch = SIZES[size]
+    width, tokens, batch = _SHAPES[size]
     return Gpt(width, tokens), tuple(torch.randint(VOCABULARY, (2, batch, tokens)))
 
 
@@ -205,7 +207,8 @@ def bench(size: str, rounds: int) -> dict[str, float]:
 def bench_device(device: str, rounds: int) -> dict[str, device_truth.Truth]:
     """Return the figures of the cases on a device; the bench has one, with two kinds of kernels."""
     if device != "bench":
-        return {size: device_truth.truth(device, *workload(size), rounds) for size in SIZES}
+        sizes = (*SIZES, LARGE)
+        return {size: device_truth.truth(device, *workload(size), rounds) for size in sizes}
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.device import bench as test_device
 

@@ -396,6 +396,37 @@ def test_marks_of_other_tools_annotate_like_the_frameworks_own(tmp_path: Path) -
     assert by_name(breakdown_of(tmp_path / "msprof_1.db", "module"))["Linear_0"].total_ns == 10
 
 
+def test_a_step_that_begins_in_the_last_ones_optimizer_is_not_of_it(tmp_path: Path) -> None:
+    """Hooks that run after an optimizer's step end an iteration within its range."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100_000, "ProfilerStep#0")
+        device.call(90_000, 110_000, "Optimizer.step#SGD.step")
+        device.call(91_000, 95_000, "aten::add_", launches=3)
+        device.call(100_500, 200_000, "ProfilerStep#1")
+        device.call(120_000, 130_000, "aten::linear", launches=4)
+        device.call(190_000, 210_000, "Optimizer.step#SGD.step")
+        device.task(92_000, 92_300, connection=3, kernel=("add", "Add"))
+        device.task(125_000, 125_500, connection=4, kernel=("mm", "MatMul"))
+    rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
+    assert (rows["aten::linear"].forward_ns, rows["aten::add_"].forward_ns) == (500, None)
+    assert summary_of(tmp_path / "msprof_1.db").totals.other_ns == 300
+
+
+def test_a_step_lasts_until_its_device_is_done(tmp_path: Path) -> None:
+    """A host that runs ahead is done with each step in a microsecond, the device in ten."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        for step in range(4):
+            begin = 1_000 * step
+            device.call(begin, begin + 1_000, f"ProfilerStep#{step}")
+            device.call(begin + 100, begin + 200, "aten::linear", launches=step + 1)
+            device.runtime(begin + 110, begin + 120, "cudaLaunchKernel", step + 1)
+            busy = 500 + 10_000 * step
+            device.task(busy, busy + 10_000, connection=step + 1, kernel=("mm", "MatMul"))
+    with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
+        assert [one.total_ns for one in analysis.steps()] == [10_500, 10_000, 10_000, 10_000]
+    assert summary_of(tmp_path / "msprof_1.db").totals.iteration_ns == 10_000
+
+
 def test_a_node_written_in_cpp_is_not_pinned_on_the_aten_operation_before_it(
     tmp_path: Path,
 ) -> None:

@@ -190,11 +190,11 @@ def test_a_tree_in_windows_is_the_tree(
     ranges: list[tuple[int, int, int]], marks: list[bool], window: int
 ) -> None:
     thread, one, other = np.array(ranges, np.int64).T
-    start, end = np.minimum(one, other), np.maximum(one, other)
+    start, end = 1_000 * np.minimum(one, other), 1_000 * np.maximum(one, other)  # some cross
     order = nesting.call_order(thread, start, end)
     thread, start, end = thread[order], start[order], end[order]
     marked = np.array(marks[: len(order)])
-    parent = nesting.parents(thread, start, end)
+    parent = nesting.around(thread, start, end)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nest, "WINDOW", window)
         columns = (packed.pack(column) for column in (thread, start, end - start))

@@ -71,6 +71,27 @@ def test_ranges_that_do_not_nest_belong_to_the_innermost_open_one(raw: Ranges) -
         open_ones.append(index)
 
 
+@given(
+    st.lists(st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 12)), max_size=12),
+    st.integers(0, 4),
+)
+@settings(max_examples=300)
+def test_a_range_that_outlasts_another_by_more_than_rounding_only_crosses_it(
+    raw: Ranges, rounding: int
+) -> None:
+    thread, start, end = columns([(one, low, low + length) for one, low, length in raw])
+    found = nesting.around(thread, start, end, rounding)
+    for index in range(len(thread)):
+        around = [
+            other
+            for other in range(index)
+            if thread[other] == thread[index]
+            and end[other] > start[index]
+            and end[other] >= end[index] - rounding
+        ]
+        assert found[index] == (around[-1] if around else nesting.NONE)
+
+
 @given(nested_ranges(), st.integers(1, 3), st.integers(0, 45))
 @settings(max_examples=100)
 def test_the_innermost_range_at_a_moment(ranges: Ranges, at_thread: int, moment: int) -> None:

@@ -66,6 +66,11 @@ def set_capacity(size_bytes: int) -> None:
     _library.bench_set_capacity(size_bytes)
 
 
+def set_event_cost(ns: int) -> None:
+    """Let a stream take so long to write an event down, as GPUs do."""
+    _library.bench_set_event_cost(ns)
+
+
 def lose_kernels(share: float) -> None:
     """Let the profiler lose this share of the records of kernels and copies."""
     _library.bench_set_lost_kernels(share)
@@ -198,6 +203,7 @@ def _declare(library: Any) -> None:
         ("is_capturing", [], whole),
         ("set_duration", [text, long], None),
         ("set_capacity", [long], None),
+        ("set_event_cost", [long], None),
         ("set_lost_kernels", [ctypes.c_double], None),
         ("recover", [], None),
         ("now", [], long),

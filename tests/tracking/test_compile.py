@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, in_backward, names
+from unified_prof.tracking.watch.timeline import TimelineInstrument
 
 NET = """
 import torch._dynamo
@@ -50,6 +51,84 @@ assert counter.frame_count <= 2, counter.frame_count
     assert in_backward(tracked) == ["torch.compile(Net)", "sum"]
     assert tracked.complete
     assert tracked.anomalies == {}
+
+
+WHOLE = """
+import torch._dynamo
+from torch._dynamo.utils import counters
+torch._dynamo.reset()
+counters.clear()
+net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+model = torch.compile(net, backend="eager", fullgraph=True)
+optimizer = torch.optim.Adam(net.parameters(), 0.1)
+
+@torch.compile(backend="eager", fullgraph=True)
+def loss(x):
+    return (net(x) * 2).sum()
+
+@torch.compile(backend="eager")
+def step():
+    optimizer.step()
+"""
+GRAPHS = "print(counters['stats']['unique_graphs'], len(counters['graph_break']))\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reports", [("run-time", "memory"), ()])
+def test_the_compiler_makes_the_graphs_that_it_makes_without_the_tracker(
+    workload: Workload, capsys: pytest.CaptureFixture[str], reports: tuple[str, ...]
+) -> None:
+    """It once compiled the tracker's own `Module.__call__`, and the hooks of optimizers' steps."""
+    steps = """
+for _ in range(12):
+    model(torch.randn(4, 8)).sum().backward()
+    loss(torch.randn(4, 8)).backward()
+    step()
+    optimizer.zero_grad()
+"""
+    workload.write("main.py", WHOLE + steps + GRAPHS)
+    plain = "import torch\nfrom torch import nn\n" + (workload.folder / "main.py").read_text()
+    exec(compile(plain, "plain.py", "exec"), {})
+    without = capsys.readouterr().out.split()
+    timelines = () if reports else (TimelineInstrument(workload.folder / "t.json", "cpu"),)
+    outcome = workload.run(reports=reports, iterations=3, instruments=timelines)
+    assert (outcome.exit_code, outcome.failure) == (0, None)
+    graphs, breaks = capsys.readouterr().out.split()
+    assert graphs == without[0] == "3"
+    assert int(breaks) <= int(without[1])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
+    workload: Workload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = "for _ in range(12):\n    with torch.no_grad():\n        model(torch.randn(4, 8))\n"
+    program = WHOLE.replace("optimizer = torch.optim.Adam(net.parameters(), 0.1)\n", "")
+    workload.write("main.py", program + calls + GRAPHS)
+    tracked = workload.tracked(iterations=3, reports=("run-time",))
+    assert capsys.readouterr().out.split() == ["1", "0"]
+    assert names(tracked) == ["torch.compile(Sequential)"]
+    assert len(tracked.iterations) == 3
+
+
+@pytest.mark.slow
+def test_a_compiled_module_runs_under_a_timeline(workload: Workload) -> None:
+    """The first iteration, which a timeline may be of, is told of each call and must take it."""
+    workload.write(
+        "main.py",
+        f"""{NET}{COUNTED}
+model = torch.compile(Net(), backend=counter)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    )
+    timeline = TimelineInstrument(workload.folder / "trace.json", "cpu")
+    outcome = workload.run(reports=(), iterations=3, instruments=[timeline])
+    assert (outcome.exit_code, outcome.failure) == (0, None)
+    assert timeline.written
 
 
 @pytest.mark.slow

@@ -165,7 +165,9 @@ def test_a_program_runs_on_where_a_place_is_missing(
 
 
 @pytest.mark.quick(cases=2)
-@pytest.mark.parametrize("key", sorted(set(PLACES) - ON_OBJECTS - REPLACED - {"log_level"}))
+@pytest.mark.parametrize(
+    "key", sorted(set(PLACES) - ON_OBJECTS - REPLACED - {"log_level", "compiler_skips"})
+)
 def test_a_program_runs_on_where_a_place_has_changed(
     key: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,9 +114,12 @@ class MsprofAnalysis(Analysis):
         return way_of(kind).made(self.recording)
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the recorded steps in order of time."""
+        """Return the recorded steps in order of time, each until its device is done with it."""
         return tuple(
-            Step(name, end_ns - start_ns) for name, start_ns, end_ns in self.recording.steps
+            Step(name, length_ns)
+            for (name, *_), length_ns in zip(
+                self.recording.steps, self.recording.step_lengths_ns, strict=True
+            )
         )
 
     def step_spans(self) -> tuple[tuple[str, int, int], ...]:
@@ -303,7 +306,7 @@ class MsprofAnalysis(Analysis):
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
         else:
             sums = recording.calls.sums()
-        steps = [end - start for _, start, end in recording.steps]
+        steps = recording.step_lengths_ns
         return Totals(
             total_ns=sums["total_ns"],
             forward_ns=sums["forward_ns"],

@@ -143,6 +143,18 @@ class Recording:
             for name, only in self.device_numbers.items()
         }
 
+    @property
+    def step_lengths_ns(self) -> list[int]:
+        """How long each step lasted: on its devices where any did its work, else on the host.
+
+        A host that need not wait runs ahead of its device, and is done with a step long before.
+        Of several devices the one counts that took longest.
+        """
+        if self.clock != "device":
+            return [end_ns - start_ns for _, start_ns, end_ns in self.steps]
+        lengths = [windows.end_ns - windows.start_ns for windows in self.step_windows.values()]
+        return [int(one) for one in np.max(lengths, axis=0)] if lengths else []
+
     @cached_property
     def of_steps(self) -> OfSteps:
         """The step that launched each piece of work, by the starts of its calls."""

@@ -132,7 +132,7 @@ class Distances(Column):
 
 
 class Nest:
-    """Who contains whom, as `nesting.parents` says it."""
+    """Who contains whom, as `nesting.around` says it."""
 
     def __init__(self, thread: Packed, start_ns: Packed, duration_ns: Packed) -> None:
         self._rows = len(thread)
@@ -147,7 +147,7 @@ class Nest:
             starts = np.concatenate((open_start, begin))
             ends = np.concatenate((open_end, begin + duration_ns[rows]))
             ids = np.concatenate((opened, np.arange(low, low + len(begin))))
-            parent = nesting.parents(threads, starts, ends)
+            parent = nesting.around(threads, starts, ends)
             found = parent[len(opened) :]
             parents.add(np.where(found == NONE, NONE, ids[found]))
             kept = _still_open(threads, starts, ends)

@@ -1,9 +1,10 @@
 """Who contains whom among nested ranges: the call tree of host ranges, one thread at a time.
 
 Ranges that a profiler records on one thread nest: two of them are disjoint or one contains the
-other. Where a recording breaks that rule by a few nanoseconds (clocks are rounded), there are two
-answers: the innermost earlier range that is still open when a range starts (`parents`), and the
-innermost one that contains it wholly (`containing`). Where all nest, they are the same.
+other. Where a recording breaks that rule, there are three answers: the innermost earlier range that
+is still open when a range starts (`parents`), the innermost one that contains it wholly
+(`containing`), and the innermost one that contains it but for what clocks are rounded by
+(`around`). Where all nest, they are the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ Times = NDArray[np.int64]
 Indexes = NDArray[np.int64]
 
 NONE = -1
+
+ROUNDING_NS = 2_000
+"""Profilers round times to microseconds: start and end of one range, both up to one off."""
 
 
 def call_order(
@@ -47,6 +51,24 @@ def parents(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexe
     return _nearest_reaching(thread, end_ns, start_ns + 1)
 
 
+def around(
+    thread: NDArray[np.int64], start_ns: Times, end_ns: Times, rounding_ns: int = ROUNDING_NS
+) -> Indexes:
+    """Return for every range the innermost earlier one that is open until it ends, or NONE.
+
+    A range that ends later than the other by no more than `rounding_ns` is within it; one that
+    ends later than that only crosses it, as a step does that begins in a hook of the last one's
+    optimizer, and is of what is around both.
+
+    Args:
+        thread: of ranges in `call_order`, as the others.
+        start_ns: start of each range.
+        end_ns: end of each range.
+        rounding_ns: how much later a range may end than what it is in.
+    """
+    return _nearest_reaching(thread, end_ns, np.maximum(start_ns + 1, end_ns - rounding_ns))
+
+
 def containing(thread: NDArray[np.int64], end_ns: Times) -> Indexes:
     """Return for every range the innermost one that contains it wholly, or NONE.
 
@@ -63,7 +85,7 @@ def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times)
     Candidates jump from one to the candidate's own candidate, all at once, so that the distance
     doubles in each round. Nothing is missed: what lies between two candidates ends before the
     bound of the nearer one, which is not above the bound of whoever passes over it (bounds are
-    starts, which rise, or ends of ranges that were passed because they end earlier).
+    starts, which rise, or at most ends of ranges that were passed because they end earlier).
     """
     count = len(end_ns)
     candidate = np.arange(-1, count - 1, dtype=np.int64)

@@ -59,6 +59,10 @@ PLACES: dict[str, Place] = {
         "functions compiled before tracking began may be compiled once more",
         since=(2, 6),
     ),
+    "compiler_skips": Place(
+        "torch._dynamo.trace_rules:add",
+        "a compiled step of an optimizer may be compiled in more pieces, and slower",
+    ),
     # The backward pass.
     "backward_engine": Place(
         "torch.autograd.graph:_engine_run_backward", "backward passes of tensors are not timed"

@@ -40,6 +40,7 @@ int bench_is_capturing() { return bench::is_capturing(here()); }
 void bench_set_duration(const char* name, int64_t ns) { bench::set_duration(name, ns); }
 void bench_set_capacity(int64_t bytes) { bench::set_capacity(static_cast<size_t>(bytes)); }
 void bench_set_lost_kernels(double share) { bench::set_lost_kernels(share); }
+void bench_set_event_cost(int64_t ns) { bench::set_event_cost(ns); }
 void bench_recover() { bench::recover(); }
 int64_t bench_now() { return bench::now(); }
 

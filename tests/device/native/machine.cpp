@@ -43,6 +43,7 @@ thread_local std::vector<uint64_t> externals;
 thread_local int quiet = 0;
 std::shared_ptr<Graph> capture;  // of all threads: a backward pass has one of its own
 Stream captured{-1, 0};
+Ns event_ns = 0;
 
 int64_t thread_id() {
   thread_local int64_t id = syscall(SYS_gettid);
@@ -202,7 +203,9 @@ Moment record(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex);
   const Ns called = now();
   check_locked(stream.device, called);
-  return {stream.device, stream.id, std::max(called, end_of(stream)), false};
+  const Ns at = std::max(called, end_of(stream));
+  if (event_ns) devices[stream.device].ends[stream.id] = at + event_ns;
+  return {stream.device, stream.id, at, false};
 }
 
 void wait(Stream stream, const Moment& moment) {
@@ -213,7 +216,7 @@ void wait(Stream stream, const Moment& moment) {
 }
 
 bool has_passed(const Moment& moment) {
-  refuse_captured(moment.captured);
+  refuse_captured(capture != nullptr);  // of any event: CUDA's captures forbid asking by default
   std::lock_guard<std::mutex> lock(mutex);
   if (moment.device >= 0) check_locked(moment.device, now());
   return moment.at <= now();
@@ -268,6 +271,7 @@ void recover() {
   durations.clear();
   any_duration = 10'000;
   lost_share = lost_carry = 0;
+  event_ns = 0;
 }
 
 void set_duration(const std::string& name, Ns duration) {
@@ -327,6 +331,11 @@ std::vector<Record> end_log() {
   lock.lock();
   logging = false;
   return std::move(records);
+}
+
+void set_event_cost(Ns ns) {
+  std::lock_guard<std::mutex> lock(mutex);
+  event_ns = ns;
 }
 
 void set_lost_kernels(double share) {

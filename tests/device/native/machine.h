@@ -90,6 +90,7 @@ void replay(const Graph& graph);
 // What happened, while it is recorded.
 void begin_log();
 std::vector<Record> end_log();  // waits for the devices
+void set_event_cost(Ns ns);  // what a stream does nothing else in, for each event
 void set_lost_kernels(double share);
 void push_external(uint64_t id);
 void pop_external();

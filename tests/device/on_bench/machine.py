@@ -78,7 +78,7 @@ def test_streams_run_beside_each_other_and_wait_for_events() -> None:
     side = torch.Stream(device="bench")
     starts, ends = [event(), event()], [event(), event()]
     starts[0].record()
-    bench.launch("long", 20 * MS)
+    bench.launch("long", 500 * MS)
     ends[0].record()
     with side:
         bench.launch("short", MS)

@@ -53,6 +53,20 @@ def test_an_operation_takes_what_its_kernels_take(workload: Workload, kernel_us:
     assert int(reached) < int(timed) / 10  # those of a moment when others had the processor
 
 
+def test_what_events_take_is_none_of_an_operations_time(workload: Workload) -> None:
+    """On an H100 each interval held 2.1 us of events: kernels of 1.2 us were shown as 4.1."""
+    bench.set_duration(3 * US)
+    bench.set_event_cost(2100)
+    views = LAYERS.replace("        return x\n", "        return x.view(-1)\n")
+    tracked = workload.model(views, providers=PROVIDERS, device="bench", iterations=3)
+    assert names(tracked) == ["linear", "relu"] * 5 + ["view"]
+    assert tracked.facts["event_cost_ns"] == "2100"
+    assert {us for one in tracked.operations for us in forward_us(one)} == {3, 0}
+    assert forward_us(tracked.operations[-1]) == [0] * 3
+    backward = [round(1000 * ms, 3) for one in tracked.operations for ms in one.backward_ms or ()]
+    assert {*backward} == {0, 3, 6, 9}
+
+
 def test_an_iteration_takes_what_it_takes_when_nothing_in_it_is_timed(workload: Workload) -> None:
     """The host takes 20 ms a step, the device 0.2: that is no reason to show one of 0.2 ms."""
     bench.set_duration(3 * US)
@@ -240,6 +254,47 @@ def test_what_is_captured_into_a_graph_holds_nothing_of_ours(workload: Workload)
     assert [one.name for one in tracked.operations][-1] == "linear"
 
 
+WHOLE_STEP = """
+import unified_prof
+from tests.device import bench
+
+layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).to("bench")
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, foreach=False)
+static = torch.ones(4, 8, device="bench")
+
+def step():
+    optimizer.zero_grad(set_to_none=False)
+    layers(static).sum().backward()
+    optimizer.step()
+
+for _ in range({before}):
+    step()
+graph = bench.Graph()
+with graph:
+    step()
+print(*graph.names)
+for _ in range(12):
+    static.copy_(torch.ones(4, 8))
+    graph.replay()
+    unified_prof.step()
+"""
+
+
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_a_whole_step_is_captured_and_no_iteration_ends_in_it(
+    workload: Workload, before: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """To wait for the device in the midst of a capture ends the program, on CUDA as here."""
+    if not before:
+        bench.launch("first", 1)  # it is in use before its first capture
+    workload.write("main.py", WHOLE_STEP.format(before=before))
+    tracked = workload.run(device="bench", iterations=2, warmup=1).tracked
+    assert tracked is not None
+    assert tracked.anomalies["graphs_replayed"][0] >= 2
+    assert "event" not in capfd.readouterr().out
+    assert len(tracked.iterations) == 2
+
+
 FAILING = """
 model = nn.Linear(8, 8).to("bench")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -349,5 +404,5 @@ def test_the_device_is_waited_for_between_samples_and_not_within(
     workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=1)
     monkeypatch.setattr(torch.bench, "synchronize", counted)
     workload.model(LAYERS, providers=PROVIDERS, device="bench", iterations=5)
-    # Three times to calibrate, then once a sample and at the end of each of three stages.
-    assert len(waits) == 3 + 5 + 3
+    # Four times to calibrate, then once a sample and at the end of each of three stages.
+    assert len(waits) == 4 + 5 + 3

@@ -62,6 +62,7 @@ class TrackedLoop:
         self._steps.install()
         self._unmarked.install()
         self._session.interception.on_backward = self._unmarked.engine_ended
+        self._session.interception.beside_compiler = self._unmarked.beside_compiler
         self._driver.begin()
 
     def mark(self) -> None:
@@ -91,6 +92,7 @@ class TrackedLoop:
 
     def _ignore_unmarked(self) -> None:
         self._session.interception.on_backward = None
+        self._session.interception.beside_compiler = None
         self._unmarked.remove()
 
     def _marked(self) -> None:
@@ -116,6 +118,8 @@ class TrackedLoop:
         self._boundary()
 
     def _boundary(self) -> None:
+        if self._session.device.is_capturing:  # nothing runs now, so no iteration ends
+            return
         self._whole = False
         self._driver.boundary()
         self._session.forget_set_up()
@@ -126,6 +130,6 @@ class TrackedLoop:
                 self._on_finished()
 
     def _restart(self) -> None:
-        if not self.finished:
+        if not (self.finished or self._session.device.is_capturing):
             self._session.restarted()
             self._driver.restart(stage=1)

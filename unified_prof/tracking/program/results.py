@@ -31,6 +31,7 @@ from unified_prof.tracking.torch_places import OPERATIONS
 from unified_prof.tracking.watch.measured import Measured
 from unified_prof.tracking.watch.operations import ActivationTracker
 from unified_prof.tracking.watch.scopes import Scope
+from unified_prof.units import ms_to_ns
 
 if TYPE_CHECKING:
     from unified_prof.tracking.program.session import Session
@@ -210,6 +211,7 @@ class Results:
         self._facts |= self._switches()
         if events.timed:
             self._facts["intervals_reached_by_device"] = f"{events.caught_up} of {events.timed}"
+            self._facts["event_cost_ns"] = str(ms_to_ns(events.event_ms))
         self._anomalies.add(
             "operations_in_graphs",
             "operations that the program captures into a graph are not timed; a timeline shows "

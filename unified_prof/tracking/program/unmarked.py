@@ -54,6 +54,7 @@ class UnmarkedLoop:
         self._internals = internals
         self._thread = get_ident()
         self._patches = Patches()
+        self._watching = False
         self._running = False
         """Within a module's call or `Tensor.backward`: what ends there is no end of its own."""
         self._kind: str | None = None
@@ -73,12 +74,42 @@ class UnmarkedLoop:
         """Begin to watch modules and `Tensor.backward`."""
         if self._bottoms:  # what was there before the script is not the script's
             self._foreign = {id(one): weakref.ref(one) for one in _optimizers()}
-        self._internals.replace(self._patches, "module_call", self._wrap_call)
-        self._internals.replace(self._patches, "tensor_backward", self._wrap_backward)
+        self._watching = True
+        self._take_places()
 
     def remove(self) -> None:
         """Stop watching."""
+        self._watching = False
         self._patches.restore()
+
+    def beside_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
+        """Run what `torch.compile` made of `module`, or of a function (None).
+
+        The compiler would take a replaced `Module.__call__` for the program's and compile that:
+        a graph more, broken where it asks for the thread, or an error with `fullgraph=True`.
+        """
+        if not self._watching:
+            return call()
+        elsewhere = get_ident() != self._thread
+        self.elsewhere += elsewhere
+        is_outermost = not (self._running or elsewhere)
+        self._patches.restore()
+        if is_outermost:
+            self._running = True
+        try:
+            result = call()
+        finally:
+            if is_outermost:
+                self._running = False
+            if self._watching:
+                self._take_places()
+        if is_outermost and module is not None:
+            self._ended(MODULE_CALLS, id(module))
+        return result
+
+    def _take_places(self) -> None:
+        self._internals.replace(self._patches, "module_call", self._wrap_call)
+        self._internals.replace(self._patches, "tensor_backward", self._wrap_backward)
 
     def engine_ended(self, frame: FrameType) -> None:
         """Take note of a run of the autograd engine, called from `frame`."""

@@ -41,6 +41,9 @@ class Clock(Protocol):
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
         """Return the time from each of `starts` to its end; only after `synchronize`."""
 
+    def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return how long the work between marks took, without what taking the marks takes."""
+
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
         """Whether what began at each of `starts` may hold time that is none of its own."""
 
@@ -66,6 +69,10 @@ class HostClock:
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
         """Return the time from each of `starts` to its end in milliseconds."""
         return (np.array(ends, np.int64) - np.array(starts, np.int64)) / NS_PER_MS
+
+    def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return the time from each of `starts` to its end: a mark takes next to nothing."""
+        return self.all_elapsed_ms(starts, ends)
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
         """Nothing is."""
@@ -121,6 +128,12 @@ class Device:
         """Whether the program has begun to use it; before that nobody else may."""
         asked = getattr(self.module, "is_initialized", None)
         return not self.is_cpu and (self.module is not None if asked is None else bool(asked()))
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the program captures a graph now: whoever waits for the device then spoils it."""
+        asked = getattr(self.module, "is_current_stream_capturing", None)
+        return asked is not None and self.is_touched and bool(asked())
 
     def describe(self) -> str:
         """Return the device type and the name of the model, such as `cpu: <model name>`."""

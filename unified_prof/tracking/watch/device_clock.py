@@ -3,7 +3,8 @@
 What lies between two events on a device is what the device did there, only as long as the device
 is behind the host: one that waits for work waits within the interval too, and it then holds the
 time that the host took, ours included. So before a call that is to be timed the device is given
-something to do (`lag.Lag`), long enough for the host to put the whole call behind it. Whether that
+something to do (`lag.Lag`), long enough for the host to put the whole call behind it. What the
+events themselves take is known from a trial (`lag.Lag.event_ns`) and taken off. Whether the lag
 was enough is looked at where it is not certain: a call whose first event the device had passed
 before the last one was there is doubtful.
 
@@ -55,6 +56,8 @@ class EventClock:
         self.used = used
         self.lag: Lag | None = None
         """Keeps the device behind the host; None: it is as the program has it."""
+        self.event_ms = 0.0
+        """What lies between two events besides the work, once the device was held back."""
         self.in_capture = 0
         """Calls that were captured into a graph, and so not timed."""
         self._untouched = True
@@ -113,6 +116,9 @@ class EventClock:
         """End what was begun with the mark `start`."""
         if start not in self._calls:
             return NO_MARK
+        if self.is_capturing():  # it was begun before: its end would become a part of the graph
+            del self._calls[start]
+            return NO_MARK
         end = self._record(self._calls[start][0][0])
         self._finish(start)
         return end
@@ -161,6 +167,14 @@ class EventClock:
         """Return the device time between each of `starts` and its end in milliseconds."""
         pairs = zip(starts, ends, strict=True)
         return np.array([self.elapsed_ms(int(a), int(b)) for a, b in pairs], np.float64)
+
+    def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
+        """Return what the work between marks adds to the time of a device that has enough to do.
+
+        That is its kernels and the gaps behind them, without what the two events take.
+        """
+        found: Milliseconds = np.maximum(self.all_elapsed_ms(starts, ends) - self.event_ms, 0.0)
+        return found
 
     def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
         """Return the time between two moments: that of the device where it is longest."""

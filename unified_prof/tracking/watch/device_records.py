@@ -28,6 +28,8 @@ def look_at(events: Any) -> tuple[dict[str, str], str | None]:
             if _LAUNCH.match(event.name()):
                 launches.add(event.correlation_id())
             continue
+        if event.is_user_annotation() or event.device_resource_id() < 0:
+            continue  # a range drawn around work, or a wait for all streams: no work
         records.add(event.correlation_id())
         place = (event.device_index(), event.device_resource_id())
         busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()

@@ -14,6 +14,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
+from unified_prof.tracking import compiler
 from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.watch.backward import run_backward
@@ -36,6 +37,9 @@ class Interception:
         self._dynamo_patched = False
         self.on_backward: Callable[[FrameType], None] | None = None
         """Told, outside of everything measured, that the autograd engine has run, and for whom."""
+        self.beside_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
+        """Runs a call of what `torch.compile` made (of a module, or of None: a function) with
+        nothing of its owner's in torch that the compiler would take for the program's."""
         self.eager_calls = 0
         """Calls of functions compiled before the tracker came, which ran uncompiled."""
 
@@ -134,7 +138,8 @@ class Interception:
         def tracked_compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             import torch
 
-            compiled = compile_function(model, *args, **kwargs)
+            # It keeps the module's `__call__` as it finds it.
+            compiled = self._unseen(None, lambda: compile_function(model, *args, **kwargs))
             self._patch_dynamo()
             if model is None or compiled is model or isinstance(model, torch.nn.Module):
                 return compiled
@@ -145,9 +150,23 @@ class Interception:
     def _wrap_compiled(self, compiled: Any, label: str) -> Any:
         @functools.wraps(compiled)
         def tracked_compiled(*args: Any, **kwargs: Any) -> Any:
-            return self._region(label, compiled, sys._getframe(1), args, kwargs)
+            frame = sys._getframe(1)
+            return self._unseen(None, lambda: self._region(label, compiled, frame, args, kwargs))
 
         return tracked_compiled
+
+    def _unseen(self, module: Any, call: Callable[[], Any]) -> Any:
+        """Run a compiled module or function (None) so that the compiler sees nothing of ours."""
+        passes = self._passes
+        here = passes is not None and passes.thread == get_ident()
+        if here and passes is not None and module is not None:
+            passes.forward_begins()
+        awaited = here and passes is not None and passes.give_up()
+        try:
+            return call() if self.beside_compiler is None else self.beside_compiler(module, call)
+        finally:
+            if awaited and passes is not None and passes is self._passes:
+                passes.await_forward()
 
     def _region(
         self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any, module: Any = None
@@ -171,18 +190,24 @@ class Interception:
         replace = self._internals.replace
         replace(self._patches, "compiled_module_call", self._wrap_optimized_module)
         replace(self._patches, "compiler_stance", self._wrap_stance)
+        skip = self._internals.find("compiler_skips")
+        if skip is not None:
+            try:
+                compiler.leave_out(skip)
+            except Exception as error:  # it wants something else than it did
+                self._internals.note("compiler_skips", error)
 
     def _wrap_optimized_module(self, call: Any) -> Any:
         @functools.wraps(call)
         def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            passes = self._passes
-            if passes is not None and passes.thread == get_ident():
-                passes.forward_begins()
-            if self._active() is None:
-                return call(module, *args, **kwargs)
-            label = f"torch.compile({self._internals.original_class(module)})"
             bound = functools.partial(call, module)
-            return self._region(label, bound, sys._getframe(1), args, kwargs, module)
+            if self._active() is None:
+                return self._unseen(module, lambda: bound(*args, **kwargs))
+            label = f"torch.compile({self._internals.original_class(module)})"
+            frame = sys._getframe(1)
+            return self._unseen(
+                module, lambda: self._region(label, bound, frame, args, kwargs, module)
+            )
 
         return tracked_call
 

@@ -98,14 +98,14 @@ def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
     clock = iteration.clock
     sites, first, last, starts, ends = iteration.columns()
     backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(sites))
-    forward_ms = clock.all_elapsed_ms(starts, ends)
+    forward_ms = clock.work_ms(starts, ends)
     begin, end = _first(iteration, starts), iteration.end
     befores = np.concatenate([np.array([begin], np.int64), ends])
     return Measured(
         sites=sites.astype(np.int32),
         forward_ms=forward_ms,
         backward_ms=backward_ms,
-        gap_ms=clock.all_elapsed_ms(befores[:-1], clock.before_wait(starts)),
+        gap_ms=clock.work_ms(befores[:-1], clock.before_wait(starts)),
         made_nodes=last > first,
         passes=tuple(
             Pass(
@@ -149,7 +149,7 @@ def _backward(
     foreign = 0
     for one in iteration.backwards:
         numbers = np.array(one.numbers, np.int64)
-        times = iteration.clock.all_elapsed_ms(one.starts, one.ends)
+        times = iteration.clock.work_ms(one.starts, one.ends)
         owners = iteration.owners(numbers)
         owned = (owners != NO_CALL) & (numbers >= 0)
         doubtful[owners[owned & iteration.clock.is_doubtful(one.starts)]] = True

@@ -25,6 +25,7 @@ from unified_prof.tracking.watch.passes import Passes
 from unified_prof.tracking.watch.stack_walker import StackWalker
 from unified_prof.tracking.watch.waiting import WaitingTime
 from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
+from unified_prof.units import NS_PER_MS
 
 _KEPT_RAW = 10_000
 """Calls and autograd nodes that may stay as they were marked until a stage has ended; that takes a
@@ -109,7 +110,7 @@ class OperationTracker:
         assert self._recorder is not None
         if self.events is not None and index % self.per_sample:
             self.events.get_ahead_no_more()
-            self._passes = Passes(self.events, self._internals)
+            self._passes = Passes(self.events)
             self._interception.observe(self._passes)
             self._passes.begin()
             return
@@ -192,6 +193,8 @@ class OperationTracker:
             "device_not_held_back", "times of short operations may hold time of the host"
         ):
             lag = lag_of(self.device.kind, self.device.module)
+            if self.events is not None:
+                self.events.event_ms = lag.event_ns / NS_PER_MS
         self.times_wholes = self.times_wholes and lag is not None
         return lag
 
@@ -369,8 +372,8 @@ def _not_started(*_: Any) -> Any:
 def _announced(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
     """Return `run`, told to `on_call` before each call."""
 
-    def announced(label: Any, func: Any, frame: FrameType, args: Any, kwargs: Any) -> Any:
+    def announced(label: Any, func: Any, frame: FrameType, *call: Any) -> Any:
         on_call(frame)
-        return run(label, func, frame, args, kwargs)
+        return run(label, func, frame, *call)
 
     return announced
