@@ -8,11 +8,8 @@ the dozen, and errors of its own in the midst of ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from pkgutil import iter_modules
-
-import unified_prof
-from unified_prof import tracking
-from unified_prof.tracking import watch
 
 _LOOKED_AT = "unified_prof.tracking.watch.interception"
 """Its functions stand in for torch's, and a call that was skipped would break a graph."""
@@ -30,7 +27,9 @@ def leave_out(skip: Callable[[str], None]) -> None:
 
 def _modules() -> Iterator[str]:
     """Return the names of all but one module, packages for all that is in them."""
-    for package in (unified_prof, tracking, watch):
-        for module in iter_modules(package.__path__, f"{package.__name__}."):
+    top = Path(__file__).parents[1]
+    for folder in (top, top / "tracking", top / "tracking" / "watch"):
+        package = ".".join(folder.relative_to(top.parent).parts)
+        for module in iter_modules([str(folder)], f"{package}."):
             if not _LOOKED_AT.startswith(module.name):
                 yield module.name
