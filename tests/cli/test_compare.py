@@ -343,7 +343,7 @@ def test_the_format_follows_the_ending_of_the_output(
     ("arguments", "told"),
     [
         (("diff", "-o", "o.pdf"), "o.pdf: no format has the extension .pdf"),
-        (("diff", "-o", "o.html"), "o.html: no format has the extension .html"),
+        (("diff", "-o", "o.html"), "--format html is of two recordings of dev"),
         (("gate", "-o", "o.csv"), "o.csv: no format has the extension .csv"),
         (("diff", "-o", "o.md", "--json"), "o.md: the extension selects markdown, but json"),
         (("gate", "-o", "o.xml", "--format", "text"), "o.xml: the extension selects junit"),

@@ -97,6 +97,7 @@ def test_a_comparison_says_what_changed_on_the_whole_and_in_each(
         (["gate", "--workload", "a=b:c", "--baseline", "main"], "takes the place of BASE"),
         (["gate", "--workload", "a=b:c", "--self-test", "x.py"], "not used with --until-sure"),
         (["diff", "--workload", "a=b:c", "base"], "takes the place of BASE"),
+        (["diff", "--workload", "a=b:c", "--format", "html"], "is of one comparison"),
         (["diff", "base"], "BASE and NEW"),
         (["diff"], "BASE and NEW"),
     ],

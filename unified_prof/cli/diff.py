@@ -130,6 +130,12 @@ def diff(
     reading = _Reading(convert=convert, quiet=quiet or shape is not FormatOption.TEXT, output=file)
     warnings: Sequence[str]
     if workload:
+        if shape not in (FormatOption.TEXT, FormatOption.JSON, FormatOption.MARKDOWN):
+            raise UsageError(
+                f"--format {shape.value} is of one comparison, not of several workloads",
+                hint="text, json or markdown; or compare each workload by itself",
+                slug="contradicting-options",
+            )
         if base or new or more_base or more_new:
             raise UsageError(
                 "--workload takes the place of BASE, NEW, --base and --new",
