@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.release.programs import program
 from tests.test_packaging import PROJECT, TOOLS, distribution
 
 yaml: Any = pytest.importorskip("yaml")
@@ -66,9 +67,11 @@ def test_its_extras_exist() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint")
 def test_hadolint_finds_nothing() -> None:
-    done = subprocess.run(["hadolint", DOCKERFILE], capture_output=True, text=True)
+    hadolint = program("hadolint")
+    if hadolint is None:
+        pytest.skip("needs hadolint")
+    done = subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -84,21 +87,21 @@ def builder() -> str:
 
 @pytest.mark.slow
 def test_the_image_is_built_and_shows_a_report(tmp_path: Path) -> None:
-    program, tag = builder(), "uprof-of-tests"
-    build = [program, "build", "-t", tag, str(ROOT)]
+    tool, tag = builder(), "uprof-of-tests"
+    build = [tool, "build", "-t", tag, str(ROOT)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=900)
     if done.returncode and re.search(r"lookup|dial tcp|pulling|resolve", done.stderr):
         pytest.skip(f"the base image cannot be fetched: {done.stderr[-300:]}")
     assert done.returncode == 0, done.stderr
-    if program == "buildah":
+    if tool == "buildah":
         return  # it builds and does not run
     tmp_path.chmod(0o777)
     for command in (["db", "create", "x.db"], ["report", "x.db"]):
-        run = [program, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]
+        run = [tool, "run", "--rm", "-v", f"{tmp_path}:/work", tag, *command]
         done = subprocess.run(run, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     owner = subprocess.run(
-        [program, "run", "--rm", "--entrypoint", "id", tag, "-u"], capture_output=True, text=True
+        [tool, "run", "--rm", "--entrypoint", "id", tag, "-u"], capture_output=True, text=True
     )
     assert int(owner.stdout) > 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.release.programs import program
 from tests.test_packaging import PROJECT
 
 yaml: Any = pytest.importorskip("yaml")
@@ -131,13 +131,13 @@ def test_they_are_what_github_s_schema_allows() -> None:
     ],
 )
 def test_linters_of_workflows_find_nothing(tool: str, arguments: list[str], tmp_path: Path) -> None:
-    program = shutil.which(tool)
-    if program is None:
+    linter = program(tool)
+    if linter is None:
         pytest.skip(f"needs {tool}")
     if arguments[-1] == "--config":
         config = tmp_path / "zizmor.yml"
         config.write_text('rules: {unpinned-uses: {config: {policies: {"*": ref-pin}}}}\n')
         arguments = [*arguments, str(config)]
     files = [str(FOLDER / name) for name in WORKFLOWS]
-    done = subprocess.run([program, *arguments, *files], capture_output=True, text=True)
+    done = subprocess.run([linter, *arguments, *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
