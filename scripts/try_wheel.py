@@ -102,7 +102,7 @@ class Trial:
             (self.place / f"{name}.json").write_text(text, encoding="utf-8")
             self.command("import", f"{name}.json", "-o", f"{name}.db", says=f"{name}.db")
         for form in ("text", "json", "csv", "markdown"):
-            self.command("report", "base.db", "--format", form, says="aten::mm")
+            self.command("report", "base.db", "--format", form, says="mm")
         self.command("report", "base.db", "-o", "page.html", makes="page.html")
         self.command("trace", "base.db", "-o", "timeline.json", makes="timeline.json")
         self.command("diff", "base.db", "new.db", says="mm")

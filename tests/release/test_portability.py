@@ -78,6 +78,45 @@ def test_modules_that_only_posix_has_are_not_imported_where_a_module_is() -> Non
     assert found == []
 
 
+# What the standard library got after the oldest Python that is supported.
+NEWER = {
+    "asyncio": {"Runner", "TaskGroup", "timeout"},
+    "contextlib": {"chdir"},
+    "datetime": {"UTC"},
+    "enum": {"ReprEnum", "StrEnum", "member", "nonmember", "verify"},
+    "hashlib": {"file_digest"},
+    "itertools": {"batched"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "operator": {"call"},
+    "typing": {
+        *("LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack"),
+        *("assert_never", "assert_type", "override", "reveal_type"),
+    },
+    "warnings": {"deprecated"},
+}
+
+
+def newer(path: Path) -> list[str]:
+    """Return what a module uses that the oldest supported Python does not have."""
+    found = []
+    for node in nodes("unified_prof")[path]:
+        if isinstance(node, ast.ImportFrom):
+            names = {one.name for one in node.names} & NEWER.get(node.module or "", set())
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = {node.attr} & NEWER.get(node.value.id, set())
+        elif type(node).__name__ == "TryStar":
+            names = {"except*"}
+        else:
+            continue
+        found += [f"{path.name}: {name}" for name in names]
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="an older Python fails by itself")
+def test_nothing_is_used_that_the_oldest_python_lacks() -> None:
+    assert [one for path in nodes("unified_prof") for one in newer(path)] == []
+
+
 # Forgets what Windows lacks, once the standard library and what we build on have been imported.
 AS_ON_WINDOWS = """
 import importlib, os, signal, sys

@@ -9,7 +9,7 @@ next. And ranks of one host have one clock: if they end an hour apart, they did 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,7 +194,7 @@ def _words(matched: Matched, where: Mapping[int, Where], members: Sequence[int])
 def _when(matched: Matched, index: int) -> str:
     begin, _ = _span(matched.partials[index])
     try:
-        return f"{datetime.fromtimestamp(begin / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromtimestamp(begin / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return f"at {begin / 1e9:.0f} s"
 

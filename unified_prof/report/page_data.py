@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import PurePath
 from typing import Any
 
@@ -99,7 +99,7 @@ def _day(time_ns: int) -> str | None:
     """Return the day of a Unix time; times since a machine was started have none."""
     if time_ns < _FIRST_DAY_NS:
         return None
-    return datetime.fromtimestamp(time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d")
+    return datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d")
 
 
 def trees(analysis: Analysis) -> list[dict[str, Any]]:
