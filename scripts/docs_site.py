@@ -152,9 +152,15 @@ def messages() -> dict[str, list[str]]:
     return {slug: sorted(texts, key=str.lower) for slug, texts in found.items()}
 
 
-def raised() -> Iterator[tuple[ast.Call, Path]]:
-    """Yield every place of the package that makes an error, and every bare tag of a slug."""
-    trees = {path: ast.parse(path.read_bytes()) for path in (ROOT / "unified_prof").rglob("*.py")}
+def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Call, Path]]:
+    """Yield every place of the package that makes an error, and every bare tag of a slug.
+
+    Args:
+        trees: The package's modules, where they have been parsed already.
+    """
+    if trees is None:
+        modules = (ROOT / "unified_prof").rglob("*.py")
+        trees = {path: ast.parse(path.read_bytes()) for path in modules}
     classes = _classes(trees)
     for path, tree in sorted(trees.items()):
         for node in ast.walk(tree):

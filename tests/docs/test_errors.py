@@ -6,11 +6,14 @@ import ast
 import pickle
 import re
 import traceback
+from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
 from tests.docs.pages import site
+from tests.source_trees import nodes, trees
 from unified_prof import errors
 
 SITE = site()
@@ -25,8 +28,8 @@ CLASSES = [
 def tags() -> set[str]:
     """Return the slugs of messages that are printed without an error."""
     found = set()
-    for path in (ROOT / "unified_prof").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
+    for module in nodes("unified_prof").values():
+        for node in module:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -38,30 +41,39 @@ def tags() -> set[str]:
     return found
 
 
-RAISED = list(SITE["raised"]())
-USED = {slug for call, _ in RAISED for slug in SITE["slugs_of"](call)} - {"*"}
-USED |= tags() | {one.slug for one in CLASSES}
-# `kind(...)` of pipeline/remote_words makes errors of a class that it is given.
-USED.add("remote-storage")
+@cache
+def raised() -> list[tuple[ast.Call, Path]]:
+    """Return every place that makes an error; not asked at import, it takes a second."""
+    return list(SITE["raised"](trees("unified_prof")))
+
+
+@cache
+def used() -> set[str]:
+    """Return every name that a message can have."""
+    found = {slug for call, _ in raised() for slug in SITE["slugs_of"](call)} - {"*"}
+    # `kind(...)` of pipeline/remote_words makes errors of a class that it is given.
+    return found | tags() | {one.slug for one in CLASSES} | {"remote-storage"}
+
+
 ENTRIES = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
 
 
 def test_every_place_that_makes_an_error_names_it() -> None:
     unnamed = [
         f"{path.relative_to(ROOT)}:{call.lineno}"
-        for call, path in RAISED
+        for call, path in raised()
         if not SITE["slugs_of"](call) and path.name != "errors.py"
     ]
-    assert len(RAISED) > 300
+    assert len(raised()) > 300
     assert unnamed == [], 'give slug="...", and the slug an entry in docs/troubleshooting.md'
 
 
 def test_every_name_has_an_entry_and_every_entry_is_used() -> None:
-    assert sorted(USED - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
-    assert sorted(set(ENTRIES) - USED) == [], "nothing in the package has this name any more"
+    assert sorted(used() - set(ENTRIES)) == [], "add an entry to docs/troubleshooting.md"
+    assert sorted(set(ENTRIES) - used()) == [], "nothing in the package has this name any more"
 
 
-@pytest.mark.parametrize("slug", sorted(USED))
+@pytest.mark.parametrize("slug", sorted(set(ENTRIES)))
 def test_an_entry_says_cause_and_fix(slug: str) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", slug)
     assert ENTRIES.count(slug) == 1
