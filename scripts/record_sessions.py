@@ -242,7 +242,7 @@ def _text(events: list[tuple[float, str]]) -> str:
     shown = ""
     for at, text in events:
         if text.startswith(PROMPT) and text.endswith("\r\n") and text.count("\n") == 1:
-            text = f"{text.rstrip():<{COLUMNS - 16}}  # {at:.1f} s\n"
+            text = f"{text.rstrip():<{COLUMNS - 50}}  # {at:.1f} s\n"
         shown += text
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.replace("\r\n", "\n"))
     # What a line was before it was written anew from its begin is not there any more.
