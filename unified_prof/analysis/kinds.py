@@ -76,7 +76,8 @@ KINDS: dict[By, Kind] = {
         Kind(
             "annotation",
             "Annotations",
-            "no annotated range was recorded on a GPU (torch.profiler.record_function, NVTX)",
+            "no annotated range was recorded on a GPU, or where nothing but the host was recorded "
+            "(torch.profiler.record_function, NVTX, mstx)",
             counted="ranges",
             detailed="measured",
         ),

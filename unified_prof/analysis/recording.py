@@ -19,7 +19,7 @@ from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
-from unified_prof.analysis.views import annotated, step_trace
+from unified_prof.analysis.views import annotated, regions, step_trace
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import DeviceWork, OfSteps, StepWindows, step_windows
 from unified_prof.analysis.views.idle_time import IdleTime
@@ -208,6 +208,11 @@ class Recording:
     def annotations(self) -> annotated.Ranges:
         """Annotated ranges on a GPU."""
         return annotated.read(self.source, self.strings)
+
+    @cached_property
+    def regions(self) -> regions.Regions:
+        """Regions that the program marked on the host."""
+        return regions.Regions(self.source, self.strings)
 
     @cached_property
     def idle_time(self) -> IdleTime:

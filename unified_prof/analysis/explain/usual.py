@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import annotated, breakdowns
+from unified_prof.analysis.views import annotated, breakdowns, regions
 from unified_prof.analysis.views.device import step_rows, stream_rows, with_vendor
 from unified_prof.analysis.ways import Way
 
@@ -28,7 +28,9 @@ def _is_of_device(recording: Recording) -> bool:
 
 
 def _has_annotations(recording: Recording) -> bool:
-    return _is_of_device(recording) and len(recording.annotations) > 0
+    if _is_of_device(recording):
+        return len(recording.annotations) > 0
+    return len(recording.regions) > 0
 
 
 def _groups(recording: Recording) -> Breakdown:
@@ -39,6 +41,8 @@ def _groups(recording: Recording) -> Breakdown:
 
 
 def _annotations(recording: Recording) -> Breakdown:
+    if not _is_of_device(recording):
+        return regions.breakdown(recording.regions, recording.strings)
     devices = {only: recording.devices[name] for name, only in recording.device_numbers.items()}
     return annotated.breakdown(
         recording.annotations,

@@ -26,7 +26,7 @@ from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]
 
-_STEP = re.compile(r"ProfilerStep\s*[#*]")
+STEP = re.compile(r"ProfilerStep\s*[#*]")
 _ANY_DEVICE = -1
 _KINDS = {
     "busy_ns": (KERNEL, COMMUNICATION, COPY),
@@ -68,7 +68,7 @@ def read(source: Source, strings: Strings) -> Ranges:
         wanted = [
             number
             for number, text in zip(names, strings.texts(names), strict=True)
-            if text is not None and not _STEP.match(text)
+            if text is not None and not STEP.match(text)
         ]
         good &= np.isin(found["name"], wanted)
         if good.any():
