@@ -112,6 +112,7 @@ def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
         assert shell(f"uprof nonsense {stream}", place).returncode == 2
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(place: Path) -> None:
     found = shell("uprof db history | true; echo ${PIPESTATUS[0]}", place)
     assert found.stdout in ("141\n", "0\n")  # 0: all fitted into the pipe
@@ -161,7 +162,7 @@ def test_version_needs_no_folder(place: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     ["report NAME", "report NAME --json", "db current NAME", "db current NAME --json",

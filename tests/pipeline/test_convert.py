@@ -190,6 +190,7 @@ def test_what_an_older_schema_has_no_place_for_is_told(recording: Path, tmp_path
     assert sorted((name, *entry) for name, entry in made.anomalies.items()) == sorted(stored)
 
 
+@pytest.mark.slow
 def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -> None:
     twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
     (tmp_path / "PROF_3" / "host").mkdir(parents=True)

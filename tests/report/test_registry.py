@@ -107,6 +107,7 @@ def test_a_full_disk_behind_stdout_is_told_and_has_its_exit_code(report: Path, f
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(report: Path) -> None:
     read, write = os.pipe()
     os.close(read)

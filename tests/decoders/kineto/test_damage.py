@@ -316,6 +316,7 @@ def test_capitalised_categories_of_old_versions_are_known(tmp_path: Path) -> Non
     assert sink.anomalies == {}
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_damage_is_refused_or_counted_but_never_crashes(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -88,6 +88,7 @@ def test_the_whole_export_is_what_it_should_be(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_values_of_any_kind_anywhere(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -100,6 +100,7 @@ def test_neither_pieces_nor_slices_show_in_the_tables(
         assert_same(expected, rows(generate(Path(folder) / "sliced", sliced).path))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=4,
     deadline=None,

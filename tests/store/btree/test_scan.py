@@ -405,6 +405,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("seed", range(4))
 def test_damage_gives_the_rows_of_sqlite_or_an_error(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
