@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 from unified_prof.plain import printable
@@ -72,18 +73,20 @@ class InertPage:
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table, of a long one the first rows."""
-        columns = tables.without_repetition(tables.readable(columns))
+        count = max(len(column.cells) for column in columns)
+        shown = [replace(column, cells=column.cells[:_ROWS]) for column in columns]
+        columns = tables.without_repetition(tables.readable(shown))
         heads = "".join(_head(column) for column in columns)
-        rows = list(zip(*(column.cells for column in columns), strict=True))
-        body = "".join(f"<tr>{''.join(map(_cell, columns, cells))}</tr>" for cells in rows[:_ROWS])
+        rows = zip(*(column.cells for column in columns), strict=True)
+        body = "".join(f"<tr>{''.join(map(_cell, columns, cells))}</tr>" for cells in rows)
         self._add(
             '<div style="overflow-x:auto;margin:6px 0">'
             '<table style="border-collapse:collapse;font-size:inherit;margin:0">'
             f'<thead><tr style="border-bottom:{_LINE}">{heads}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
-        if len(rows) > _ROWS:
-            self.left_out(len(rows) - _ROWS)
+        if count > _ROWS:
+            self.left_out(count - _ROWS)
 
     def html(self) -> str:
         """Return all of it."""
