@@ -31,6 +31,7 @@ def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
 ) -> None:
     import torch
 
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)  # with a GPU, by other tests
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     assert "built without CUDA" in str(CudaBackend().unavailable_reason())
@@ -52,6 +53,7 @@ def test_asking_for_devices_leaves_the_runtime_alone(
 ) -> None:
     import torch
 
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     asked: list[str] = []
 
     def by_runtime() -> int:

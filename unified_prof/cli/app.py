@@ -44,7 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "diff": ("diff", "Compare two runs, operation by operation."),
     "gate": ("gate", "Refuse a run that is slower, or takes more memory, than a base allows."),
-    "baseline": ("baseline", "Keep runs to compare later ones with: save, list, show."),
+    "baseline": ("baseline", "Keep runs to compare later ones with: save, list, show, history."),
     "cluster": (
         "cluster",
         "Many ranks as one run: who is slow, who waits for whom, which link, which step.",

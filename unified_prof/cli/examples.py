@@ -81,6 +81,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "baseline save": (("uprof baseline save main RUN", "main@1, then main@2 and so on"),),
     "baseline list": (("uprof baseline list", "the newest version of each"),),
     "baseline show": (("uprof baseline show main", "every version of main"),),
+    "baseline history": (
+        ("uprof baseline history main", "a chart, changes marked"),
+        ("uprof baseline history main -o h.html", "the same as a page"),
+    ),
     "db": (("uprof db current run.db", "what is this file?"),),
     "db current": (("uprof db current *.db", "which revision, who made it"),),
     "db history": (("uprof db history", "what changed when"),),

@@ -30,7 +30,7 @@ from unified_prof.arrays.lookup import find
 from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Column, Packed, PackedLookup, Packing
 from unified_prof.store.integers import MISSING
-from unified_prof.vocabulary import API_OPERATION, API_PYTHON
+from unified_prof.vocabulary import API_OPERATION, API_PYTHON, NOT_AVAILABLE
 
 Ints = NDArray[np.int64]
 Whole = NDArray[np.integer]
@@ -703,7 +703,18 @@ def module_class(path: str) -> str:
 
 _TYPES = re.compile(r"[A-Za-z]")
 _NO_TENSORS = frozenset(
-    {"", "None", "N/A", "Scalar", "ScalarList", "Int", "Bool", "Double", "String", "GenericList"}
+    {
+        "",
+        "None",
+        NOT_AVAILABLE,
+        "Scalar",
+        "ScalarList",
+        "Int",
+        "Bool",
+        "Double",
+        "String",
+        "GenericList",
+    }
 )
 """Types of arguments that have no shape; the capitals are those of old releases of torch."""
 
