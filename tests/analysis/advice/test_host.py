@@ -26,6 +26,22 @@ def test_the_gaps_before_launches_are_what_a_slow_host_costs(tmp_path: Path) -> 
     assert "small_kernels" not in said
 
 
+def test_a_host_that_does_something_else_is_not_told_to_launch_less(tmp_path: Path) -> None:
+    """Seen on a GPU: 290 ms of collecting garbage in each step, and the advice was to fuse."""
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(100):
+            begin = at * 50 * US + (at // 10) * 3_000 * US
+            plant.kernel(begin + US, begin + 41 * US, launched=begin)
+    one = found(tmp_path / "run.db")["host_bound"]
+    assert (one.figures["gaps"], one.figures["long_gaps"]) == (99, 9)
+    assert one.figures["long_gaps_ns"] == 9 * 3_009 * US
+    assert "97 % of that in 9 gaps of 1 ms and more" in one.text
+    assert "larger batch" not in one.advice
+    short = found(launches(tmp_path / "short.db", every=50 * US, kernel=10 * US))["host_bound"]
+    assert "larger batch" in short.advice
+    assert "1 ms" not in short.text
+
+
 def test_work_of_several_types_below_one_operation_is_one_row_of_evidence(tmp_path: Path) -> None:
     with Plant(tmp_path / "run.db") as plant:
         for at in range(100):

@@ -23,6 +23,8 @@ IDLE_SHARE = 0.10
 """A device that idles for less of a step is well fed: MindStudio's advisor warns from here, too."""
 SMALL_NS = 10_000
 """Launching takes a host 5 to 10 µs: kernels that are shorter on average cannot keep it ahead."""
+LONG_NS = 1_000_000
+"""No launch takes so long: in a gap like this the host does something else."""
 MANY_LAUNCHES = 100
 """Of a step: fewer launches are no matter of their number."""
 
@@ -37,12 +39,22 @@ def host_bound(case: Case) -> Iterator[Finding]:
     if case.share(cost) < IDLE_SHARE:
         return
     gaps = int(mine.sum())
+    long = mine & (idle.length_ns >= LONG_NS)
+    long_ns = int(idle.length_ns[long].sum())
+    elsewhere = 2 * long_ns > cost
+    most = (
+        f"; {percent(long_ns / cost)} of that in {int(long.sum()):,} gaps of 1 ms and more, in "
+        "which it does something else than launching"
+    )
     yield case.finding(
         HOST_BOUND,
         cost,
         f"the device is idle {percent(case.share(cost))} of the time because the host has not "
-        f"launched its next work yet ({gaps:,} gaps)",
-        advice="give each launch more work: a larger batch, torch.compile or fused operations; "
+        f"launched its next work yet ({gaps:,} gaps){most if elsewhere else ''}",
+        advice="see what the program does before these operations: Python's own work, collecting "
+        "garbage, metrics, logging, checkpoints; do it less often, or beside the steps"
+        if elsewhere
+        else "give each launch more work: a larger batch, torch.compile or fused operations; "
         "CUDA graphs (ACL graphs) if shapes do not change",
         sure="certain",
         figures={
@@ -50,6 +62,8 @@ def host_bound(case: Case) -> Iterator[Finding]:
             "gaps": gaps,
             "idle_share": round(case.share(cost), 4),
             "longest_gap_ns": int(idle.length_ns[mine].max()),
+            "long_gaps": int(long.sum()),
+            "long_gaps_ns": long_ns,
         },
         evidence=_gaps(case, np.flatnonzero(mine)),
     )
