@@ -24,7 +24,7 @@ step() {  # step NAME COMMAND...: run it, keep what it says, go on
 "$python" -m pip install -q -e '.[torch,dev]' nvidia-ml-py || echo "validate: could not install, going on"
 
 step doctor "$python" -m unified_prof doctor
-step tests "$python" -m pytest -n 0 -m 'not clients and not timing' tests/tracking tests/backends tests/device
+step tests "$python" -m pytest -n auto -m 'not clients and not timing' tests/tracking tests/backends tests/device
 step truth "$python" scripts/bench_tracking.py --device cuda --rounds 10 # exits 1 beyond 2 %
 for example in mlp transformer; do
   for report in run-time,memory timeline; do

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from tests.tracking.workloads import Workload, in_backward, names, places
+from tests.tracking.workloads import FORKS_TRAIN, Workload, in_backward, names, places
 
 NET = """
 class Net(nn.Module):
@@ -398,6 +398,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@FORKS_TRAIN
 def test_a_forked_child_trains_untouched(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.tracking.test_driver import Spy
 from tests.tracking.test_scripts import NET
-from tests.tracking.workloads import Workload, in_backward, names
+from tests.tracking.workloads import FORKS_TRAIN, Workload, in_backward, names
 from unified_prof.errors import CaptureError
 
 BY_HAND = """
@@ -259,6 +259,7 @@ for _ in range(12):
 
 
 @pytest.mark.slow
+@FORKS_TRAIN
 def test_work_in_child_processes_is_the_reason_that_is_told(workload: Workload) -> None:
     workload.write("main.py", NET + """
 import os, time

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from unified_prof.runs.records import OperationRecord, TrackedRun
 from unified_prof.runs.spec import Capture, RunSpec
 from unified_prof.tracking.workload import run_workload
@@ -69,6 +72,12 @@ class Workload:
         """Track a script with providers around the module `Net` of `source`."""
         self.write("main.py", textwrap.dedent(source) + providers)
         return self.tracked(**options)
+
+
+FORKS_TRAIN = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="where torch has a GPU, no forked child may run a backward pass once its parent has",
+)
 
 
 def a_spec(folder: Path, **asked: Any) -> RunSpec:
