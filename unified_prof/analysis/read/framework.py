@@ -21,16 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read import host_ranges
+from unified_prof.analysis.read.connections import Holders, last_of_each, of_those
 from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames, numbered
 from unified_prof.analysis.read.host_calls import UNCONNECTED, HostCalls
+from unified_prof.analysis.read.input_texts import input_text
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, recoded
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import find
 from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
-from unified_prof.arrays.packed import Column, Packed, PackedLookup, Packing
+from unified_prof.arrays.packed import Packed, PackedLookup, Packing
 from unified_prof.store.integers import MISSING
-from unified_prof.vocabulary import API_OPERATION, API_PYTHON, NOT_AVAILABLE
+from unified_prof.vocabulary import API_OPERATION, API_PYTHON
 
 Ints = NDArray[np.int64]
 Whole = NDArray[np.integer]
@@ -95,9 +97,9 @@ class Framework:
         return len(self.start_ns)
 
     @property
-    def end_ns(self) -> Ends:
+    def end_ns(self) -> host_ranges.Ends:
         """End of each range."""
-        return Ends(self.start_ns, self._duration_ns)
+        return host_ranges.Ends(self.start_ns, self._duration_ns)
 
     @property
     def parent(self) -> Distances:
@@ -202,7 +204,7 @@ class Framework:
 
     def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
         """Return the nearest of some ranges that each range lies in, -1 where in none."""
-        return _of_those(self._nearest(among), self.parent[ranges])
+        return of_those(self._nearest(among), self.parent[ranges])
 
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
         """Return the operation within which a range of each name was open at each time, or -1."""
@@ -244,7 +246,7 @@ class Framework:
         """Return the innermost recorded call that launched each piece of device work, or -1."""
         distinct, inverse = np.unique(connection, return_inverse=True)
         nearest = self._nearest(self.recorded)
-        return _of_those(nearest, self._launcher(distinct))[inverse]
+        return of_those(nearest, self._launcher(distinct))[inverse]
 
     def outermost(self, connection: Whole) -> Ints:
         """Return the outermost operation around what launched each piece of device work, or -1.
@@ -252,8 +254,8 @@ class Framework:
         Work of a backward pass has an operation of its own, unlike in `launches`.
         """
         distinct, inverse = np.unique(connection, return_inverse=True)
-        operation = _of_those(self._nested.operation, self._launcher(distinct))
-        return _of_those(self._nested.top, operation)[inverse]
+        operation = of_those(self._nested.operation, self._launcher(distinct))
+        return of_those(self._nested.top, operation)[inverse]
 
     @property
     def is_python_frame(self) -> NDArray[np.bool_]:
@@ -288,7 +290,7 @@ class Framework:
             code = self._name_code[rows]
             found = (self._type[rows] == API_OPERATION) & ~self._is_module(rows) & ~steps[code]
             if checked:
-                around = _of_those(self._nested.operation, self.parent[rows])
+                around = of_those(self._nested.operation, self.parent[rows])
                 found &= self._is_operation(rows) | np.equal(around, NONE)
             result[rows] = found
         return result
@@ -302,14 +304,16 @@ class Framework:
 
         def key(ranges: Whole) -> Ints:
             rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
-            shape, kind = (_of_those(column, rows) for column in self._inputs)
+            shape, kind = (of_those(column, rows) for column in self._inputs)
             # Ids of texts fit into half a number each.
             return (shape.astype(np.int64) + 1) * _HALF + kind + 1
 
         pairs, number = numbered(ranges, key)
         texts: dict[str, int] = {}
         numbers = [
-            texts.setdefault(_inputs(self._strings.get(one), self._strings.get(other)), len(texts))
+            texts.setdefault(
+                input_text(self._strings.get(one), self._strings.get(other)), len(texts)
+            )
             for one, other in ((pair // _HALF - 1, pair % _HALF - 1) for pair in pairs.tolist())
         ]
         return list(texts), np.array(numbers, np.int32)[number]
@@ -496,9 +500,9 @@ class Framework:
             made = (sequence >= 0) & ~self._in_backward(rows) & self._is_operation(rows)
             at = np.flatnonzero(made)
             found.append(
-                _last_of_each(np.array([sequence[at], self.start_ns[rows][at], at + window.low]))
+                last_of_each(np.array([sequence[at], self.start_ns[rows][at], at + window.low]))
             )
-        sequence, _, maker = _last_of_each(np.concatenate(found, axis=1))
+        sequence, _, maker = last_of_each(np.concatenate(found, axis=1))
         return sequence, maker
 
     def _forward_of(self, node: Ints) -> Ints:
@@ -519,7 +523,7 @@ class Framework:
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
         """The connections that ranges are known to have launched, and the range of each."""
-        holders = _Holders(self._connection, self._type)
+        holders = Holders(self._connection, self._type)
         keys, ranges = Packing(hole=MISSING), Packing(np.int32)
         # One host range has one id in CONNECTION_IDS, which may stand for several connections.
         pairs = {"id": "id", "connection": "connectionId"}
@@ -536,7 +540,7 @@ class Framework:
         if not len(self):
             return result
         known, ranges = self._connected
-        result = _of_those(ranges, known.rows(connection))
+        result = of_those(ranges, known.rows(connection))
         connects = ~np.isin(connection, UNCONNECTED)
         result[~connects] = NONE
         # Otherwise by time: the range around the runtime's launching call, on its thread.
@@ -551,7 +555,7 @@ class Framework:
 
     def _around(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the innermost range, Python frames and modules aside, around points in time."""
-        return _of_those(self._nested.operation, self._innermost_at(thread, at_ns))
+        return of_those(self._nested.operation, self._innermost_at(thread, at_ns))
 
     def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
         """Return the innermost range around points in time, on a thread each, or -1."""
@@ -623,75 +627,6 @@ class _Nested:
     """Those of the autograd engine's own."""
 
 
-class Ends(Column):
-    """Ends of ranges, of their starts and durations."""
-
-    def __init__(self, start_ns: Packed, duration_ns: Packed) -> None:
-        self._start_ns, self._duration_ns = start_ns, duration_ns
-
-    def __len__(self) -> int:
-        return len(self._start_ns)
-
-    def at(self, rows: NDArray[np.integer]) -> Ints:
-        """Return the ends of any ranges."""
-        found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
-        return found
-
-    def _between(self, low: int, high: int) -> Ints:
-        found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
-        return found
-
-
-class _Holders:
-    """The range that has each id in CONNECTION_IDS.
-
-    Of several the last one: children come after their parents.
-    """
-
-    def __init__(self, ids: Packed, kinds: Packed) -> None:
-        self._dense: NDArray[np.int32] | None = None
-        self._sorted = self._ranges = np.zeros(0, np.int64)
-        dense = ids.least >= 0 and ids.most < _SPARSE * len(ids) + 1024
-        if dense:
-            self._dense = np.full(ids.most + 3, NONE, np.int32)
-        parts = []
-        for low in range(0, len(ids), WINDOW):
-            own = ids[low : low + WINDOW]
-            mine = np.flatnonzero((own != MISSING) & (kinds[low : low + WINDOW] != API_PYTHON))
-            if self._dense is not None:
-                self._dense[own[mine] + 1] = mine + low
-            else:
-                parts.append(np.array([own[mine], mine + low]))
-        if self._dense is None:
-            found = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
-            self._sorted, self._ranges = _last_of_each(found)
-
-    def of(self, ids: Ints) -> Ints:
-        """Return the range of each id, NONE where there is none."""
-        if self._dense is not None:
-            return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
-        return _of_those(self._ranges, find(self._sorted, ids))
-
-
-_SPARSE = 4
-
-
-def _last_of_each(columns: Ints) -> Ints:
-    """Return for each distinct number in the first of some columns the highest of its entries."""
-    order = np.lexsort(columns[::-1])
-    ordered: Ints = columns[:, order]
-    last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
-    return ordered[:, last]
-
-
-def _of_those(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
-    """Return values at some places, NONE where the place is NONE."""
-    if not len(values):
-        return np.full(len(at), NONE, np.int64)
-    result: Ints = np.where(at == NONE, NONE, values[np.maximum(at, 0)])
-    return result
-
-
 NOT_ATTRIBUTED = "(not attributed to a module)"
 """Instead of a module path: what recorded the work does not say whether it was in a module."""
 
@@ -699,36 +634,3 @@ NOT_ATTRIBUTED = "(not attributed to a module)"
 def module_class(path: str) -> str:
     """Return the class of a module whose path ends in `Class_0`."""
     return _INSTANCE.sub("", path.rpartition(".")[2])
-
-
-_TYPES = re.compile(r"[A-Za-z]")
-_NO_TENSORS = frozenset(
-    {
-        "",
-        "None",
-        NOT_AVAILABLE,
-        "Scalar",
-        "ScalarList",
-        "Int",
-        "Bool",
-        "Double",
-        "String",
-        "GenericList",
-    }
-)
-"""Types of arguments that have no shape; the capitals are those of old releases of torch."""
-
-
-def _inputs(shapes: str | None, types: str | None) -> str:
-    """Return recorded shapes and types of inputs as one text, those that are tensors."""
-    shapes, types = shapes or "", types or ""
-    if _TYPES.search(shapes) and not _TYPES.search(types):
-        shapes, types = types, shapes
-    shape = [one.strip() for one in shapes.strip('"').split(";")]
-    kind = [one.strip() for one in types.strip('"').split(";")]
-    kind += [""] * (len(shape) - len(kind))
-    return ", ".join(
-        f"{what.removeprefix('c10::')}[{size}]"
-        for size, what in zip(shape, kind, strict=False)
-        if size or what not in _NO_TENSORS
-    )

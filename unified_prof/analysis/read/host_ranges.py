@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.tasks import Strings, possible
-from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.arrays.packed import BLOCK, Column, Packed, Packing
 from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import API_OPERATION, API_QUEUE
 
@@ -196,3 +196,22 @@ def _in_time(
             order[first:behind] = rows[keys]
             changed = True
     return order if changed else None
+
+
+class Ends(Column):
+    """Ends of ranges, of their starts and durations."""
+
+    def __init__(self, start_ns: Packed, duration_ns: Packed) -> None:
+        self._start_ns, self._duration_ns = start_ns, duration_ns
+
+    def __len__(self) -> int:
+        return len(self._start_ns)
+
+    def at(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the ends of any ranges."""
+        found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
+        return found
+
+    def _between(self, low: int, high: int) -> Ints:
+        found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
+        return found

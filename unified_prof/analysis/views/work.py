@@ -6,7 +6,7 @@ many small tasks of a collective are part of it, not beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -37,8 +37,9 @@ from unified_prof.analysis.read.framework import (
 )
 from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
+from unified_prof.analysis.views.pieces import OfPieces, Pieces
 from unified_prof.analysis.views.replayed import Captured
-from unified_prof.arrays.packed import Column, Packed, Packing
+from unified_prof.arrays.packed import Packed, Packing
 from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
@@ -56,104 +57,6 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     step = np.searchsorted(starts, start_ns, side="right") - 1
     result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
     return result
-
-
-class Pieces:
-    """Some pieces of work, with their columns as they are asked for."""
-
-    def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
-        self._work, self._tasks, self._comms = work, tasks, comms
-        self.first = first
-        """Which of all pieces is the first; the others follow it."""
-
-    def __len__(self) -> int:
-        return len(self._comms if self._tasks is None else self._tasks)
-
-    @property
-    def rows(self) -> slice:
-        """Which of all pieces these are."""
-        return slice(self.first, self.first + len(self))
-
-    @property
-    def tasks(self) -> TaskRows | None:
-        """The tasks that they are; None: these are collectives as a whole."""
-        return self._tasks
-
-    @property
-    def start_ns(self) -> Ints:
-        """Start of each piece."""
-        return self._comms.start_ns if self._tasks is None else self._tasks.start_ns
-
-    @property
-    def duration_ns(self) -> Ints:
-        """Duration of each piece."""
-        return self._comms.duration_ns if self._tasks is None else self._tasks.duration_ns
-
-    @property
-    def kind(self) -> NDArray[np.int8]:
-        """What each piece is."""
-        if self._tasks is None:
-            return np.full(len(self), COMMUNICATION, np.int8)
-        return self._tasks.kind
-
-    @property
-    def device(self) -> Ints:
-        """Device of each piece."""
-        return self._comms.device if self._tasks is None else self._tasks.device.astype(np.int64)
-
-    @property
-    def stream(self) -> Ints:
-        """Stream of each piece, UNKNOWN of collectives as a whole."""
-        if self._tasks is None:
-            return np.full(len(self), UNKNOWN)
-        return self._tasks.stream.astype(np.int64)
-
-    @property
-    def connection(self) -> Ints:
-        """What ties each piece to the host call that launched it."""
-        if self._tasks is None:
-            return self._comms.connection
-        return self._tasks.connection.astype(np.int64)
-
-    @cached_property
-    def operator(self) -> NDArray[np.int32]:
-        """Operator type of each piece, as numbers in the labels of all work."""
-        names, comms = self._work.operator_numbers
-        return comms if self._tasks is None else names.of(self._tasks)
-
-    @cached_property
-    def kernel(self) -> NDArray[np.int32]:
-        """Kernel, collective or kind of copy of each piece, as numbers in the same labels."""
-        names, comms = self._work.kernel_numbers
-        return comms if self._tasks is None else names.of(self._tasks)
-
-
-class OfPieces(Column):
-    """A column over all pieces of work, made of those of tasks where it is asked for."""
-
-    def __init__(self, work: Work, of: Callable[[Pieces], NDArray[Any]]) -> None:
-        self._work, self._of = work, of
-
-    def __len__(self) -> int:
-        return len(self._work)
-
-    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
-        """Return the values of any pieces."""
-        of_tasks = rows < len(self._work.of_tasks)
-        if of_tasks.all():
-            return self._of(self._work.at_tasks(rows))
-        whole = self._of(self._work.whole_comms())
-        mine = self._of(self._work.at_tasks(rows[of_tasks]))
-        found = np.empty(len(rows), np.result_type(whole, mine))
-        found[of_tasks] = mine
-        found[~of_tasks] = whole[rows[~of_tasks] - len(self._work.of_tasks)]
-        return found
-
-    def _between(self, low: int, high: int) -> NDArray[Any]:
-        if (low, high) != (0, len(self)):
-            return self.at(np.arange(low, high))
-        parts = [self._of(some) for some in self._work.windows()]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 class Work:

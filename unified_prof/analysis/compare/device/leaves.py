@@ -15,7 +15,7 @@ from unified_prof.analysis.compare.device import names
 from unified_prof.analysis.explain.classes import CLASSES, classes_of
 from unified_prof.analysis.read.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views.work import Pieces
+from unified_prof.analysis.views.pieces import Pieces
 from unified_prof.arrays.packed import Packing
 
 Ints = NDArray[np.int64]
