@@ -161,6 +161,7 @@ def _told(path: Path) -> list[Any]:
         ),
     ],
 )
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_windows_of_any_size_tell_the_same(
     seed: int,
     in_order: bool,

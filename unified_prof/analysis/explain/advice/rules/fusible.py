@@ -223,8 +223,10 @@ def _modules(case: Case) -> tuple[Ints, bool]:
 
 def _pauses(start_ns: Ints, end_ns: Ints) -> Flags:
     """Tell before which pieces of work there is so much time that launching explains none of it."""
+    if not len(start_ns):
+        return np.zeros(0, np.bool_)
     gap = np.append(0, np.maximum(start_ns[1:] - end_ns[:-1], 0))
-    usual = max(float(np.median(gap)), float(np.median(end_ns - start_ns))) if len(gap) else 0.0
+    usual = max(float(np.median(gap)), float(np.median(end_ns - start_ns)))
     found: Flags = gap > PAUSE * usual
     return found
 
