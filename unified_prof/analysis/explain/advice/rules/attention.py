@@ -22,7 +22,10 @@ NEAR = 5
 """So many kernels (scale, mask, cast, dropout) may stand between a product and the softmax."""
 
 _PRODUCT = re.compile(r"bmm|matmul|batch_?mat|gemm|cijk_|nvjet", re.IGNORECASE)
-_SOFTMAX = re.compile(r"(?<!log_)(?<!log)softmax(?!.*(?:flash|fmha|cross_?entropy))", re.IGNORECASE)
+# A fused kernel of a loss has all that it does in its name, attention's online softmax too.
+_SOFTMAX = re.compile(
+    r"^(?!.*(?:log_?softmax|nll_loss|cross_?entropy|flash|fmha)).*softmax", re.IGNORECASE
+)
 _FUSED = re.compile(r"flash|fmha|efficient_attention|FlashAttention", re.IGNORECASE)
 
 
