@@ -46,8 +46,8 @@ def late_work(case: Case) -> Iterator[Finding]:
         f"{_meanwhile(case, longest)}), and nothing that was recorded explains it{again}",
         advice="see whether it comes back in a longer recording, with profiler.step() after each "
         "iteration: work from before the recording, kernels that are loaded when they are first "
-        "used, graphs that are uploaded and the profiler itself do this once, work that was not "
-        "recorded does it always",
+        "used, graphs that are uploaded and the profiler itself do this once; work that was not "
+        "recorded, such as another program's on the same device, does it always",
         sure="possible",
         figures={
             "idle_ns": lost,
