@@ -64,7 +64,7 @@ def environment(folder: Path, interpreter: str, torch: str, *, wild: bool) -> Pa
     if not python.exists():
         subprocess.run([interpreter, "-m", "venv", folder], check=True)
     packages = ["-e", f"{ROOT}[torch,trace,postgres]", f"torch=={torch}"]
-    packages += ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100"]
+    packages += ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"]
     packages += WILD_PACKAGES if wild else ()
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, *packages], check=True)

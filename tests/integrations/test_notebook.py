@@ -89,6 +89,8 @@ def shell(
     shown: list[Any] = []
     monkeypatch.setattr(notebook, "_show", shown.append)
     monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/run/connection.json"])
+    # A shell makes itself the main module; what follows in this process is to find its own.
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     try:
         made.run_line_magic("load_ext", "unified_prof")
         yield Shell(made, shown)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,32 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(EngineError, match="no process can be started: Resource temporarily"),
     ):
         list(each(crew, double, range(10)))
+
+
+def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> Any:
+        raise AttributeError("module '__main__' has no attribute '__spec__'")
+
+    monkeypatch.setattr(processes, "_started", broken)
+    with open_executor(jobs=2) as crew, pytest.raises(EngineError, match="no process can be"):
+        list(each(crew, double, range(9)))
+
+
+def test_what_is_cancelled_wakes_who_waits_for_it() -> None:
+    with open_executor(jobs=2) as crew:
+        tasks: list[Future[Any]] = [crew.submit(sleeps, 60.0)]
+        tasks += [crew.submit(double, one) for one in range(9)]
+        crew.shutdown(cancel_futures=True)
+        assert wait(tasks, 20.0).not_done == set()
+
+
+def test_a_notebook_after_a_reset_may_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython's `%reset` takes `__spec__` from the main module, which multiprocessing reads."""
+    monkeypatch.delattr(sys.modules["__main__"], "__spec__")
+    with open_executor(jobs=2) as crew:
+        assert dict(each(crew, double, range(3))) == {0: 0, 1: 2, 2: 4}
 
 
 def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:

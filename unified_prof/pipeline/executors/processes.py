@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -137,16 +138,17 @@ class Processes(Crew):
                             self._woken = False
                     else:
                         _take(by_connection[ready], pool)  # type: ignore[index]
-        except OSError as err:
-            self._broken = EngineError(
-                f"no process can be started: {err.strerror or err}", slug="cannot-start"
-            )
+        except Exception as err:  # whatever it is, somebody waits for the tasks
+            why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
+            self._broken = EngineError(f"no process can be started: {why}", slug="cannot-start")
         finally:
             _end(pool, at_once=self._cancelled)
             for job in self._left(pool):
                 if self._broken is not None:
                     job.future.set_exception(self._broken)
-                elif not job.future.cancel():
+                elif job.future.cancel():
+                    job.future.set_running_or_notify_cancel()  # only that wakes who waits for it
+                else:
                     job.future.set_exception(WorkerDied("was ended with all others"))
             with self._lock:
                 self._closed = True
@@ -175,7 +177,7 @@ class Processes(Crew):
             if idle is None:
                 try:
                     idle = _started()
-                except OSError:
+                except Exception:
                     with self._lock:
                         self._waiting.appendleft(job)
                     raise
@@ -220,6 +222,9 @@ def _how_ended(exit_code: int | None) -> str:
 
 
 def _started() -> _Process:
+    main = sys.modules.get("__main__")
+    if main is not None and not hasattr(main, "__spec__"):
+        main.__spec__ = None  # a notebook's %reset takes it, and multiprocessing asks for it
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs,), daemon=True)
