@@ -18,8 +18,6 @@ CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else
 
 # A few that have something of everything run always, all of them in the full test run.
 QUICK = ("01_clocks", "04_hccl", "16_everything")
-# One bandwidth in 64 has another last digit, for a reason that is not known.
-NOT_EQUAL = {"38_ccu_channels"}
 
 
 def check(case: str, shared: Path, folder: Path) -> None:
@@ -50,7 +48,7 @@ def test_our_database_equals_the_exporters(case: str, shared: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in CASES if name not in {*QUICK, *NOT_EQUAL}])
+@pytest.mark.parametrize("case", [name for name in CASES if name not in QUICK])
 def test_our_database_equals_the_exporters_everywhere(
     case: str, shared: Path, tmp_path: Path
 ) -> None:
@@ -58,7 +56,7 @@ def test_our_database_equals_the_exporters_everywhere(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [name for name in CASES if name not in NOT_EQUAL])
+@pytest.mark.parametrize("case", CASES)
 def test_our_database_equals_the_exporters_in_windows_of_any_size(
     case: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from unified_prof.columns import Sink
+from unified_prof.decoders.prof.collectives import exporter_decimals
 from unified_prof.decoders.prof.collectives import unit_names as names
 from unified_prof.decoders.prof.collectives.json_text import array_text
 from unified_prof.decoders.prof.collectives.unit_names import name_of
 from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
 from unified_prof.decoders.prof.raw import sampling
-from unified_prof.decoders.prof.raw.clocks import MAX_NS, LinearClock
+from unified_prof.decoders.prof.raw.clocks import MAX_NS
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory, HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records
 from unified_prof.vocabulary import NO_RANK, NO_STREAM
@@ -75,7 +76,10 @@ def decode(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
     told = _Told() if tasks.host is None else _told(tasks.host, sink)
     delays = _channel_delays(device)
     start_ns = clock.to_ns(np.array([mission.start for mission in missions], np.uint64))
-    durations_ns = [_duration_ns(mission, clock) for mission in missions]
+    durations_ns = [
+        exporter_decimals.duration_ns(mission.end - mission.start, clock.rate)
+        for mission in missions
+    ]
     args = [
         _args(mission, duration, told, delays)
         for mission, duration in zip(missions, durations_ns, strict=True)
@@ -129,10 +133,6 @@ def _wait(key: _Key, record: Any) -> _Mission:
     longest = max(range(_PEERS), key=lambda index: spans[index])
     start = int(record["wait_start"])
     return _Mission(key, start, start + _TICKS_PER_SPAN * spans[longest], _PEERS - 1 - longest)
-
-
-def _duration_ns(mission: _Mission, clock: LinearClock) -> float:
-    return float(max(mission.end - mission.start, 0) * clock.rate)
 
 
 def _told(host: HostDirectory, sink: Sink) -> _Told:
@@ -190,8 +190,7 @@ def _group_args(group: Any, duration_ns: float) -> list[Any]:
     size = int(group["size_bytes"])
     result: list[Any] = ["Die Id", int(group["die"]), "Data Size", size]
     if duration_ns > 0:
-        # The exporter keeps six decimals of the microseconds.
-        result += ["Bandwidth (B/s)", size / round(duration_ns / 1000, 6) * 1e6]
+        result += ["Bandwidth (B/s)", size / (duration_ns / 1000) * 1e6]
     if (reduction := int(group["reduction"])) != _NO_REDUCTION:
         result += [
             "Reduce Op Type",
