@@ -121,6 +121,15 @@ KINDS: dict[By, Kind] = {
             when_asked=True,
         ),
         Kind(
+            "class",
+            "Classes of work",
+            "no device work was recorded",
+            module="by_class",
+            counted="runs",
+            detailed="mostly",
+            when_asked=True,
+        ),
+        Kind(
             "path",
             "Critical path",
             "neither device work nor framework operations were recorded",

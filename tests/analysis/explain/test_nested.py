@@ -145,3 +145,29 @@ def test_figures_are_those_of_torchs_own_table(tmp_path: Path) -> None:
 
 def run(*arguments: Any) -> None:
     subprocess.run([str(one) for one in arguments], check=True, env=os.environ, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "checkpoint", ["CheckpointFunctionBackward", "torch/utils/checkpoint.py(1111): unpack_hook"]
+)
+def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> None:
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    kind = 50003 if ".py" in checkpoint else 50001
+    with Device(path) as device:
+        device.call(0, 90, "aten::mm", launches=1)
+        device.call(1000, 1900, engine)
+        device.call(1100, 1800, checkpoint, kind=kind)
+        device.call(1110, 1190, "aten::mm", launches=2)
+        # A checkpoint of the reentrant kind runs its own backward pass.
+        device.call(1200, 1700, engine)
+        device.call(1300, 1400, "aten::mm", launches=3)
+        for number in (1, 2, 3):
+            start = 2000 * number
+            device.task(start, start + 10**number, connection=number, kernel=("mm", "K"))
+    row = rows(path, "self")["aten::mm"]
+    assert (row.total_ns, row.extra["recomputed_ns"]) == (1110, 100)
+
+
+def test_without_checkpoints_nothing_is_said_of_them(path: Path) -> None:
+    training_step(path)
+    assert "recomputed_ns" not in rows(path, "self")["aten::addmm"].extra

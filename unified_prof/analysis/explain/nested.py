@@ -2,10 +2,14 @@
 
 The other breakdowns by operation count an outermost operation with all below it, backward with
 forward. Here each call stands for itself, `aten::mm` below `AddmmBackward0` as what it is: as
-`torch.profiler`'s own tables, and TraceLens' of what launched kernels directly.
+`torch.profiler`'s own tables, and TraceLens' of what launched kernels directly. Where the capture
+of replayed graphs is at hand, its operations have the device time of each replay, and no host's.
 """
 
 from __future__ import annotations
+
+import re
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +29,22 @@ NO_OPERATION = "(launched by no operation)"
 
 
 class Nested:
-    """The recorded calls as a tree, with the time of each in itself and in all."""
+    """Recorded calls as a tree, with the time of each in itself and in all.
 
-    def __init__(self, framework: Framework, recording: Recording) -> None:
+    Args:
+        framework: where the calls are.
+        connection: of the pieces of device work that they launched.
+        duration_ns: of these.
+        replay: of operations of a capture: which replay each piece is of.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        connection: Ints,
+        duration_ns: Ints,
+        replay: Ints | None = None,
+    ) -> None:
         self.framework = framework
         self.ranges = np.flatnonzero(framework.recorded)
         place = np.full(len(framework) + 1, NONE, np.int64)
@@ -43,22 +60,32 @@ class Nested:
         within = np.minimum(end, end[self.parent])[inside] - start[inside]
         taken = np.bincount(self.parent[inside], within, minlength=len(start))
         self.self_host_ns: Ints = np.maximum(self.host_ns - taken.astype(np.int64), 0)
-        self.on_device = recording.clock == "device"
-        self.unknown = (0, 0)
-        """Pieces of device work that no recorded call launched, and their time."""
-        self.launches = self.self_device_ns = self.device_ns = np.zeros(len(start), np.int64)
-        if self.on_device:
-            self._add_device(recording, place)
-
-    def _add_device(self, recording: Recording, place: Ints) -> None:
-        duration = recording.work.duration_ns.whole().astype(np.int64)
-        call = place[self.framework.direct(recording.work.connection.whole())]
+        call = place[framework.direct(connection)]
         known = call != NONE
         size = len(self.ranges)
-        self.unknown = int(len(call) - known.sum()), int(duration[~known].sum())
-        self.launches = np.bincount(call[known], minlength=size)
-        own = np.bincount(call[known], duration[known], minlength=size).astype(np.int64)
+        self.launches: Ints = np.bincount(call[known], minlength=size)
+        own = np.bincount(call[known], duration_ns[known], minlength=size).astype(np.int64)
         self.self_device_ns, self.device_ns = own, self._summed(own)
+        self.recomputed = _recomputed(framework, self.ranges)
+        """Whether each call was made again for a backward pass (activation checkpointing)."""
+        self.replayed = replay is not None
+        self.count: Ints = np.ones(size, np.int64)
+        """How often each call was made: of captured ones, how often they were replayed."""
+        if replay is not None:
+            self.count = self._occasions(call[known], replay[known])
+
+    def _occasions(self, call: Ints, replay: Ints) -> Ints:
+        """Return in how many replays each call launched work, itself or below it."""
+        found = []
+        while len(call):
+            pairs = np.unique(np.stack((call, replay)), axis=1)
+            found.append(pairs)
+            call, replay = self.parent[pairs[0]], pairs[1]
+            call, replay = call[call != NONE], replay[call != NONE]
+        if not found:
+            return np.zeros(len(self.ranges), np.int64)
+        all_of_them = np.unique(np.concatenate(found, axis=1), axis=1)
+        return np.bincount(all_of_them[0], minlength=len(self.ranges))
 
     def _summed(self, own: Ints) -> Ints:
         """Return the values of each call and of all below it."""
@@ -88,8 +115,10 @@ class Nested:
             at[looking] = np.where(same, NONE, self.parent[at[looking]])
         return result
 
-    def rows(self, key: Ints, names: list[str], details: list[str | None]) -> list[Row]:
-        """Return one row for each key, in falling order of time in itself.
+    def rows(
+        self, key: Ints, names: list[str], details: list[str | None], *, on_device: bool
+    ) -> list[Row]:
+        """Return one row for each key; its time is what it took in itself.
 
         A call within one of the same key is part of it: torch's overloads call one another.
         """
@@ -100,65 +129,136 @@ class Nested:
             sums = np.bincount(key[chosen], values[chosen], minlength=size)
             return [int(one) for one in sums.tolist()]
 
-        count = np.bincount(key[outer], minlength=size).tolist()
+        count = total(self.count, outer)
         host, self_host = total(self.host_ns, outer), total(self.self_host_ns)
         device, self_device = total(self.device_ns, outer), total(self.self_device_ns)
         launches = total(self.launches)
+        again = total(self.self_device_ns, self.recomputed) if self.recomputed.any() else None
         rows = []
         for number in range(size):
-            on_host: dict[str, float | None] = {
-                "self_host_ns": self_host[number],
-                "host_ns": host[number],
+            if not count[number]:
+                continue  # a captured call that launched nothing
+            of_host: dict[str, float | None] = {
+                "self_host_ns": None if self.replayed else self_host[number],
+                "host_ns": None if self.replayed else host[number],
             }
-            on_device: dict[str, float | None] = {
+            of_device: dict[str, float | None] = {
                 "with_callees_ns": device[number],
                 "launches": launches[number],
             }
+            if again is not None:
+                of_device["recomputed_ns"] = again[number]
             rows.append(
                 Row(
                     name=names[number],
                     kind="operation",
                     count=count[number],
-                    total_ns=self_device[number] if self.on_device else self_host[number],
+                    total_ns=self_device[number] if on_device else self_host[number],
                     detail=details[number],
-                    extra=on_device | on_host if self.on_device else {"host_ns": host[number]},
+                    extra=of_device | of_host if on_device else {"host_ns": host[number]},
                 )
             )
-        return sort_rows(rows)
+        return rows
+
+
+_CHECKPOINT = re.compile(
+    r"CheckpointFunctionBackward$|torch/utils/checkpoint\.py\(\d+\): (?:unpack_hook|backward)$"
+)
+_ENGINE = "autograd::engine::evaluate_function"
+
+
+def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
+    """Tell which calls run within a checkpoint that makes its activations again.
+
+    A checkpoint of the reentrant kind also runs a backward pass within itself, which is none.
+    """
+    marks = framework.matching(lambda text: _CHECKPOINT.search(text) is not None)
+    if not len(marks):
+        return np.zeros(len(ranges), bool)
+    marked, among = np.zeros((2, len(framework)), bool)
+    marked[marks] = among[marks] = True
+    among[framework.matching(lambda text: text.startswith(_ENGINE))] = True
+    nearest = framework.around(ranges, among)
+    return (nearest != NONE) & marked[nearest]
+
+
+def _known(recording: Recording) -> list[Framework]:
+    """Return who has recorded calls: the recording, and that of the capture of its graphs."""
+    told_by = (recording, recording.captured_in)
+    found = [one.framework for one in told_by if one is not None]
+    return [one for one in found if one is not None and bool(one.recorded.any())]
 
 
 def _offered(recording: Recording) -> bool:
-    return recording.framework is not None and bool(recording.framework.recorded.any())
+    return bool(_known(recording))
 
 
 def _has_shapes(recording: Recording) -> bool:
-    if not _offered(recording):
-        return False
-    assert recording.framework is not None
-    texts, _ = recording.framework.inputs(np.flatnonzero(recording.framework.recorded))
-    return any(texts)
+    return any(any(one.inputs(np.flatnonzero(one.recorded))[0]) for one in _known(recording))
+
+
+def _trees(recording: Recording) -> list[Nested]:
+    """Return the calls that launched work, each with its own."""
+    work, result = recording.work, []
+    connection = work.connection.whole().astype(np.int64)
+    duration = work.duration_ns.whole().astype(np.int64)
+    captured = work.captured
+    rest = np.ones(len(work), bool)
+    if captured is not None:
+        replayed = captured.framework.direct(captured.connection) != NONE
+        rest &= ~replayed
+        mine = np.flatnonzero(replayed)
+        result.append(
+            Nested(
+                captured.framework,
+                captured.connection[mine],
+                duration[mine],
+                captured.replay[mine],
+            )
+        )
+    if recording.framework is not None:
+        result.append(Nested(recording.framework, connection[rest], duration[rest]))
+    return result
 
 
 def _made(recording: Recording, by: By) -> Breakdown:
-    framework = recording.framework
-    assert framework is not None
-    nested = Nested(framework, recording)
-    texts, key = framework.names(nested.ranges)
+    on_device = recording.clock == "device"
+    trees = _trees(recording)
+    rows: dict[tuple[str, str | None], Row] = {}
+    for tree in trees:
+        for row in _rows_of(tree, by, on_device=on_device):
+            key = row.name, row.detail
+            rows[key] = _together(rows[key], row) if key in rows else row
+    found = list(rows.values())
+    pieces = len(recording.work) - sum(int(one.launches.sum()) for one in trees)
+    if pieces:
+        time = recording.work.total_ns - sum(int(one.self_device_ns.sum()) for one in trees)
+        found.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
+    return finish(by, sort_rows(found))
+
+
+def _rows_of(tree: Nested, by: By, *, on_device: bool) -> list[Row]:
+    texts, key = tree.framework.names(tree.ranges)
     key = key.astype(np.int64)
     inputs: list[str] = [""]
     if by == "shape":
-        inputs, of_range = framework.inputs(nested.ranges)
+        inputs, of_range = tree.framework.inputs(tree.ranges)
         key = key * len(inputs) + of_range
     distinct, number = np.unique(key, return_inverse=True)
     pairs = [divmod(one, len(inputs)) for one in distinct.tolist()]
     names = [texts[name] or "(unnamed operation)" for name, _ in pairs]
-    rows = nested.rows(
-        number.astype(np.int64), names, [inputs[given] or None for _, given in pairs]
-    )
-    pieces, time = nested.unknown
-    if pieces:
-        rows.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
-    return finish(by, sort_rows(rows))
+    details = [inputs[given] or None for _, given in pairs]
+    return tree.rows(number.astype(np.int64), names, details, on_device=on_device)
+
+
+def _together(one: Row, other: Row) -> Row:
+    """Return the sum of what was launched at once and of what graphs replayed."""
+    extra = dict(one.extra)
+    for name, value in other.extra.items():
+        before = extra.get(name)
+        extra[name] = value if before is None else before + (value or 0)
+    total = (one.total_ns or 0) + (other.total_ns or 0)
+    return replace(one, count=one.count + other.count, total_ns=total, extra=extra)
 
 
 WAYS = {

@@ -24,6 +24,7 @@ from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.arrays.nesting import NONE
 from unified_prof.store.integers import MISSING
+from unified_prof.vocabulary import NO_CONNECTION
 
 Ints = NDArray[np.int64]
 
@@ -41,6 +42,8 @@ class Captured:
     """The operations of the capture."""
     call: Ints
     """Range of the operation, NONE of work that is of no replay, or of an unknown one."""
+    connection: Ints
+    """Of the launch in the capture, as its own work has one; NO_CONNECTION of other work."""
     passes: NDArray[np.int8]
     replay: Ints
     """Row of the call that launched the replay, -1 of other work."""
@@ -53,6 +56,7 @@ class _Graph:
     """The launches of one capture, in order."""
 
     call: Ints
+    connection: Ints
     passes: NDArray[np.int8]
     copies: NDArray[np.bool_]
     names: tuple[str, ...]
@@ -76,7 +80,8 @@ class Capture:
 
         waits = order[named(_LAUNCHES) & ~named(_REPLAYS) & ~launched[order]]
         copies = np.array([bool(_COPIES.search(names[row] or "")) for row in waits.tolist()], bool)
-        owners = framework.launches(calls.connection[waits])
+        connection = calls.connection[waits]
+        owners = framework.launches(connection)
         texts, number = framework.names(owners.call)
         told = [
             texts[name] if call != NONE else ""
@@ -88,7 +93,13 @@ class Capture:
         for first, behind in _sections(calls, begins, ends, at):
             own = slice(first, behind)
             self._graphs.append(
-                _Graph(owners.call[own], owners.passes[own], copies[own], tuple(told[own]))
+                _Graph(
+                    owners.call[own],
+                    connection[own],
+                    owners.passes[own],
+                    copies[own],
+                    tuple(told[own]),
+                )
             )
 
     def of(
@@ -116,6 +127,7 @@ class Capture:
         is_work = np.isin(tasks.kind, (KERNEL, COPY, COMMUNICATION))
         replay = np.where(replays[row] & is_work, row, NONE).astype(np.int64)
         call = np.full(len(replay), NONE, np.int64)
+        connection = np.full(len(replay), NO_CONNECTION, np.int64)
         passes = np.full(len(replay), -1, np.int8)
         node = _nodes(source, tasks.identity)
         for launch, own in by_key(replay):
@@ -134,12 +146,20 @@ class Capture:
             graph = self._graph_of(tasks.kind[own], findings)
             if graph is not None:
                 call[own], passes[own] = graph.call, graph.passes
+                connection[own] = graph.connection
         # Collectives are rows of their own, whoever began them.
         call[tasks.kind == COMMUNICATION] = NONE
+        connection[tasks.kind == COMMUNICATION] = NO_CONNECTION
         launched = np.append(calls.start_ns, 0)[replay]
         columns = (
             np.append(column, none)[chosen]
-            for column, none in ((call, NONE), (passes, -1), (replay, NONE), (launched, 0))
+            for column, none in (
+                (call, NONE),
+                (connection, NO_CONNECTION),
+                (passes, -1),
+                (replay, NONE),
+                (launched, 0),
+            )
         )
         return Captured(self._framework, *columns)
 

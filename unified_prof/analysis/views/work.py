@@ -380,6 +380,26 @@ class Work:
             passes.add(found.passes)
         return call.done(), passes.done()
 
+    def called(self, some: Pieces) -> NDArray[np.int64]:
+        """Return the framework operation that each piece is part of, as numbers in `labels`."""
+        result = np.full(len(some), UNKNOWN, np.int64)
+        if self._framework is not None:
+            own = self._owned(some)
+            result[own] = self._owner_names[
+                np.searchsorted(self._owners, self.launches[0][some.rows][own])
+            ]
+        captured = self._captured_names()
+        if captured is not None:
+            told = captured[some.rows]
+            result = np.where(told != UNKNOWN, told, result)
+        return result
+
+    @cached_property
+    def _owner_names(self) -> NDArray[np.int32]:
+        """Names of `_owners`, as numbers in `labels`."""
+        assert self._framework is not None
+        return _names(self._framework, self.labels, self._owners)
+
     def _owned(self, some: Pieces) -> NDArray[np.bool_]:
         """Tell which pieces are part of a framework operation's row."""
         if self._framework is None:

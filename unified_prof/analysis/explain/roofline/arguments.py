@@ -55,6 +55,8 @@ class Arguments:
     given: tuple[Argument, ...]
     values: tuple[str, ...] = ()
     """Arguments that are no tensors, as torch prints them; empty: not recorded."""
+    around: str = ""
+    """Name of the range around that tells of a batch; empty: there is none, or nobody needs it."""
 
     def tensor(self, place: int) -> Tensor:
         """Return an argument that has to be a tensor."""

@@ -6,20 +6,23 @@ where it launches kernels itself. Names are those of the `aten` namespace, other
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 
-from unified_prof.analysis.explain.roofline import flops
+from unified_prof.analysis.explain.roofline import flops, served
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.flops import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
-from unified_prof.analysis.explain.roofline.tensors import Shape, Tensor, UntoldError
-
-Formula = Callable[[Arguments], Cost]
+from unified_prof.analysis.explain.roofline.served import Formula
+from unified_prof.analysis.explain.roofline.tensors import (
+    Shape,
+    Tensor,
+    UntoldError,
+    item_size,
+)
 
 
 def formula_of(name: str) -> Formula | None:
     """Return how an operation's cost is calculated, None where that is not known."""
-    plain = name.removeprefix("aten::")
+    plain = served.plain(name).removeprefix("aten::")
     if (found := _FORMULAS.get(plain)) is not None:
         return found
     if plain.startswith("_foreach_"):
@@ -282,7 +285,8 @@ def _embedding_backward(args: Arguments) -> Cost:
 
 def _gather(args: Arguments) -> Cost:
     table, index = args.tensor(0), args.tensor(2)
-    return flops.looked_up(index.elements, 1, table.dtype, index.dtype)
+    moved = index.bytes + 2 * index.elements * item_size(table.dtype)
+    return Cost("copy", table.dtype, 0, moved)
 
 
 def _scatter(args: Arguments) -> Cost:
@@ -313,9 +317,12 @@ def _norm_backward(kind: str, x: int, *params: int) -> Formula:
 
 
 def _batch_norm(args: Arguments) -> Cost:
-    kind = "batch eval" if args.flag(5) is False else "batch"
+    training = args.flag(5) is not False
     given = [args.optional(one) for one in range(1, 5)]
-    return flops.normalisation(kind, args.tensor(0), given)
+    # Training writes the running mean and variance as well.
+    running = [args.optional(one) for one in (3, 4)] if training else []
+    kind = "batch" if training else "batch eval"
+    return flops.normalisation(kind, args.tensor(0), [*given, *running])
 
 
 def _half_to_float(kind: str) -> Formula:
@@ -343,27 +350,6 @@ def _nll_backward(args: Arguments) -> Cost:
 def _dropout(args: Arguments) -> Cost:
     x = args.tensor(0)
     return Cost("vector", x.dtype, 2 * x.elements, 2 * x.bytes + x.elements)
-
-
-# Operations of vLLM, whose first argument is their result
-
-
-def _written_first(kind: str) -> Formula:
-    operations = {"rms": 5, "silu": 6, "scaled": 1}[kind]
-
-    def cost(args: Arguments) -> Cost:
-        x = args.tensor(1)
-        moved = sum(one.bytes for one in args.tensors())
-        return Cost("vector", x.dtype, operations * args.tensor(0).elements, moved)
-
-    return cost
-
-
-def _added_norm(args: Arguments) -> Cost:
-    """Return what adding a residual and normalising costs, both in place."""
-    x, residual, weight = args.tensor(0), args.tensor(1), args.tensor(2)
-    moved = 2 * (x.bytes + residual.bytes) + weight.bytes
-    return Cost("vector", x.dtype, 6 * x.elements, moved)
 
 
 # Reductions
@@ -505,6 +491,7 @@ _ELEMENTWISE_FORMULAS: dict[str, Formula] = {
 
 _FORMULAS: dict[str, Formula] = {
     **_ELEMENTWISE_FORMULAS,
+    **served.FORMULAS,
     "mm": _mm(0, 1),
     "bmm": _mm(0, 1),
     "mv": _mm(0, 1),
@@ -624,11 +611,6 @@ _FORMULAS: dict[str, Formula] = {
     "cat": _cat,
     "stack": _cat,
     "cudnn_convolution_backward_input": _conv_of_gradient,
-    "_C::rms_norm": _written_first("rms"),
-    "_C::fused_add_rms_norm": _added_norm,
-    "_C::silu_and_mul": _written_first("silu"),
-    "_C::gelu_and_mul": _written_first("silu"),
-    "_C::static_scaled_fp8_quant": _written_first("scaled"),
     "_fused_adam_": _fused("adam"),
     "_fused_adamw_": _fused("adam"),
     "_fused_adagrad_": _fused("adagrad"),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.roofline import ascend, aten
+from unified_prof.analysis.explain.roofline import ascend, aten, served
 from unified_prof.analysis.explain.roofline.arguments import (
     Arguments,
     dtype_of_kernel,
@@ -69,22 +69,12 @@ class Charged:
         self._recording = recording
         task = work.task[piece].astype(np.int64)
         duration = work.duration_ns[piece]
-        framework = recording.framework
         own = self._own_shapes(task)
-        owner = np.full(len(piece), NONE, np.int64)
-        self._framework = framework
-        self._formulas: NDArray[np.bool_] | None = None
-        if framework is not None:
-            self._formulas = _marked(framework, lambda text: aten.formula_of(text) is not None)
-            connection = work.connection[piece]
-            owner = framework.innermost(connection, self._formulas)
-            plain = framework.innermost(connection)
-            owner = np.where(owner != NONE, owner, plain)
-        # One number for what is charged: an operation's range, else the piece by itself.
-        ranges = 0 if framework is None else len(framework)
+        self._sides = _sides(recording, piece)
+        side, owner, key = _owners(self._sides, len(piece))
         # Where operators tell their own shapes, others are not charged with what launched both.
         alone = own | (owner == NONE) | own.any()
-        key = np.where(alone, ranges + np.arange(len(piece)), owner)
+        key = np.where(alone, int(key.max(initial=NONE)) + 1 + np.arange(len(piece)), key)
         self.total_ns, chief = duration, np.arange(len(piece))
         if not alone.all():
             distinct, number = np.unique(key, return_inverse=True)
@@ -93,9 +83,13 @@ class Charged:
             order = np.lexsort((duration, number))
             last = np.append(number[order][1:] != number[order][:-1], True)
             chief = order[last]
-        self._owner, self._alone = owner[chief], alone[chief]
+        self._side, self._owner, self._alone = side[chief], owner[chief], alone[chief]
         self._own = own[chief]
         self._task = task[chief]
+        # Replays are launched here, whatever the clock of the capture says.
+        self._replayed_ns = (
+            None if work.captured is None else work.captured.launched_ns[piece[chief]]
+        )
         self._kernel = work.kernel[piece[chief]]
         self._operator = work.operator[piece[chief]]
         self.device = work.device[piece[chief]]
@@ -128,19 +122,19 @@ class Charged:
         """Return what is charged by what its cost is calculated of."""
         if not len(self):
             return []
-        framework, strings = self._framework, self._recording.strings
         inputs = {
             name: np.full(len(self), MISSING, np.int64)
             for name in ("shapes", "types", "strides", "values")
         }
         name_id = np.full(len(self), MISSING, np.int64)
-        if framework is not None:
-            in_framework = np.flatnonzero(self._owner != NONE)
-            owner = self._owner[in_framework]
-            found = operation_inputs.of_ranges(self._recording.source, framework, owner)
+        for place, side in enumerate(self._sides):
+            mine = np.flatnonzero(self._side == place)
+            owner = self._owner[mine]
+            found = operation_inputs.of_ranges(side.recording.source, side.framework, owner)
             for name, values in found.items():
-                inputs[name][in_framework] = values
-            name_id[in_framework] = framework.name_ids(owner)
+                inputs[name][mine] = values
+            name_id[mine] = side.framework.name_ids(owner)
+        around = self._around()
         doubled = self._doubled()
         tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
         if self._own.any():
@@ -158,21 +152,27 @@ class Charged:
             self.device,
             self._own,
             self._alone,
+            self._side,
             doubled,
+            around,
         ]
         number = numbered(*columns)
         texts = self._recording.work.labels.texts
         result = []
         for members in groups(number):
             first = members[0]
-            given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
+            strings = self._recording.strings
             laid = {name: strings.get(int(values[first])) for name, values in tensors.items()}
+            if (place := int(self._side[first])) != NONE:
+                strings = self._sides[place].recording.strings
+            given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
             named = strings.get(int(name_id[first])) or ""
             kernel = texts[int(self._kernel[first])]
             operator = texts[int(self._operator[first])]
             if self._own[first]:
                 described = _of_operator(operator, laid, named, given)
             elif not self._alone[first]:
+                given["around"] = self._recording.strings.get(int(around[first]))
                 described = _of_operation(named, given, kernel, doubled=bool(doubled[first]))
             else:
                 described = (kernel, "", "kernel", None, _NO_SHAPES)
@@ -206,21 +206,89 @@ class Charged:
         # A kernel by itself is called by its name.
         return np.where(self._alone & ~self._own, len(ways) + self._kernel, result)
 
+    def _around(self) -> Ints:
+        """Return the name of the range that tells of the batch, where a cost depends on it."""
+        result = np.full(len(self), MISSING, np.int64)
+        for place, side in enumerate(self._sides):
+            needed = _marked(side.framework, served.needs_lengths)
+            mine = np.flatnonzero(self._side == place)
+            mine = mine[needed[self._owner[mine]]]
+            if not len(mine):
+                continue
+            regions, strings = self._recording.regions, self._recording.strings
+            names = np.unique(regions.name)
+            told = [bool(served.Batch.named(strings.get(one) or "")) for one in names.tolist()]
+            marks = np.flatnonzero(np.isin(regions.name, names[np.array(told, bool)]))
+            if not len(marks):
+                continue
+            marks = marks[np.argsort(regions.start_ns[marks], kind="stable")]
+            at = side.framework.start_ns[self._owner[mine]]
+            if side.recording is not self._recording and self._replayed_ns is not None:
+                at = self._replayed_ns[mine]
+            last = np.searchsorted(regions.start_ns[marks], at, side="right") - 1
+            mark = marks[np.maximum(last, 0)]
+            inside = (last >= 0) & (at < regions.end_ns[mark])
+            result[mine[inside]] = regions.name[mark[inside]]
+        return result
+
     def _doubled(self) -> NDArray[np.bool_]:
         """Tell which matrix operations hold others that are charged: these count, not they."""
         result = np.zeros(len(self), bool)
-        framework = self._framework
-        if framework is None:
-            return result
-        matrix = _marked(framework, _is_matrix)
-        inside = np.flatnonzero(~self._alone)
-        ranges = self._owner[inside]
-        is_matrix = matrix[ranges]
-        charged = np.zeros(len(framework), bool)
-        charged[ranges[is_matrix]] = True
-        outer = framework.around(ranges[is_matrix], charged)
-        result[inside] = np.isin(ranges, outer[outer != NONE])
+        for place, side in enumerate(self._sides):
+            matrix = _marked(side.framework, _is_matrix)
+            inside = np.flatnonzero(~self._alone & (self._side == place))
+            ranges = self._owner[inside]
+            is_matrix = matrix[ranges]
+            charged = np.zeros(len(side.framework), bool)
+            charged[ranges[is_matrix]] = True
+            outer = side.framework.around(ranges[is_matrix], charged)
+            result[inside] = np.isin(ranges, outer[outer != NONE])
         return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """A recording whose operations launched work: this one, or that of the capture of graphs."""
+
+    recording: Recording
+    framework: Framework
+    owner: Ints
+    """The range that is charged with each piece, NONE where there is none."""
+    occasion: Ints
+    """What tells the replays of one captured operation apart."""
+
+
+def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
+    """Return who knows the operations that launched pieces of work; who knows better comes last."""
+    work, result = recording.work, []
+    if (framework := recording.framework) is not None:
+        owner = _innermost(framework, work.connection[piece])
+        result.append(_Side(recording, framework, owner, np.zeros_like(owner)))
+    captured, capture = work.captured, recording.captured_in
+    if captured is not None and capture is not None:
+        owner = _innermost(captured.framework, captured.connection[piece])
+        result.append(_Side(capture, captured.framework, owner, captured.replay[piece]))
+    return result
+
+
+def _innermost(framework: Framework, connection: Ints) -> Ints:
+    """Return the innermost operation with a formula that launched work, else the innermost."""
+    formulas = _marked(framework, lambda text: aten.formula_of(text) is not None)
+    owner = framework.innermost(connection, formulas)
+    return np.where(owner != NONE, owner, framework.innermost(connection))
+
+
+def _owners(sides: list[_Side], pieces: int) -> tuple[Ints, Ints, Ints]:
+    """Return the side and the range that is charged with each piece, and one number for both."""
+    side, owner, key = (np.full(pieces, NONE, np.int64) for _ in range(3))
+    first = 0
+    for place, one in enumerate(sides):
+        mine = np.flatnonzero(one.owner != NONE)
+        occasions, number = np.unique(one.occasion[mine], return_inverse=True)
+        side[mine], owner[mine] = place, one.owner[mine]
+        key[mine] = first + number * len(one.framework) + one.owner[mine]
+        first += len(occasions) * len(one.framework)
+    return side, owner, key
 
 
 def _marked(framework: Framework, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
@@ -270,6 +338,7 @@ def _of_operation(
         arguments = parsed(
             given["shapes"], given["types"], given["strides"], given["values"], kernel
         )
+        arguments = replace(arguments, around=given.get("around") or "")
         return name, shapes, "operation", formula(arguments), None
     except UntoldError as err:
         return name, shapes, "operation", None, str(err)

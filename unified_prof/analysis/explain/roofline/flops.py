@@ -79,7 +79,9 @@ def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None 
     return _product(batch * m, n, k, (a, b), batch * m * n, bias, out)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Cost:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: str | None = None
+) -> Cost:
     """Return what `x @ weight.T + bias` costs; leading dimensions of `x` are rows."""
     if not x.shape or len(weight.shape) not in (1, 2):
         raise UntoldError("a factor has no shape")
@@ -87,7 +89,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Cost:
     k, m = x.shape[-1], prod(x.shape[:-1])
     if weight.shape[-1] != k:
         raise UntoldError("the inner sizes of its factors differ")
-    return _product(m, n, k, (x, weight), m * n, bias, None)
+    return _product(m, n, k, (x, weight), m * n, bias, out)
 
 
 def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:

@@ -2,7 +2,8 @@
 
 On a GPU, the innermost operation of the framework that launched kernels is charged with them all;
 on an Ascend each operator is, for its own shapes and formats were recorded. Classes are operations
-of one name, shapes and types. `of(recording)` is the answer for whoever judges.
+of one name, shapes and types. Kernels of replayed graphs count for the operations of the capture,
+where its recording is at hand. `of(recording)` is the answer for whoever judges.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Roofline:
 
 def offered(recording: Recording) -> bool:
     """Tell whether the shapes of what a device ran were recorded."""
-    return recording.clock == "device" and operators.shapes_recorded(recording.source)
+    told_by = [one for one in (recording, recording.captured_in) if one is not None]
+    return recording.clock == "device" and any(
+        operators.shapes_recorded(one.source) for one in told_by
+    )
 
 
 _found: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
