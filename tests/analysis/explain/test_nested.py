@@ -148,7 +148,7 @@ def run(*arguments: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "checkpoint", ["CheckpointFunctionBackward", "torch/utils/checkpoint.py(1111): unpack_hook"]
+    "checkpoint", ["CheckpointFunctionBackward", "/x/torch/utils/checkpoint.py(15): recompute_fn"]
 )
 def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> None:
     engine = "autograd::engine::evaluate_function: MmBackward0"
@@ -166,6 +166,17 @@ def test_what_a_checkpoint_makes_again_is_told(path: Path, checkpoint: str) -> N
             device.task(start, start + 10**number, connection=number, kernel=("mm", "K"))
     row = rows(path, "self")["aten::mm"]
     assert (row.total_ns, row.extra["recomputed_ns"]) == (1110, 100)
+
+
+def test_a_call_chain_tells_of_a_checkpoint_too(path: Path) -> None:
+    with Device(path) as device:
+        device.chain(7, "/w/net.py(9): f", "torch/utils/checkpoint.py(1500): recompute_fn")
+        device.chain(8, "/w/net.py(9): f", "torch/utils/checkpoint.py(343): checkpoint")
+        for number, chain in enumerate((8, 7, 7), 1):
+            at = 100 * number
+            device.call(at, at + 90, "aten::mm", launches=number, chain=chain)
+            device.task(at, at + 10**number, connection=number, kernel=("mm", "K"))
+    assert rows(path, "self")["aten::mm"].extra["recomputed_ns"] == 1100
 
 
 def test_without_checkpoints_nothing_is_said_of_them(path: Path) -> None:

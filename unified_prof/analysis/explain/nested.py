@@ -161,25 +161,27 @@ class Nested:
         return rows
 
 
-_CHECKPOINT = re.compile(
-    r"CheckpointFunctionBackward$|torch/utils/checkpoint\.py\(\d+\): (?:unpack_hook|backward)$"
-)
-_ENGINE = "autograd::engine::evaluate_function"
+_REENTRANT, _ENGINE = "CheckpointFunctionBackward", "autograd::engine::evaluate_function"
+_RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
 def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
-    """Tell which calls run within a checkpoint that makes its activations again.
+    """Tell which calls a checkpoint makes again, for activations that it did not keep.
 
-    A checkpoint of the reentrant kind also runs a backward pass within itself, which is none.
+    Checkpoints of the reentrant kind are an operation, which runs a backward pass of its own too;
+    the others are a function of Python.
     """
-    marks = framework.matching(lambda text: _CHECKPOINT.search(text) is not None)
+    again = np.zeros(len(framework), bool)
+    again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
+    frame = re.compile(re.escape(_RECOMPUTE).replace(r"\{\}", r"\d+") + "$")
+    marks = framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))
     if not len(marks):
-        return np.zeros(len(ranges), bool)
+        return again[ranges]
     marked, among = np.zeros((2, len(framework)), bool)
     marked[marks] = among[marks] = True
     among[framework.matching(lambda text: text.startswith(_ENGINE))] = True
     nearest = framework.around(ranges, among)
-    return (nearest != NONE) & marked[nearest]
+    return again[ranges] | ((nearest != NONE) & marked[nearest])
 
 
 def _known(recording: Recording) -> list[Framework]:

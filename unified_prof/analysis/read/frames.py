@@ -185,6 +185,18 @@ def _callchains(
     )
 
 
+def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
+    """Return the call chains that go through a frame: its text as SQL's LIKE has it."""
+    if "PYTORCH_CALLCHAINS" not in source.tables:
+        return np.zeros(0, np.int64)
+    found = source.rows(
+        "SELECT DISTINCT id FROM PYTORCH_CALLCHAINS"
+        " WHERE stack IN (SELECT id FROM STRING_IDS WHERE value LIKE ?)",
+        (frame,),
+    )
+    return np.array([number for (number,) in found if isinstance(number, int)], np.int64)
+
+
 def _told(text: str | None) -> tuple[str | None, str | None]:
     """Return the user's line and the module that an entry of a chain stands for."""
     if text is None:

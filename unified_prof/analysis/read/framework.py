@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.read import host_ranges
 from unified_prof.analysis.read.connections import Holders, last_of_each, of_those
-from unified_prof.analysis.read.frames import MODULE_PREFIX, NO_CHAIN, Frames, numbered
+from unified_prof.analysis.read.frames import (
+    MODULE_PREFIX,
+    NO_CHAIN,
+    Frames,
+    chains_through,
+    numbered,
+)
 from unified_prof.analysis.read.host_calls import UNCONNECTED, HostCalls
 from unified_prof.analysis.read.input_texts import input_text
 from unified_prof.analysis.read.source import Findings, Source
@@ -349,6 +355,13 @@ class Framework:
         if not named.any():
             return np.zeros(0, np.int64)
         return self._where(lambda rows: named[self._name_code[rows]])
+
+    def called_through(self, frame: str) -> Ints:
+        """Return the ranges whose call chain goes through a frame: its text as for SQL's LIKE."""
+        chains = chains_through(self._source, frame)
+        if not len(chains):
+            return np.zeros(0, np.int64)
+        return self._where(lambda rows: np.isin(self._chain[rows], chains))
 
     def _owner(self, at: Ints) -> Ints:
         """Return the operation that each range's work counts for: of a backward range, forward."""
