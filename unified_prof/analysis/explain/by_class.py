@@ -72,7 +72,8 @@ def _in_optimizer(recording: Recording, some: Pieces) -> Ints:
     """Tell which pieces an optimizer's step launched."""
     if recording.framework is None:
         return np.zeros(len(some), np.int64)
-    return (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
+    result: Ints = (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
+    return result
 
 
 WAYS = {"class": Way(_offered, _made)}

@@ -175,13 +175,15 @@ def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
     again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
     frame = re.compile(re.escape(_RECOMPUTE).replace(r"\{\}", r"\d+") + "$")
     marks = framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))
+    result: NDArray[np.bool_] = again[ranges]
     if not len(marks):
-        return again[ranges]
+        return result
     marked, among = np.zeros((2, len(framework)), bool)
     marked[marks] = among[marks] = True
     among[framework.matching(lambda text: text.startswith(_ENGINE))] = True
     nearest = framework.around(ranges, among)
-    return again[ranges] | ((nearest != NONE) & marked[nearest])
+    result |= (nearest != NONE) & marked[nearest]
+    return result
 
 
 def _known(recording: Recording) -> list[Framework]:
