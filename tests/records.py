@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from unified_prof.runs.records import (
@@ -10,6 +11,7 @@ from unified_prof.runs.records import (
     GapRecord,
     IterationRecord,
     OperationRecord,
+    RegionRecord,
     TrackedRun,
     WeightRecord,
 )
@@ -62,3 +64,22 @@ def tracked_run(**changes: Any) -> TrackedRun:
         "facts": {"torch": "2.13.0"},
     }
     return TrackedRun(**{**fields, **changes})
+
+
+def run_with_regions() -> TrackedRun:
+    """Return the same with `first` in `model` in `step`, `first` recursive, and `data` beside."""
+    run = tracked_run()
+    linear, relu, last = run.operations
+    (activation,) = run.activations
+    return replace(
+        run,
+        operations=(replace(linear, region=2), replace(relu, region=3), replace(last, region=1)),
+        activations=(replace(activation, region=3),),
+        regions=(
+            RegionRecord("step", None, (1, 1, 1), 3000),
+            RegionRecord("model", 0, (1, 1, 1), 3000),
+            RegionRecord("first", 1, (1, 9, 1), 2000),
+            RegionRecord("first", 2, (1, 9, 1), 2500),
+            RegionRecord("data", None, (2, 2, 4), None),
+        ),
+    )

@@ -37,6 +37,25 @@ CREATE TABLE "UPROF_MODULES" (
   module_class VARCHAR,
   PRIMARY KEY (kind, entry_id)
 );
+CREATE TABLE "UPROF_REGIONS" (
+  region_id INTEGER NOT NULL,
+  name VARCHAR NOT NULL,
+  around INTEGER,
+  peak_usage_bytes INTEGER,
+  PRIMARY KEY (region_id)
+);
+CREATE TABLE "UPROF_REGION_COUNTS" (
+  region_id INTEGER NOT NULL,
+  iteration INTEGER NOT NULL,
+  count INTEGER NOT NULL,
+  PRIMARY KEY (region_id, iteration)
+);
+CREATE TABLE "UPROF_REGION_ENTRIES" (
+  kind VARCHAR NOT NULL,
+  entry_id INTEGER NOT NULL,
+  region_id INTEGER NOT NULL,
+  PRIMARY KEY (kind, entry_id)
+);
 CREATE TABLE "UPROF_RUN" (
   name VARCHAR NOT NULL,
   value VARCHAR,

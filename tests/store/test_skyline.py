@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.records import tracked_run
+from tests.records import run_with_regions, tracked_run
 from unified_prof.errors import OutputError
 from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
 from unified_prof.runs.records import ActivationRecord, Frame, TrackedRun
@@ -210,3 +210,36 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     with pytest.raises(OutputError, match="no space left"):
         write(tmp_path / "report.sqlite", many_operations(100), facts)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_regions_stand_in_tables_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "run_time.sqlite"
+    skyline.write_run_time(path, run_with_regions(), FACTS)
+    assert rows(path, "SELECT * FROM UPROF_REGIONS") == [
+        (1, "step", None, 3000),
+        (2, "model", 1, 3000),
+        (3, "first", 2, 2000),
+        (4, "first", 3, 2500),
+        (5, "data", None, None),
+    ]
+    assert rows(path, "SELECT iteration, count FROM UPROF_REGION_COUNTS WHERE region_id = 5") == [
+        (0, 2),
+        (1, 2),
+        (2, 4),
+    ]
+    assert rows(path, "SELECT * FROM UPROF_REGION_ENTRIES") == [
+        ("operation", 1, 3),
+        ("operation", 2, 4),
+        ("operation", 3, 2),
+    ]
+    memory = tmp_path / "memory.sqlite"
+    skyline.write_memory(memory, run_with_regions(), FACTS)
+    assert rows(memory, "SELECT * FROM UPROF_REGION_ENTRIES") == [("activation", 1, 4)]
+    assert rows(memory, "SELECT count(*) FROM UPROF_REGIONS") == [(5,)]
+
+
+@each_report
+def test_without_regions_there_are_no_tables_of_them(write: Writer, tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    write(path, tracked_run(), FACTS)
+    assert rows(path, "SELECT name FROM sqlite_master WHERE name LIKE 'UPROF_REGION%'") == []

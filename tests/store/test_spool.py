@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.records import tracked_run
+from tests.records import run_with_regions, tracked_run
 from unified_prof.errors import RawFormatError
-from unified_prof.runs.records import Frame
+from unified_prof.runs.records import Frame, RegionRecord
 from unified_prof.store import spool
 from unified_prof.store.spool import Spool, Spooled
 
@@ -127,3 +127,16 @@ def test_names_that_are_not_utf_8_are_kept_as_escapes() -> None:
     read = spool.decode(changed_run(operations=(odd, *others)), where="somewhere")
     assert read.run.operations[0].frames[0].file_path == "caf\\xe9.py"
     assert msgspec.to_builtins(read.run.iterations) == msgspec.to_builtins(CONTENT.run.iterations)
+
+
+def test_regions_are_kept_and_those_that_contradict_are_refused() -> None:
+    content = replace(CONTENT, run=run_with_regions())
+    assert spool.decode(spool.encode(content), where="somewhere") == content
+    (linear, *_) = CONTENT.run.operations
+    for changes in (
+        {"operations": (replace(linear, region=0),)},
+        {"regions": (RegionRecord("step", 0, (1, 1, 1)),)},
+        {"regions": (RegionRecord("step", None, (1,)),)},
+    ):
+        with pytest.raises(RawFormatError, match="region"):
+            spool.decode(changed_run(**changes), where="somewhere")

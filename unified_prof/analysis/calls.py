@@ -63,8 +63,9 @@ class Calls:
     """Columns of equal length, one row per call.
 
     UNKNOWN marks what was not measured of one call, None a column that was not measured at all.
-    `name`, `module`, `line` and `stack` are numbers in `labels`. A stack is the project's frames
-    as `file:line`, outermost first, joined by newlines; the line is its innermost frame.
+    `name`, `module`, `line`, `stack` and `region` are numbers in `labels`. A stack is the project's
+    frames as `file:line`, outermost first, joined by newlines; the line is its innermost frame. A
+    region is the names of all that are around a call, in the same form (`region_names`).
     """
 
     labels: Labels
@@ -84,6 +85,7 @@ class Calls:
     """When each call began, in the recording's own time; not of reports that keep no moments."""
     module_class: dict[str, str] = field(default_factory=dict)
     """Module path -> class name, where the report has it."""
+    region: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.name)
@@ -91,6 +93,16 @@ class Calls:
     def sums(self) -> dict[str, int | None]:
         """Return the sum of each column that adds up; None: nothing of it was measured."""
         return {column: known_sum(getattr(self, column)) for column in SUMMED}
+
+
+def region_text(names: Sequence[str]) -> str:
+    """Return regions, the outermost first, as the text of a label."""
+    return "\n".join(name.replace("\n", " ") for name in names)
+
+
+def region_names(text: str) -> tuple[str, ...]:
+    """Return the regions that `region_text` put together."""
+    return tuple(text.split("\n"))
 
 
 def concatenate(parts: Sequence[Calls]) -> Calls:
@@ -127,6 +139,7 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
         module=column("module", labelled=True),
         line=column("line", labelled=True),
         stack=column("stack", labelled=True),
+        region=column("region", labelled=True),
         module_class=classes,
         **{summed: column(summed, labelled=False) for summed in SUMMED},
     )

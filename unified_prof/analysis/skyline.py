@@ -23,9 +23,9 @@ from unified_prof.analysis.model import (
     Summary,
     Totals,
 )
-from unified_prof.analysis.read import skyline_samples, skyline_tables
+from unified_prof.analysis.read import skyline_regions, skyline_samples, skyline_tables
 from unified_prof.analysis.read.source import Findings, Source, recorded_anomalies, recorded_facts
-from unified_prof.analysis.views import breakdowns, stacks
+from unified_prof.analysis.views import breakdowns, stacks, tracked_regions
 from unified_prof.errors import UsageError
 
 RUN_TIME = "skyline-run-time"
@@ -86,7 +86,9 @@ class SkylineAnalysis(Analysis):
             devices=(),
             anomalies=(*anomalies, *self._findings.anomalies()),
             not_measured=tuple(self._not_measured(totals)),
-            available=breakdowns.available(self.calls, steps=steps),
+            available=breakdowns.available(
+                self.calls, steps=steps, regions=bool(self._regions.counts)
+            ),
         )
 
     def breakdown(self, by: By) -> Breakdown:
@@ -100,7 +102,19 @@ class SkylineAnalysis(Analysis):
                 hint=f"it has: {', '.join(self.summary.available) or 'none'}",
                 slug="no-breakdown",
             )
+        if by == "annotation":
+            averaged = [number for number, step in enumerate(self.steps()) if step.matched]
+            return tracked_regions.breakdown(self.calls, self._regions, averaged)
         return breakdowns.by_label(self.calls, by)
+
+    @cached_property
+    def _regions(self) -> skyline_regions.Regions:
+        """The regions: the two reports of one run have the same; times come first."""
+        for source in self._sources:
+            found = skyline_regions.read(source, self._findings)
+            if found.counts:
+                return found
+        return skyline_regions.Regions({})
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -209,7 +223,8 @@ _WHY_NOT: dict[By, str] = {
     "line": "the report has no stack frames",
     "kernel": "Skyline reports time operations, not the kernels under them",
     "group": "Skyline reports hold no collectives",
-    "annotation": "Skyline reports hold no annotated ranges",
+    "annotation": "the program marks no region (torch.profiler.record_function), or another "
+    "profiler wrote the report (table UPROF_REGIONS)",
     "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
 }
 

@@ -33,14 +33,16 @@ class ByOption(str, Enum):
     CLASS = "class"
     SHAPE = "shape"
     KERNEL = "kernel"
+    ANNOTATION = "annotation"
 
 
 _BY_SAMPLES: Final[Mapping[ByOption, By]] = {
     ByOption.OPERATION: "operation",
     ByOption.LINE: "line",
     ByOption.MODULE: "module",
+    ByOption.ANNOTATION: "annotation",
 }
-"""What tracked workloads can be summed up by; recordings of devices by all of them."""
+"""What tracked workloads can be summed up by; recordings of devices by all others."""
 
 
 class FormatOption(str, Enum):
@@ -250,6 +252,13 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
 
 def _devices(found: DeviceDifference, how: _Shown) -> _Found:
     """Return a comparison of devices."""
+    if how.by is ByOption.ANNOTATION:
+        raise UsageError(
+            "--by annotation is of tracked workloads, and these reports are recordings of devices",
+            hint="--by operation, line, module, class, shape or kernel; of one recording, "
+            "uprof report --by annotation",
+            slug="no-breakdown",
+        )
     from unified_prof.report import device_formats, devices
 
     shown = device_formats.Shown(
@@ -286,7 +295,7 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Found:
     if by is None:
         raise UsageError(
             f"--by {how.by.value} is of recordings of device work, which these reports are not",
-            hint="--by operation, line or module",
+            hint="--by operation, line, module or annotation",
             slug="no-breakdown",
         )
     runs = before.run(), after.run()

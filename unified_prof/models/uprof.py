@@ -99,3 +99,35 @@ class ModulePath(UprofBase):
     entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
     module_path: Mapped[str] = mapped_column(doc="as in named_modules(); '' is the root model")
     module_class: Mapped[str | None] = mapped_column(doc="class name of that module")
+
+
+class Region(UprofBase):
+    """A region that the program marks: record_function, or a range of NVTX."""
+
+    __tablename__ = "UPROF_REGIONS"
+    region_id: Mapped[int] = mapped_column(primary_key=True, doc="number from 1")
+    name: Mapped[str] = mapped_column(doc="as the program names it")
+    around: Mapped[int | None] = mapped_column(
+        doc="UPROF_REGIONS.region_id of the one that it was opened in; NULL: in none"
+    )
+    peak_usage_bytes: Mapped[int | None] = mapped_column(
+        doc="highest allocation while it was open, bytes; NULL: not measured"
+    )
+
+
+class RegionCount(UprofBase):
+    """How often a region was opened in one iteration; no row where it was not."""
+
+    __tablename__ = "UPROF_REGION_COUNTS"
+    region_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_REGIONS.region_id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    count: Mapped[int] = mapped_column(doc="how often")
+
+
+class RegionEntry(UprofBase):
+    """The innermost region around an operation; its backward pass belongs there too."""
+
+    __tablename__ = "UPROF_REGION_ENTRIES"
+    kind: Mapped[str] = mapped_column(primary_key=True, doc="operation or activation")
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    region_id: Mapped[int] = mapped_column(doc="UPROF_REGIONS.region_id")

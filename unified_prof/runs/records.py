@@ -48,6 +48,8 @@ class OperationRecord:
     """Time since the operation before; None for the first one of a forward pass."""
     iterations: tuple[int, ...] | None = None
     """Which of `TrackedRun.iterations` the samples are of; None: every matched one."""
+    region: int | None = None
+    """Where in `TrackedRun.regions` the innermost one around it stands; None: in none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,21 @@ class ActivationRecord:
     module_class: str | None
     size_bytes: int
     frames: tuple[Frame, ...]
+    region: int | None = None
+    """As of an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRecord:
+    """A region that the program marks, within another one or in none."""
+
+    name: str
+    around: int | None
+    """Where in `TrackedRun.regions` the one around it stands, which is before it."""
+    counts: tuple[int, ...]
+    """How many times it was opened in each of `TrackedRun.iterations`."""
+    peak_usage_bytes: int | None = None
+    """Highest allocation while it was open; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +129,4 @@ class TrackedRun:
     """Name -> (count, first case in words)."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """Provenance the tracker knows: torch, driver, device, options."""
+    regions: tuple[RegionRecord, ...] = ()

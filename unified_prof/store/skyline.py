@@ -58,6 +58,7 @@ def write_run_time(
             )
             _fill_gaps(db, run.operations, matched)
             _fill_modules(db, "operation", run.operations)
+            _fill_regions(db, run, "operation", run.operations)
             _fill_common(db, run, facts)
         _verify(db, path)
 
@@ -105,6 +106,7 @@ def write_memory(
                 )
             _fill_modules(db, "weight", run.weights)
             _fill_modules(db, "activation", run.activations)
+            _fill_regions(db, run, "activation", run.activations)
             _fill_common(db, run, facts)
         _verify(db, path)
 
@@ -192,6 +194,41 @@ def _fill_modules(
             (kind, entry_id, entry.module_path, entry.module_class)
             for entry_id, entry in enumerate(entries, start=1)
             if entry.module_path is not None
+        ),
+    )
+
+
+def _fill_regions(
+    db: sqlite3.Connection,
+    run: TrackedRun,
+    kind: str,
+    entries: Iterable[OperationRecord | ActivationRecord],
+) -> None:
+    uprof_tables.fill(
+        db,
+        "UPROF_REGIONS",
+        (
+            (number, one.name, None if one.around is None else one.around + 1, one.peak_usage_bytes)
+            for number, one in enumerate(run.regions, start=1)
+        ),
+    )
+    uprof_tables.fill(
+        db,
+        "UPROF_REGION_COUNTS",
+        (
+            (number, iteration, count)
+            for number, one in enumerate(run.regions, start=1)
+            for iteration, count in enumerate(one.counts)
+            if count
+        ),
+    )
+    uprof_tables.fill(
+        db,
+        "UPROF_REGION_ENTRIES",
+        (
+            (kind, entry_id, entry.region + 1)
+            for entry_id, entry in enumerate(entries, start=1)
+            if entry.region is not None
         ),
     )
 

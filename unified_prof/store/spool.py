@@ -226,6 +226,14 @@ def _check(content: Spooled) -> None:
     matched = [number for number, one in enumerate(run.iterations) if one.matched]
     for operation in run.operations:
         _check_samples(operation, matched, len(run.iterations))
+    for place, region in enumerate(run.regions):
+        if region.around is not None and not 0 <= region.around < place:
+            raise ValueError(f"the region {region.name} is in one that there is not")
+        if len(region.counts) != len(run.iterations):
+            raise ValueError(f"the region {region.name} has more or fewer counts than iterations")
+    inside = [one.region for one in run.operations] + [one.region for one in run.activations]
+    if not all(region is None or 0 <= region < len(run.regions) for region in inside):
+        raise ValueError("an operation is in a region that there is not")
 
 
 def _check_numbers(value: Any) -> None:

@@ -27,6 +27,7 @@ _NO_BACKWARD_OWNER = "backward times belong to no operation"
 _NO_ACTIVATIONS = "activations are not measured"
 _NO_PEAK = "peak memory is not measured"
 _LONGER = "iterations take longer while they are measured, as gradients are set to None"
+_NO_REGIONS = "regions of record_function are not seen"
 _NO_COMPILED = "compiled regions are not seen as operations"
 
 PLACES: dict[str, Place] = {
@@ -48,6 +49,10 @@ PLACES: dict[str, Place] = {
     ),
     "optimizer_zero_grad": Place("torch.optim:Optimizer.zero_grad", _LONGER),
     "module_zero_grad": Place("torch.nn:Module.zero_grad", _LONGER),
+    # Regions that a program marks.
+    "region_enter": Place("torch.autograd.profiler:record_function.__enter__", _NO_REGIONS),
+    "region_exit": Place("torch.autograd.profiler:record_function.__exit__", _NO_REGIONS),
+    "nvtx": Place("torch.cuda.nvtx:_nvtx", "ranges of NVTX are not seen as regions"),
     # The compiler.
     "compile": Place("torch:compile", _NO_COMPILED),
     "compiled_module_call": Place(

@@ -123,10 +123,14 @@ class Operations:
     places: Annotated[tuple[Place, ...], _MOST]
     forward_ns: Floats
     backward_ns: Floats
+    regions: Annotated[tuple[tuple[str, ...], ...], _MOST] = ()
+    """The names of the regions around each, the outermost first; none where no region is known."""
 
     def __post_init__(self) -> None:
         if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
             raise ValueError("an operation has no row of times, or a row no operation")
+        if self.regions and len(self.regions) != len(self.places):
+            raise ValueError("an operation has no regions, or regions no operation")
 
     @classmethod
     def none(cls) -> Operations:
@@ -277,7 +281,10 @@ def _pooled_operations(sides: Sequence[Operations]) -> Operations:
             rows[mine] = values[theirs]
             matrices.append(rows)
     return Operations(
-        first.places, np.concatenate(forward, axis=1), np.concatenate(backward, axis=1)
+        first.places,
+        np.concatenate(forward, axis=1),
+        np.concatenate(backward, axis=1),
+        first.regions,
     )
 
 

@@ -31,11 +31,13 @@ from unified_prof.analysis.compare.statistics import (
 )
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.displayed import Displayed
+from unified_prof.errors import UsageError
 
 Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
 SizeStatus = Literal["new", "gone", "bigger", "smaller"]
-By = Literal["operation", "line", "module"]
+By = Literal["operation", "line", "module", "annotation"]
+NO_REGION = "(outside any region)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,38 +110,45 @@ class Difference(Displayed):
     by operation, those with the largest change first."""
     identical: bool = False
     """Whether both sides hold the same figures throughout: one measurement, given twice."""
+    parts: tuple[Change, ...] = ()
+    """The single operations, where `changes` overlap: regions are part of those around them."""
+
+    @property
+    def _parts(self) -> tuple[Change, ...]:
+        return self.parts or self.changes
 
     @property
     def base_ns(self) -> float:
         """All operations of the base run together."""
-        return sum(change.base_ns or 0.0 for change in self.changes)
+        return sum(change.base_ns or 0.0 for change in self._parts)
 
     @property
     def new_ns(self) -> float:
         """All operations of the new run together."""
-        return sum(change.new_ns or 0.0 for change in self.changes)
+        return sum(change.new_ns or 0.0 for change in self._parts)
 
     @property
     def slower_ns(self) -> float:
         """Sum of all that became slower or is new."""
-        return sum(max(0.0, change.delta_ns) for change in self.changes)
+        return sum(max(0.0, change.delta_ns) for change in self._parts)
 
     @property
     def faster_ns(self) -> float:
         """Sum of all that became faster or is gone, as a positive number."""
-        return sum(max(0.0, -change.delta_ns) for change in self.changes)
+        return sum(max(0.0, -change.delta_ns) for change in self._parts)
 
 
 def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = None) -> Difference:
     """Compare two runs.
 
-    The operations are aligned one by one, whatever `by` is; `line` and `module` then sum them up.
+    The operations are aligned one by one, whatever `by` is; the others then sum them up. By
+    annotation an operation counts for every region around it, as in the new run.
     `noise` is how much runs of such a workload differ on this machine, where it was learned.
     What only one side has measured at all (a memory report beside a run time report) is left out.
 
     Raises:
         UsageError: the runs are of different families of reports, or have nothing in common; one
-            is of a device and the other of the host alone.
+            is of a device and the other of the host alone; neither knows of a region.
     """
     common = base.families & new.families
     if not common:
@@ -156,7 +165,20 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
     if step_doubt(base, new) is not None:
         base, new = replace(base, totals={}), replace(new, totals={})
     between = Between.of(new.clock, noise)
-    changes = _changes(base, new, pairs, by, between)
+    single = _one_by_one(base.operations, new.operations, pairs)
+    if by == "annotation" and not (base.operations.regions or new.operations.regions):
+        raise UsageError(
+            f"neither {base.label} nor {new.label} has an operation in a region",
+            hint="mark some in the program, with torch.profiler.record_function",
+            slug="no-breakdown",
+        )
+    parts: list[Change] = []
+    if by == "annotation":
+        parts = _changes(base, new, single, between)
+        regions = _Regions(single, base.operations, new.operations)
+        changes = _changes(base, new, regions.groups, between, regions.explained_ns)
+    else:
+        changes = _changes(base, new, _summed_up(single, by), between)
     if identical:
         changes = [replace(change, status="same") for change in changes]
     base, new, waiting = alike(base, new)
@@ -175,6 +197,7 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
         size_changes=tuple(_size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
         identical=identical,
+        parts=tuple(parts),
     )
 
 
@@ -257,6 +280,8 @@ def _out_of_order(second: Ints) -> list[bool]:
 
 def _summed_up(single: _Groups, by: By) -> _Groups:
     """Return the groups of all operations of one line or one module, in order of the first."""
+    if by == "operation":
+        return single
     keys = [place.line if by == "line" else place.module for place in single.places]
     numbers: dict[str | None, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
@@ -292,18 +317,90 @@ def _sum(
     return place, replace(place, line=before.line if by == "line" else None)
 
 
-def _changes(base_run: Run, new_run: Run, pairs: Pairs, by: By, between: Between) -> list[Change]:
-    base, new = base_run.operations, new_run.operations
-    groups = _one_by_one(base, new, pairs)
-    if by != "operation":
-        groups = _summed_up(groups, by)
+class _Regions:
+    """The groups of all operations of one region, each in every region around it."""
+
+    def __init__(self, single: _Groups, base: Operations, new: Operations) -> None:
+        around = _regions_around(single, base, new)
+        numbers: dict[str, int] = {}
+        pairs = [
+            (index, numbers.setdefault(name, len(numbers)))
+            for index, names in enumerate(around)
+            for name in dict.fromkeys(names or (NO_REGION,))
+        ]
+        members: list[list[int]] = [[] for _ in numbers]
+        for index, own in pairs:
+            members[own].append(index)
+        places = [Place(name, None, None, "annotation") for name in numbers]
+        base_places = [
+            place if any(single.base_places[index] is not None for index in rows) else None
+            for place, rows in zip(places, members, strict=True)
+        ]
+
+        def regrouped(side: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+            found = [
+                (row, number)
+                for row, index in zip(*(one.tolist() for one in side), strict=True)
+                for number in groups_of[index]
+            ]
+            rows, groups = np.array(found, np.int64).reshape(-1, 2).T
+            return rows, groups
+
+        groups_of: list[list[int]] = [[] for _ in around]
+        for index, own in pairs:
+            groups_of[index].append(own)
+        self.groups = _Groups(
+            places=places,
+            base_places=base_places,
+            moved=[False] * len(places),
+            base=regrouped(single.base),
+            new=regrouped(single.new),
+        )
+        delta_ns = _middle_delta(base, new, single)[2]
+        explained_ns = np.array(_explained(delta_ns.tolist()))
+        self.explained_ns: Floats = np.array([explained_ns[rows].sum() for rows in members])
+
+
+def _regions_around(single: _Groups, base: Operations, new: Operations) -> list[tuple[str, ...]]:
+    """Return the regions around each pair, or what is alone: as in the new run where it has any."""
+    found: list[tuple[str, ...]] = [()] * len(single.places)
+    for operations, (rows, groups) in ((base, single.base), (new, single.new)):
+        if operations.regions:
+            for row, index in zip(rows.tolist(), groups.tolist(), strict=True):
+                found[index] = operations.regions[row]
+    return found
+
+
+def _middle_delta(
+    base: Operations, new: Operations, groups: _Groups
+) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats], Floats]:
+    """Return the samples of each group, their medians, and how much these changed."""
     count = len(groups.places)
-    before, after = (
-        _summed(base.total_ns, groups.base, count),
-        _summed(new.total_ns, groups.new, count),
-    )
+    before = _summed(base.total_ns, groups.base, count)
+    after = _summed(new.total_ns, groups.new, count)
     base_ns, new_ns = medians(before), medians(after)
-    delta_ns = np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
+    return (before, after), (base_ns, new_ns), np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
+
+
+def _changes(
+    base_run: Run,
+    new_run: Run,
+    groups: _Groups,
+    between: Between,
+    told_ns: Floats | None = None,
+) -> list[Change]:
+    """Return what became of each group, those that surely changed first.
+
+    Args:
+        base_run: The run before.
+        new_run: The run after.
+        groups: What is compared as one.
+        between: How runs differ.
+        told_ns: What each explains; None: they do not overlap, and share the change.
+    """
+    base, new = base_run.operations, new_run.operations
+    count = len(groups.places)
+    (before, after), (base_ns, new_ns), delta_ns = _middle_delta(base, new, groups)
     status, comparisons = _judged(
         _Side(before, base_run.columns_of_runs()),
         _Side(after, new_run.columns_of_runs()),
@@ -313,6 +410,8 @@ def _changes(base_run: Run, new_run: Run, pairs: Pairs, by: By, between: Between
     certain = np.array([_CERTAIN.get(one, 1) for one in status], np.int64)
     order = np.lexsort((-np.abs(delta_ns), certain))
     explained_ns = _explained(delta_ns[order].tolist())
+    if told_ns is not None:
+        explained_ns = told_ns[order].tolist()
     counts = np.maximum(
         np.bincount(groups.base[1], minlength=count), np.bincount(groups.new[1], minlength=count)
     ).tolist()

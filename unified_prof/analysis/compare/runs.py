@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import KINDS, OPERATION, UNKNOWN, WEIGHT, Calls, Ints, known_sum
+from unified_prof.analysis.calls import (
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    WEIGHT,
+    Calls,
+    Ints,
+    known_sum,
+    region_names,
+)
 from unified_prof.analysis.compare.comparable import (
     BACKWARD,
     FORWARD,
@@ -106,11 +116,15 @@ def _operations(analysis: Analysis, calls: Calls) -> Operations:
     timed = np.flatnonzero(calls.total_ns != UNKNOWN)
     samples = analysis.samples()
     if samples is not None and len(samples.forward_ns) == len(timed):
-        measured = Operations(_places(calls, timed), samples.forward_ns, samples.backward_ns)
+        measured = Operations(
+            _places(calls, timed), samples.forward_ns, samples.backward_ns, _regions(calls, timed)
+        )
         return _with_gaps(measured, analysis.gaps())
     forward, backward = _passes(calls, timed)
     if len(timed) <= _MAX_CALLS:
-        return Operations(_places(calls, timed), forward[:, None], backward[:, None])
+        return Operations(
+            _places(calls, timed), forward[:, None], backward[:, None], _regions(calls, timed)
+        )
     first, group = _grouped(calls, timed)
     return Operations(
         _places(calls, timed[first]),
@@ -134,11 +148,24 @@ def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
         ),
     ]
     nothing = np.full(gaps.gap_ns.shape, np.nan)
+    regions = operations.regions
+    if regions:
+        regions += tuple(
+            _around_both(regions[max(index - 1, 0)], regions[index])
+            for index in gaps.before.tolist()
+        )
     return Operations(
         tuple(places[index] for index in order.tolist()),
         np.concatenate((operations.forward_ns, gaps.gap_ns))[order],
         np.concatenate((operations.backward_ns, nothing))[order],
+        tuple(regions[index] for index in order.tolist()) if regions else (),
     )
+
+
+def _around_both(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the regions that were open between two operations."""
+    pairs = zip(before, after, strict=False)
+    return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _per_step(analysis: Analysis, calls: Calls) -> Operations | None:
@@ -239,6 +266,14 @@ def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
             calls.name[rows].tolist(), module, line, calls.kind[rows].tolist(), strict=True
         )
     )
+
+
+def _regions(calls: Calls, rows: Ints) -> tuple[tuple[str, ...], ...]:
+    """Return the regions around each call; none where the report knows of no region."""
+    if calls.region is None:
+        return ()
+    names = [*map(region_names, calls.labels.texts), ()]  # UNKNOWN is -1, and so the last
+    return tuple(names[number] for number in calls.region[rows].tolist())
 
 
 def _sizes(calls: Calls) -> tuple[Sized, ...]:

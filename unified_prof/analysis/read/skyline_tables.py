@@ -9,6 +9,7 @@ import numpy as np
 
 from unified_prof.analysis.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels
 from unified_prof.analysis.model import Step
+from unified_prof.analysis.read import skyline_regions
 from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.units import NS_PER_MS, ms_to_ns
 
@@ -51,6 +52,7 @@ def run_time_calls(source: Source, findings: Findings) -> Calls:
         line=line,
         stack=stack,
         module_class=classes,
+        region=skyline_regions.of_entries(source, "operation", ids, labels, findings),
     )
 
 
@@ -92,6 +94,7 @@ def activations(source: Source, findings: Findings) -> Calls:
         line=line,
         stack=stack,
         module_class=classes,
+        region=skyline_regions.of_entries(source, "activation", ids, labels, findings),
     )
 
 

@@ -21,7 +21,7 @@ def module_parts(path: str) -> list[str]:
     return path.split(".") if path else [ROOT_MODULE]
 
 
-def available(calls: Calls, *, steps: bool) -> tuple[By, ...]:
+def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, ...]:
     """Return the breakdowns that the calls of a tracked workload can give."""
     result: list[By] = []
     if len(calls):
@@ -30,6 +30,8 @@ def available(calls: Calls, *, steps: bool) -> tuple[By, ...]:
             result.append("module")
         if calls.line is not None:
             result.append("line")
+    if regions:
+        result.append("annotation")
     if steps:
         result.append("step")
     return tuple(result)

@@ -23,7 +23,7 @@ from unified_prof.runs.records import (
 )
 from unified_prof.tracking.anomalies import Anomalies
 from unified_prof.tracking.measure.sites import Site, SiteTable
-from unified_prof.tracking.watch.calls import MAX_CALLS
+from unified_prof.tracking.watch.calls import MAX_CALLS, NO_REGION
 from unified_prof.tracking.watch.code_entries import Stack
 from unified_prof.tracking.watch.measured import Measured, Span
 
@@ -141,7 +141,14 @@ def _operation(
         iterations=None
         if len(having) == len(matched)
         else tuple(number for number, _, _ in having),
+        region=_region(reference.iteration, reference.calls[reference.positions[key]]),
     )
+
+
+def _region(iteration: Measured, call: int) -> int | None:
+    """Return the innermost region around a call, by its number of the run's."""
+    found = iteration.region(call)
+    return None if found == NO_REGION else found
 
 
 def _trustworthy(
@@ -274,6 +281,7 @@ def activations_of(
                     module_class=site.module_class,
                     size_bytes=rest.pop(index, 0),
                     frames=site.frames,
+                    region=_region(iteration, index),
                 )
             )
     return tuple(records), sum(rest.values())

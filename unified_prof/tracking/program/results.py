@@ -26,6 +26,7 @@ from unified_prof.tracking.measure.assemble import (
     operations_of,
     shown,
 )
+from unified_prof.tracking.measure.regions import ShownRegions
 from unified_prof.tracking.measure.sites import SiteTable
 from unified_prof.tracking.torch_places import OPERATIONS
 from unified_prof.tracking.watch.measured import Measured
@@ -73,19 +74,23 @@ class Results:
         activations: tuple[ActivationRecord, ...] = ()
         if saves:
             weights, activations = self._memory(saves[-1], table, usual)
+        regions = ShownRegions(
+            session.regions.regions, (*operations, *activations), usual.iteration
+        )
         self._note_peak()
         self._note_device()
         self._note_end()
         return TrackedRun(
             device=session.device.describe(),
-            operations=operations if times else (),
+            operations=regions.of(operations) if times else (),
             weights=weights,
-            activations=activations,
+            activations=regions.of(activations),
             iterations=records,
             peak_usage_bytes=session.peak.peak_bytes,
             complete=self._complete and not session.faults,
             anomalies=dict(self._anomalies),
             facts={**self._environment(), **self._facts, "scope": table.scope.name},
+            regions=regions.records(times or saves, session.peak.region_peaks),
         )
 
     def _note_set_up(self, *measured: tuple[Sequence[Measured], str]) -> None:
@@ -194,6 +199,12 @@ class Results:
 
     def _note_end(self) -> None:
         session = self._session
+        self._anomalies.add(
+            "regions_not_recorded",
+            "the program opens more regions than are kept: operations in others belong to the one "
+            "around them",
+            session.regions.regions.dropped,
+        )
         if session.interception.eager_calls:
             self._anomalies.add(
                 "compiled_functions_ran_eagerly",

@@ -31,6 +31,7 @@ from unified_prof.tracking.watch.modules import ModuleNames
 from unified_prof.tracking.watch.operations import ActivationTracker, OperationTracker
 from unified_prof.tracking.watch.peak import AllocatorPeak, PeakMeter, ProfiledPeak
 from unified_prof.tracking.watch.project import MODEL_CODE, Project
+from unified_prof.tracking.watch.regions import RegionWatch
 from unified_prof.tracking.watch.stack_walker import StackWalker
 from unified_prof.tracking.watch.weights import Weights
 
@@ -54,6 +55,7 @@ class Session:
         self.interception = Interception(self.internals)
         self.graphs = GraphReplays(self.device, lambda: self.interception.is_measuring)
         self.weights = Weights(self.walker, self.internals)
+        self.regions = RegionWatch(self.internals)
         self.facts: dict[str, str] = {}
         self.elsewhere = Elsewhere()
         self.ended_well = False
@@ -76,6 +78,7 @@ class Session:
             self.modules,
             self.internals,
             self.sites,
+            self.regions,
         )
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights)
@@ -83,7 +86,9 @@ class Session:
         self.whole.with_set_up = True
         """Sees a script up to its first step: all there is, if it never steps."""
         self.peak: PeakMeter = (
-            ProfiledPeak(self.internals) if self.device.is_cpu else AllocatorPeak(self.device)
+            ProfiledPeak(self.internals, self.regions)
+            if self.device.is_cpu
+            else AllocatorPeak(self.device, self.regions)
         )
 
     def install(self, bottoms: Sequence[CodeType]) -> None:
@@ -94,6 +99,7 @@ class Session:
         self.weights.install()
         self.interception.install()
         self.graphs.install()
+        self.regions.install()
         _current = weakref.ref(self)
         _register_fork_handler()
 
@@ -101,6 +107,7 @@ class Session:
         """Give every place in torch back."""
         global _current
         _current = None
+        self.regions.remove()
         self.graphs.remove()
         self.interception.remove()
         self.weights.remove()

@@ -24,6 +24,7 @@ from unified_prof.tracking.watch.modules import NamedModule
 MAX_CALLS = 1_000_000
 """Calls kept of one iteration; a whole script without steps may have any number."""
 NO_CALL = -1
+NO_REGION = -1
 
 Integers = NDArray[np.int64]
 
@@ -116,6 +117,11 @@ class Iteration:
     """Nothing but the forward pass runs between its begin and its first operation in a module."""
     whole: Timed | None = None
     """Another iteration, in which nothing was timed but the whole and its passes."""
+    regions: array[int] = field(default_factory=lambda: array("q"))
+    """For each opening and closing of a region three numbers: calls before it, the innermost
+    region after it, the one that was opened."""
+    first_region: int = NO_REGION
+    """The innermost one that was open when it began."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     dropped_calls: int = 0

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.watch.calls import NO_CALL, Iteration, Whole
+from unified_prof.tracking.watch.calls import NO_CALL, NO_REGION, Iteration, Whole
 from unified_prof.tracking.watch.device import NO_MARK, Mark
 from unified_prof.tracking.watch.waiting import waited_within
 from unified_prof.units import NS_PER_MS
@@ -64,6 +65,14 @@ class Measured:
     """Whether a time of a call, forward or backward, could not be read."""
     whole: Whole | None
     """On a device: how long it takes when operations are not timed."""
+    regions: NDArray[np.int32] | None
+    """The innermost region around each call, -1 where there is none; None: none was open."""
+    opened: Mapping[int, int]
+    """How many times each region was opened."""
+
+    def region(self, call: int) -> int:
+        """Return the innermost region around a call, -1 where there is none."""
+        return NO_REGION if self.regions is None else int(self.regions[call])
 
     def end_ms(self) -> Floats:
         """Return when each call ended, since the iteration began.
@@ -127,7 +136,21 @@ def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
         doubtful=doubtful | clock.is_doubtful(starts),
         untimed=untimed | np.isnan(forward_ms),
         whole=None if iteration.whole is None else iteration.whole.whole(),
+        regions=_regions(iteration, len(sites)),
+        opened=Counter(number for number in iteration.regions[2::3] if number != NO_REGION),
     )
+
+
+def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
+    """Return the innermost region around each call."""
+    if not iteration.regions and iteration.first_region == NO_REGION:
+        return None
+    changes = np.array(iteration.regions, np.int64).reshape(-1, 3)
+    innermost = np.concatenate([[iteration.first_region], changes[:, 1]]).astype(np.int32)
+    found: NDArray[np.int32] = innermost[
+        np.searchsorted(changes[:, 0], np.arange(calls), side="right")
+    ]
+    return found
 
 
 def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:

@@ -22,6 +22,7 @@ from unified_prof.tracking.watch.lag import Lag, lag_of
 from unified_prof.tracking.watch.measured import Measured, measure
 from unified_prof.tracking.watch.modules import ModuleNames, NamedModule
 from unified_prof.tracking.watch.passes import Passes
+from unified_prof.tracking.watch.regions import RegionWatch
 from unified_prof.tracking.watch.stack_walker import StackWalker
 from unified_prof.tracking.watch.waiting import WaitingTime
 from unified_prof.tracking.watch.weights import InUse, SizedWeight, Weights
@@ -51,8 +52,10 @@ class OperationTracker:
         modules: ModuleNames,
         internals: TorchInternals,
         sites: CallSites,
+        regions: RegionWatch,
     ) -> None:
         self.device = device
+        self._regions = regions
         self._sites = sites
         self._internals = internals
         self.modules = modules
@@ -121,6 +124,7 @@ class OperationTracker:
             with_set_up=self.with_set_up,
             begins_with_forward=self.begins_with_forward,
         )
+        self._regions.follow(iteration)
         self._interception.activate(self._recorder, self._run)
         self._note_waiting()
         iteration.first_sequence = self._internals.sequence_number()
@@ -139,6 +143,7 @@ class OperationTracker:
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
+        self._regions.follow_no_more()
         self._walker.forget_frames(sys._getframe())
         with self._internals.anomalies.fenced("modules_not_named", "the paths of some modules"):
             self.modules.settle()
@@ -151,6 +156,7 @@ class OperationTracker:
         self._passes = None
         if self._recorder is not None:
             self._interception.deactivate()
+            self._regions.follow_no_more()
             self._walker.forget_frames(sys._getframe())
             self._recorder = None
             self._run = _not_started  # it holds the last iteration
@@ -255,9 +261,10 @@ class ActivationTracker(OperationTracker):
         modules: ModuleNames,
         internals: TorchInternals,
         sites: CallSites,
+        regions: RegionWatch,
         weights: Weights,
     ) -> None:
-        super().__init__(device, walker, interception, modules, internals, sites)
+        super().__init__(device, walker, interception, modules, internals, sites, regions)
         self._weights = weights
         self._argument_devices: set[str] = set()
         self._used: dict[int, Any] = {}
