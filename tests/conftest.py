@@ -6,10 +6,13 @@ import gc
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+from tests.report.browser import Browser
 
 pytest_plugins = ["tests.costs"]
 
@@ -92,3 +95,10 @@ def shared() -> Path:
     if not (folder / "README.md").is_file():
         pytest.skip("needs recordings that are kept outside the repository")
     return folder
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    """Give the tests of a module one browser."""
+    with Browser() as browser:
+        yield browser

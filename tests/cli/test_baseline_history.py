@@ -13,7 +13,7 @@ import pytest
 from tests.analysis.compare.test_history import of
 from tests.cli.test_import import uprof
 from tests.cluster.test_page import data_of
-from tests.report import browser as chromium
+from tests.report import browser
 from tests.report.browser import Browser
 from unified_prof.baselines import keep
 
@@ -90,7 +90,7 @@ def test_what_there_is_not_is_told(store: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+@browser.needed
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_chart_in_a_browser(
     store: Path, width: int, capsys: pytest.CaptureFixture[str]

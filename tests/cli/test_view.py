@@ -21,7 +21,7 @@ import pytest
 
 from tests.analysis.builders import Device, run_time_report, training_step
 from tests.cluster.summaries import Made, make
-from tests.report import browser as chromium
+from tests.report import browser
 from tests.report.browser import Browser
 from unified_prof import loopback
 from unified_prof.analysis.load import open_reports
@@ -290,7 +290,7 @@ def test_it_ends_by_itself(serving: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+@browser.needed
 def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
     serving: Any, tmp_path: Path
 ) -> None:
@@ -334,7 +334,7 @@ def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+@browser.needed
 def test_in_a_browser_the_page_is_there(serving: Any, tmp_path: Path) -> None:
     _, address = serving(str(training_step(tmp_path / "msprof_1.db")))
     with Browser() as window:

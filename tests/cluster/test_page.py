@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import pytest
 
 from tests.cli.test_report import uprof
 from tests.cluster.summaries import Made, make, slow_text
-from tests.report import browser as chromium
+from tests.report import browser
 from tests.report.browser import Browser
 
 WIDTHS = (390, 1280, 1920)
 needs_browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or ""),
+    browser.needed,
 ]
 
 
@@ -73,12 +72,6 @@ def test_names_out_of_recordings_cannot_leave_the_data(tmp_path: Path) -> None:
     page = paged(run)
     assert "<script>document" not in page.read_text(encoding="utf-8")
     assert data_of(page)["findings"][0]["text"] == evil
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    with Browser() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 _PATIENCE_S = 30
 
 ARGUMENTS = (
@@ -37,6 +39,9 @@ def missing() -> str | None:
         if shutil.which(program) is None:
             return f"needs {program} (Debian: apt-get install chromium chromium-driver)"
     return None
+
+
+needed = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 class Browser:

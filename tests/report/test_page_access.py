@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +14,7 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.analysis.compare.device.recordings import on_npu, recording
 from tests.cluster.summaries import Made, make
-from tests.report import axe
-from tests.report import browser as chromium
+from tests.report import axe, browser
 from tests.report.browser import Browser
 from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
@@ -29,7 +28,7 @@ from unified_prof.report.formats import Request
 
 in_a_browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or ""),
+    browser.needed,
 ]
 WIDTHS = (390, 1280, 1920)
 
@@ -111,12 +110,6 @@ def difference(folder: Path) -> Path:
 
 
 PAGES = [skyline, device, many, cluster, perfetto, difference]
-
-
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    with Browser() as browser:
-        yield browser
 
 
 class TestAxe:
@@ -248,7 +241,7 @@ def test_what_is_drawn_on_the_canvas_is_told_from_its_ground(dark: bool) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+@browser.needed
 def test_names_on_blocks_are_read_however_faint_the_block_is(
     window: Browser, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.load import open_reports
+from unified_prof.analysis.views.idle import REASONS
 from unified_prof.report import html, names, page_data, text
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.formats import Request
@@ -139,3 +140,10 @@ def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, tol
     found = re.match(pattern[1].replace("\\/", "/"), said)
     assert found is not None
     assert found[3] == ("TFLOP" if "TFLOP" in told else "GB")
+
+
+def test_the_reasons_of_the_page_are_those_of_the_analysis() -> None:
+    script = files("unified_prof.report").joinpath("page", "steps.js").read_text("utf-8")
+    found = re.search(r"const REASONS = (\[.*\]);", script)
+    assert found is not None
+    assert tuple(json.loads(found[1])) == REASONS

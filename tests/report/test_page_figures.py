@@ -6,14 +6,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
-from tests.report import browser as chromium
+from tests.report import browser
 from tests.report.browser import Browser
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.views.idle import IN_WORDS
@@ -155,12 +155,6 @@ def test_a_gpu_is_told_of_in_its_own_words(tmp_path: Path, shared: Path, name: s
         assert "device -1" not in said, module.__name__
 
 
-@pytest.fixture(scope="module")
-def window() -> Iterator[Browser]:
-    with Browser() as browser:
-        yield browser
-
-
 SHOWN = """
     const titles = (selector) => [...document.querySelectorAll(selector)].map((one) => one.title);
     const keys = (table) => [...table.querySelectorAll('th')].map((one) => one.dataset.key);
@@ -194,7 +188,7 @@ TABLE = """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.missing() is not None, reason=chromium.missing() or "")
+@browser.needed
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_what_is_seen_is_what_json_has(
     window: Browser, tmp_path: Path, request: pytest.FixtureRequest, name: str

@@ -1,0 +1,65 @@
+"""A page of a run's reports, and one of launches, for tests in a browser."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.builders import Device, memory_report, run_time_report, training_step
+from tests.report.on_page import SCRIPT, written
+from unified_prof.analysis.load import open_analyses, open_reports
+from unified_prof.report import html
+from unified_prof.report.figures import as_document, collect
+from unified_prof.report.formats import Request
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's two Skyline reports and an msprof database."""
+    folder = tmp_path_factory.mktemp("page")
+    frames = [("model.py", 12), ("train.py", 3)]
+    run_time_report(
+        folder / "run_time.sqlite",
+        [
+            ("linear", 1.5, 3.0, frames),
+            (SCRIPT, 2.25, None, frames),
+            *((f"op_{n}", 0.01 * n, None, [("model.py", 20 + n)]) for n in range(150)),
+        ],
+        modules=[("encoder.layers.0", "Linear"), ("encoder", "Encoder"), *[None] * 150],
+        anomalies=[("unmatched_iterations", 2, "number 3")],
+    )
+    memory_report(folder / "memory.sqlite")
+    training_step(folder / "msprof_20260101000000.db")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Path:
+    with open_reports(folder) as opened:
+        (folder / "page.html").write_text(html.produce(opened, Request()), encoding="utf-8")
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> Any:
+    with open_analyses(folder) as analyses:
+        found = as_document([collect(analysis) for analysis in analyses])
+    return json.loads(json.dumps(found))["reports"]
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Path:
+    """Two launches by an operation, one by another thread."""
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 1000, "aten::mm")
+        device.runtime(100, 200, "cudaLaunchKernel", 7)
+        device.runtime(300, 400, "cudaLaunchKernel", 8)
+        device.call(0, 1500, "aten::add", thread=2)
+        device.runtime(1200, 1300, "hipLaunchKernel", 9, thread=2)
+        device.task(500, 700, connection=7, kernel=("first", "mm"))
+        device.task(800, 900, connection=8, kernel=("second", "mm"))
+        device.task(1600, 2000, connection=9, kernel=("third", "add"), stream=5)
+    return written(tmp_path / "msprof_1.db")

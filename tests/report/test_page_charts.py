@@ -1,0 +1,150 @@
+"""Charts of the page in a browser: steps, the roofline, where the time goes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.on_page import VIEWS, click, many_tasks, stepping, written
+from unified_prof.analysis.load import open_analyses
+from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.report import words
+from unified_prof.report.figures import as_document, collect
+
+pytestmark = [pytest.mark.slow, browser.needed]
+
+
+def test_charts_and_timeline_have_one_zero_and_one_zoom(window: Browser, tmp_path: Path) -> None:
+    window.open(written(many_tasks(tmp_path / "msprof_1.db", 100)))
+    whole = 50_000 + 99_400  # memory is known 50 µs before the first task
+    assert window.run(VIEWS) == [[0, whole], [0, whole]]
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("\ue015")
+    assert "from 75.0 µs" in window.run("return document.querySelector('#chosen').textContent")
+    window.press("+")
+    assert window.run(VIEWS) == [[whole / 4, whole * 3 / 4]] * 2
+    peak = window.run(
+        """
+        const picture = document.querySelector('svg.chart');
+        const points = picture.querySelector('path').getAttribute('d').match(/[-\\d.]+ [-\\d.]+/g)
+            .map((one) => one.split(' ').map(Number));
+        const highest = points.reduce((a, b) => (b[1] < a[1] ? b : a));
+        const [from, to] = [Number(picture.dataset.from), Number(picture.dataset.to)];
+        return from + (to - from) * (highest[0] - 74) / (picture.clientWidth - 86);
+        """
+    )
+    assert peak == pytest.approx(90_000, rel=0.01), "where it is, in the timeline's own time"
+
+
+def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
+    window.open(page)
+
+    def labels() -> list[str]:
+        return [
+            str(one)
+            for one in window.run(
+                "return [...document.querySelectorAll('.node')].map((one) => one.ariaLabel)"
+            )
+        ]
+
+    assert labels()[0].startswith("everything: ")
+    encoder = next(one for one in labels() if one.startswith("encoder: "))
+    assert encoder.startswith("encoder: 6.75 ms, ")
+    window.run("document.querySelector('.node').focus()")
+    window.press("\ue015")  # down: the largest part
+    focused = window.run("return document.activeElement.ariaLabel")
+    assert "(outside any module)" in focused
+    window.press("\ue007")  # enter
+    width = window.run("return document.activeElement.style.width")
+    assert width == "100%"
+    window.press("\ue00c")  # escape
+    assert window.run("return document.activeElement.ariaLabel").startswith("everything")
+    click(window, "#icicle button[data-value=size_bytes]")
+    assert labels()[0] == "everything: 8.63 KiB, 100.0 %"
+    click(window, "#icicle button[data-value=line]")
+    assert any(one.startswith("model.py:30: ") for one in labels())
+
+
+def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
+    window: Browser, tmp_path: Path
+) -> None:
+    path = stepping(tmp_path / "msprof_1.db")
+    with open_analyses(path) as analyses:
+        (analysis,) = analyses
+        (expected,) = json.loads(json.dumps(as_document([collect(analysis)])))["reports"]
+    window.open(written(path))
+    bars = window.run(
+        "return [...document.querySelectorAll('#steps .step')].map((one) => one.ariaLabel)"
+    )
+    rows = expected["breakdowns"]["step"]["rows"]
+    assert len(bars) == len(rows) == 3
+    for bar, row in zip(bars, rows, strict=True):
+        assert bar.startswith(f"step {row['name']}: {words.duration(row['total_ns'])}; compute ")
+        assert "idle: " in bar
+    (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
+    legend = window.run("return document.querySelector('#split .legend').textContent")
+    for reason, text in IN_WORDS.items():
+        told = f"idle: {text} {words.duration(whole[f'{reason}_ns'])}"
+        assert (told in legend) == (whole[f"{reason}_ns"] > 0)
+    window.run("document.querySelector('#steps .step').focus()")
+    window.press("\ue014")
+    said = window.run("return document.querySelector('#step-chosen').textContent")
+    assert said == bars[1]
+    window.press("\ue007")
+    begin, end = window.run(VIEWS)[0]
+    assert end - begin == rows[1]["total_ns"]
+    assert window.console() == []
+
+
+def test_the_roofline_has_a_dot_for_each_operation_and_a_line_for_each_peak(
+    window: Browser, tmp_path: Path
+) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": "mm [64,64]", "total_ns": 2000, "count": 2, "detail": "bf16, 989 TFLOP/s"}
+        | {"compute_tflop_per_s": 200.0, "intensity_flops_per_byte": 400.0, "of_peak_percent": 20},
+        {"name": "add [64]", "total_ns": 500, "count": 1, "detail": "memory, 3,350 GB/s"}
+        | {"compute_tflop_per_s": 0.1, "intensity_flops_per_byte": 0.08, "of_peak_percent": 4},
+        {"name": "copy", "total_ns": 100, "count": 1, "detail": "memory, 3,350 GB/s"},
+    ]
+    path = written(stepping(tmp_path / "msprof_1.db"))
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    breakdown = {"total_ns": 2600, "size_bytes": None, "rows_left_out": 0, "rows": rows}
+    data["reports"][0]["figures"]["breakdowns"]["roofline"] = breakdown
+    page = path.read_text("utf-8").replace(found[1], json.dumps(data).replace("<", "\\u003c"))
+    path.write_text(page, "utf-8")
+    for dark in (False, True):
+        window.open(path, width=390, dark=dark)
+        assert window.run("return document.documentElement.scrollWidth") <= 390
+    sections = "return [...document.querySelectorAll('section.card')].map((one) => one.id)"
+    shown = window.run(sections)
+    assert {"roofline", "timeline", "table", "memory", "provenance"} <= set(shown)
+    assert len(shown) == len(set(shown))
+    dots = "return [...document.querySelectorAll('#roofline .dot')].map((one) => one.dataset.name)"
+    assert window.run(dots) == ["mm [64,64]", "add [64]"]
+    limits = "return [...document.querySelectorAll('.limit')].map((one) => one.dataset.limit)"
+    assert window.run(limits) == ["bf16, 989 TFLOP/s", "memory, 3,350 GB/s"]
+    window.run("document.querySelector('.roofline').focus()")
+    window.press("\ue014", "\ue014")
+    said = window.run("return document.querySelector('#roofline-chosen').textContent")
+    assert said.startswith("add [64]: 100 GFLOP/s, 0.08 FLOP/byte, 500 ns in 1 calls, 4.0 % of")
+    # The dot of memory-bound work lies below the slope of the memory: 0.08 x 3,350 GB/s is more.
+    below = window.run(
+        "const dot = document.querySelectorAll('#roofline .dot')[1];"
+        "const path = document.querySelector('[data-limit^=memory]');"
+        "const length = path.getTotalLength(), x = Number(dot.getAttribute('cx'));"
+        "for (let at = 0; at <= length; at += 0.25) {"
+        "  const point = path.getPointAtLength(at);"
+        "  if (point.x >= x) return Number(dot.getAttribute('cy')) - point.y; } return null"
+    )
+    assert below > 0
+    cells = "return [...document.querySelectorAll('#roofline td:first-child')].length"
+    assert window.run(cells) == 2
+    assert window.console() == []

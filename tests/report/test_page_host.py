@@ -1,0 +1,150 @@
+"""Threads of the host on the page's timeline, and arrows to what they launched."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.analysis.builders import Device
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.on_page import arrows, chosen, click, drag, written
+
+pytestmark = [pytest.mark.slow, browser.needed]
+
+
+def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
+    window: Browser, launched: Path
+) -> None:
+    window.open(launched)
+    lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
+    assert window.run(lanes) == [
+        "thread 1",
+        "",
+        "thread 2",
+        "",
+        "stream 2",
+        "stream 5",
+        "idle",
+    ]
+    assert arrows(window) == 3
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press(*"\ue015" * 4)
+    assert chosen(window) == (
+        "second: 100 ns, from 800 ns, stream 2; launched by cudaLaunchKernel, thread 1, "
+        "500 ns before"
+    )
+    window.press("p", "l")
+    assert chosen(window) == (
+        "cudaLaunchKernel: 100 ns, from 100 ns, thread 1; launched first, 400 ns later"
+    )
+    click(window, "#chosen button")
+    assert chosen(window).startswith("first: 200 ns, from 500 ns, stream 2; launched by")
+    for _ in range(7):
+        window.press("+")
+    time.sleep(0.2)
+    assert arrows(window) == 1, "that of what is chosen, however far its other end is away"
+    click(window, "#host-shown")
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
+    assert arrows(window) == 0
+    assert window.run("return location.hash").endswith("host=no")
+    window.open(launched)
+    window.run("location.hash = '#host=no'")
+    time.sleep(0.2)
+    assert window.run(lanes) == ["stream 2", "stream 5", "idle"]
+    assert window.console() == []
+
+
+def test_the_host_is_searched_and_summed_up_as_the_device_is(
+    window: Browser, launched: Path
+) -> None:
+    window.open(launched)
+    window.run("document.querySelector('#find').focus()")
+    window.press(*"launch")
+    found = "return document.querySelector('#found').textContent"
+    assert window.run(found) == (
+        "0 tasks match, 0 ns in all; 3 ranges of the host; Enter shows the next."
+    )
+    window.press("\ue007", "\ue007", "\ue007")
+    assert chosen(window).startswith(
+        "hipLaunchKernel: 100 ns, from 1.20 µs, thread 2; launched third"
+    )
+    drag(window, 150, 850)
+    time.sleep(0.4)
+    tables = window.run(
+        "return [...document.querySelectorAll('#selection table')].map((table) =>"
+        " [...table.querySelectorAll('tbody tr')].map((row) =>"
+        " [...row.cells].map((cell) => cell.textContent)))"
+    )
+    assert [row[:3] for row in tables[0]] == [["first", "1", "200 ns"], ["second", "1", "50 ns"]]
+    assert [[row[0], row[1], row[2], row[4], row[5]] for row in tables[1]] == [
+        ["aten::add", "1", "700 ns", "700 ns", "thread 2"],
+        ["aten::mm", "1", "550 ns", "700 ns", "thread 1"],
+        ["cudaLaunchKernel", "2", "150 ns", "150 ns", "thread 1"],
+    ]
+    assert "work ran for 250 ns" in window.run(
+        "return document.querySelector('#selected').textContent"
+    )
+    assert window.console() == []
+
+
+def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_path: Path) -> None:
+    count = 40_000
+    with Device(tmp_path / "msprof_1.db") as device:
+        ids = np.arange(count)
+        start = device.T0 + 2000 * ids
+        row: dict[str, Any] = {"startNs": start + 100, "globalTid": 1, "type": 5000}
+        row |= {"endNs": start + 300, "connectionId": ids, "name": device.text("cudaLaunchKernel")}
+        device.writer.write("CANN_API", row)
+        row = {"startNs": start + 900, "endNs": start + 1200, "globalTaskId": ids, "deviceId": 0}
+        row |= {"taskType": device.text("KERNEL_AICORE"), "streamId": 2, "connectionId": ids}
+        device.writer.write("TASK", row)
+    page = written(tmp_path / "msprof_1.db")
+    assert page.stat().st_size < 1_200_000
+    window.open(page)
+    assert "of the shortest idle times" in window.run("return document.body.textContent")
+    said = window.run("return document.querySelector('#host-left-out').textContent")
+    assert said.startswith("15,000 of 40,000 ranges of the host are drawn: all that begin from ")
+    click(window, "#host-left-out button")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    for _ in range(7):
+        window.press("+")
+    assert 50 < arrows(window) <= 300
+    assert window.console() == []
+
+
+def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.call(0, 100, "aten::mm")
+        device.call(20, 60, "aten::add")
+    window.open(written(tmp_path / "msprof_1.db"))
+    assert (
+        window.run("return document.querySelector('#timeline h2').textContent") == "Host timeline"
+    )
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    rows = window.run(
+        "return [...document.querySelectorAll('#selection tbody tr')]"
+        ".map((row) => [...row.cells].slice(0, 3).map((cell) => cell.textContent))"
+    )
+    assert rows == [["aten::mm", "1", "60 ns"], ["aten::add", "1", "40 ns"]]
+    assert window.console() == []
+
+
+def test_threads_are_told_apart_on_a_phone(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        for thread in (3_140_046, 3_140_047):
+            device.call(0, 100, "aten::mm", thread=thread)
+    page = written(tmp_path / "msprof_1.db")
+    names_shown = "return [...document.querySelectorAll('.lanes div')].map((one) => one.innerText)"
+    for width, shown in ((390, ""), (1280, "thread ")):
+        window.open(page, width=width)
+        assert window.run(names_shown) == [f"{shown}3140046", f"{shown}3140047"]
+        assert not window.run(
+            "return [...document.querySelectorAll('.lanes div')]"
+            ".some((one) => one.scrollWidth > one.clientWidth)"
+        )

@@ -1,0 +1,191 @@
+"""The timeline of the page in a browser: devices' tasks, zoomed, searched and summed up."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.analysis.builders import Device
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.on_page import (
+    choose_report,
+    chosen,
+    click,
+    drag,
+    hold_shift,
+    many_tasks,
+    selected,
+    written,
+)
+from unified_prof.analysis.load import open_analyses, open_reports
+from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.report import html, words
+from unified_prof.report.formats import Request
+
+pytestmark = [pytest.mark.slow, browser.needed]
+
+
+def test_the_timeline_zooms_moves_and_tells_by_keyboard(window: Browser, page: Path) -> None:
+    window.open(page)
+    choose_report(window, 1)
+    view = (
+        "const c = document.querySelector('#timeline canvas');"
+        "return [Number(c.dataset.from), Number(c.dataset.to)]"
+    )
+    assert window.run(view) == [0, 5000]
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("+")
+    assert window.run(view) == [1250, 3750]
+    window.press("\ue014")  # right
+    assert window.run(view) == [1750, 4250]
+    window.press("-")
+    assert window.run(view) == [0, 5000]
+    click(window, "#timeline button[aria-label='Zoom in']")
+    window.press("0")
+    assert window.run(view) == [0, 5000]
+    window.press(*"\ue015" * 9, "\ue012", "\ue012", "\ue012", "n")
+    chosen = window.run("return document.querySelector('#chosen').textContent")
+    assert "stream 2" in chosen
+    assert " ns, from " in chosen
+
+
+def test_of_too_many_tasks_the_busiest_part_and_the_way_to_all_are_offered(
+    window: Browser, tmp_path: Path
+) -> None:
+    path = many_tasks(tmp_path / "msprof_1.db", 300_000)
+    window.open(written(path))
+    note = window.run("return document.querySelector('#merged').textContent")
+    assert "300,000 tasks are too many to draw one by one" in note
+    assert f"uprof trace {path} -o out.perfetto-trace" in note
+    click(window, "#merged button")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    for _ in range(12):
+        window.press("+")
+    window.press("\ue015", "n", "n")
+    chosen = window.run("return document.querySelector('#chosen').textContent")
+    assert chosen.startswith("kernel_"), "one task, not a block of several"
+    assert ": 400 ns, from " in chosen
+    assert window.console() == []
+
+
+def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
+    window: Browser, tmp_path: Path
+) -> None:
+    count = 100_000
+    rng = np.random.default_rng(1)
+    with Device(tmp_path / "msprof_1.db") as device:
+        start = device.T0 + np.cumsum(rng.integers(500, 30_000, count))
+        ids = np.arange(count)
+        kernels = [device.text(f"aclnn_kernel_number_{n}_of_many") for n in range(500)]
+        types = [device.text(f"Type{n}") for n in range(60)]
+        device.writer.write(
+            "TASK",
+            {
+                "startNs": start,
+                "endNs": start + rng.integers(500, 60_000, count),
+                "deviceId": 0,
+                "globalTaskId": ids,
+                "taskType": device.text("KERNEL_AICORE"),
+                "streamId": rng.integers(0, 6, count),
+                "connectionId": -1,
+            },
+        )
+        chosen = rng.integers(0, 500, count)
+        device.writer.write(
+            "COMPUTE_TASK_INFO",
+            {
+                "globalTaskId": ids,
+                "name": np.array(kernels)[chosen],
+                "opType": np.array(types)[chosen % 60],
+            },
+        )
+    with open_reports(tmp_path / "msprof_1.db") as opened:
+        text = html.produce(opened, Request())
+    assert len(text.encode()) < 3_000_000
+    large = tmp_path / "page.html"
+    large.write_text(text, encoding="utf-8")
+    window.open(large)
+    assert "100,000 tasks are too many" not in window.run("return document.body.textContent")
+    took = window.run(
+        "const c = document.querySelector('#timeline canvas'); const t = performance.now();"
+        "for (let i = 0; i < 5; i += 1) c.dispatchEvent(new KeyboardEvent('keydown', {key: '+'}));"
+        "return performance.now() - t"
+    )
+    assert took < 2000, "five redraws"
+    assert window.console() == []
+
+
+def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: Path) -> None:
+    with Device(tmp_path / "msprof_1.db") as device:
+        device.task(0, 100, kernel=("gemm_one", "mm"))
+        device.task(200, 300, kernel=("copy_it", "cp"))
+        device.task(400, 1000, kernel=("gemm_two", "mm"))
+    page = written(tmp_path / "msprof_1.db")
+    window.open(page)
+    window.run("document.querySelector('#find').focus()")
+    window.press(*"gemm")
+    found = "return document.querySelector('#found').textContent"
+    assert window.run(found).startswith("2 tasks match, 700 ns in all")
+    window.press("\ue007")
+    chosen = "return document.querySelector('#chosen').textContent"
+    assert window.run(chosen).startswith("gemm_one: 100 ns")
+    window.press("\ue007")
+    assert window.run(chosen).startswith("gemm_two: 600 ns")
+    window.press("\ue007")
+    assert window.run(chosen).startswith("gemm_one"), "after the last the first again"
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    assert selected(window) == {
+        "gemm_two": ("1", "600 ns"), "gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns"),
+    }  # fmt: skip
+    said = window.run("return document.querySelector('#selected').textContent")
+    assert said == (
+        "1.00 µs selected, from 0 ns: work ran for 800 ns (80.0 %), nothing for 200 ns."
+    )
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press("\ue00c")
+    time.sleep(0.4)
+    assert selected(window) == {}
+    hold_shift(window, "ArrowRight", 15)  # 2 % each, from the chosen task's start
+    time.sleep(0.4)
+    assert selected(window) == {"gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns")}
+    assert "span=0-300" in window.run("return location.hash")
+    assert "find=gemm" in window.run("return location.hash")
+    drag(window, 450, 950)
+    time.sleep(0.4)
+    ((name, (count, _)),) = selected(window).items()
+    assert (name, count) == ("gemm_two", "1")
+    assert window.console() == []
+
+
+def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
+    window: Browser, launched: Path
+) -> None:
+    with open_analyses(launched.with_suffix(".db")) as (analysis,):
+        (whole,) = analysis.why_idle()
+    window.open(launched)
+    legend = window.run("return document.querySelector('#timeline .legend').textContent")
+    assert "idle: waiting for the host" in legend
+    assert "idle: launched, not yet begun" in legend
+    click(window, "[aria-label='Sum up what is shown']")
+    time.sleep(0.4)
+    said = window.run("return document.querySelector('#selected-idle').textContent")
+    parts = [
+        f"{IN_WORDS[reason]} {words.duration(getattr(whole, f'{reason}_ns'))}"
+        for reason in IN_WORDS
+        if getattr(whole, f"{reason}_ns")
+    ]
+    assert len(parts) > 1
+    assert all(one in said for one in parts)
+    assert len(said) == len("Idle in it: ") + len(", ".join(parts)) + len(".")
+    window.run("document.querySelector('#timeline canvas').focus()")
+    window.press(*"\ue015" * 6)
+    assert re.match(
+        r"(waiting for the host|launched, not yet begun): \d+ ns, from ", chosen(window)
+    )
+    assert window.console() == []
