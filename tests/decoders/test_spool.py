@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.spool import Spool, windows
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 
 ROW = np.dtype([("key", "i8"), ("order", "i8")])
 
@@ -117,7 +118,7 @@ def test_columns_come_back_whatever_they_hold(keys: range, by_column: bool) -> N
         for start in range(0, len(made), 300):
             spool.append(made[start : start + 300])
         found = np.concatenate([part for (part,) in windows(spool, window_rows=400)])
-        written = spool._size
+        written = spool._scratch.size
     expected = np.sort(made, order="key")
     assert found.tobytes() == expected.tobytes()
     assert written == len(made) * ((8 + 8 + 4) if by_column else WIDE.itemsize)

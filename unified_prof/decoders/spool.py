@@ -2,57 +2,23 @@
 
 Joining the parts of a recording needs all of it in another order: host events by time, launches and
 kernels by what tells which belong together. Rows are collected up to a limit, sorted, and put away
-in a temporary file as a run; runs are merged block by block. Memory does not grow with the
+in a temporary file as a run; `windows` merges runs block by block. Memory does not grow with the
 recording.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.errors import OutputError
-
-Rows = NDArray[Any]
-"""A structured array: one field per column."""
+from unified_prof.decoders.rows import Rows, copied, selected, stacked
+from unified_prof.decoders.scratch import Scratch
 
 RUN_ROWS = 1 << 18
-WINDOW_ROWS = 1 << 15
-_MIN_BLOCK_ROWS = 256
-_RUNS_EXPECTED = 8  # that overlap, before it is known how many do
-_HELD_BYTES = 16 << 20  # of all runs together, between windows
-_LIMIT_WINDOWS = 4  # windows that may be in memory at a time
-
-
-def selected(rows: Rows, places: NDArray[Any]) -> Rows:
-    """Return some rows, by place or by mask.
-
-    NumPy copies a structured row field by field, which takes ten times as long as copying its
-    bytes.
-    """
-    if places.dtype == np.bool_:
-        places = np.flatnonzero(places)
-    return rows.view(f"V{rows.dtype.itemsize}").take(places).view(rows.dtype)
-
-
-def copied(rows: Rows) -> Rows:
-    """Return a copy of its own of some rows, as bytes."""
-    return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
-
-
-def stacked(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of all parts, of which there is at least one."""
-    if len(parts) == 1:
-        return parts[0]
-    dtype = parts[0].dtype
-    return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +85,7 @@ class Spool:
         self._run_rows = run_rows
         self._pending: list[Rows] = []
         self._pending_rows = 0
-        self._file: IO[bytes] | None = None
-        self._size = 0
+        self._scratch = Scratch()
         self._runs: list[_Run] = []
 
     def append(self, rows: Rows) -> None:
@@ -144,40 +109,32 @@ class Spool:
             self._put_away_by_column()
             return
         rows = self._sorted_pending()
-        with _translated():
-            if self._file is None:
-                self._file = _temporary_file()
-            self._file.write(rows.data)
-        self._runs.append(_Run(len(rows), int(rows[self.key][0]), self._size))
-        self._size += rows.nbytes
+        place = self._scratch.append(rows.data)
+        self._runs.append(_Run(len(rows), int(rows[self.key][0]), place))
 
     def _put_away_by_column(self) -> None:
         """Write a column behind the other, but for those that have one value in all rows."""
-        start = self._size
+        start = self._scratch.size
         keys = np.concatenate([part[self.key] for part in self._pending])
         order = _order(keys)
         constant = np.zeros(1, self.dtype)
         places: dict[str, int] = {}
-        with _translated():
-            if self._file is None:
-                self._file = _temporary_file()
-            for name in self.dtype.names or ():
-                # Into an array of the dtype as it is: left alone, NumPy would close its gaps.
-                column = np.empty(len(keys), self.dtype[name])
-                np.concatenate([part[name] for part in self._pending], out=column)
-                if _is_constant(column):
-                    constant[name] = column[0]
-                    continue
-                places[name] = self._size
-                self._file.write((column if order is None else column[order]).data)
-                self._size += column.nbytes
+        for name in self.dtype.names or ():
+            # Into an array of the dtype as it is: left alone, NumPy would close its gaps.
+            column = np.empty(len(keys), self.dtype[name])
+            np.concatenate([part[name] for part in self._pending], out=column)
+            if _is_constant(column):
+                constant[name] = column[0]
+            else:
+                column = column if order is None else column[order]
+                places[name] = self._scratch.append(column.data)
         first = int(keys[0] if order is None else keys[order[0]])
         self._runs.append(_Run(len(keys), first, start, _Columns(constant, places)))
         self._pending, self._pending_rows = [], 0
 
     def cursors(self) -> list[Cursor]:
         """Return a cursor for each run; appending afterwards is not allowed."""
-        if self._file is None:
+        if not self._runs:
             if self._pending:
                 self._pending = [self._sorted_pending()]
             return [Cursor(self, rows) for rows in self._pending if len(rows)]
@@ -188,19 +145,18 @@ class Spool:
 
     def read(self, run: _Run, first: int, count: int) -> Rows:
         """Return `count` rows of a run, from its row `first` on."""
-        assert self._file is not None
         if run.columns is None:
             row_bytes = self.dtype.itemsize
-            self._file.seek(run.place + first * row_bytes)
-            return np.frombuffer(bytearray(self._file.read(count * row_bytes)), self.dtype)
+            read = self._scratch.read(run.place + first * row_bytes, count * row_bytes)
+            return np.frombuffer(bytearray(read), self.dtype)
         as_bytes = f"V{self.dtype.itemsize}"
         rows = np.empty(count, as_bytes)
         rows[:] = run.columns.constant.view(as_bytes)
         rows = rows.view(self.dtype)
         for name, place in run.columns.places.items():
             dtype = self.dtype[name]
-            self._file.seek(place + first * dtype.itemsize)
-            rows[name] = np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+            read = self._scratch.read(place + first * dtype.itemsize, count * dtype.itemsize)
+            rows[name] = np.frombuffer(read, dtype)
         return rows
 
     def __enter__(self) -> Spool:
@@ -213,54 +169,7 @@ class Spool:
         traceback: TracebackType | None,
     ) -> None:
         self._pending = []
-        if self._file is not None:
-            self._file.close()
-
-
-class TextSpool:
-    """Keeps texts outside memory, each under the place it was put."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-        self._size = 0
-
-    def append(self, text: bytes) -> int:
-        """Put `text` away and return its place."""
-        at = self._size
-        with _translated():
-            if self._file is None:
-                self._file = _temporary_file()
-            self._file.write(text)
-        self._size += len(text)
-        return at
-
-    def read(self, at: int, size: int) -> str | None:
-        """Return the text of `size` bytes at `at`, None for none."""
-        if not size or self._file is None:
-            return None
-        self._file.seek(at)
-        return self._file.read(size).decode("utf-8", "replace")
-
-    def close(self) -> None:
-        """Forget all texts."""
-        if self._file is not None:
-            self._file.close()
-
-
-def _temporary_file() -> IO[bytes]:
-    return tempfile.TemporaryFile(prefix="uprof-")
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except OSError as err:
-        raise OutputError(
-            f"cannot put rows away in {tempfile.gettempdir()}: {err.strerror or err}",
-            hint="make room there, or name another folder in TMPDIR",
-            slug="no-temporary-space",
-        ) from err
+        self._scratch.close()
 
 
 class Cursor:
@@ -328,82 +237,3 @@ class Cursor:
         if len(self._block):
             self.next_key = int(self._block[self._spool.key][0])
         return taken
-
-
-def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:
-    """Read several spools in step: each window holds all their rows of one range of keys.
-
-    Runs mostly follow one another, so only those that reach into a window are read for it.
-
-    Yields:
-        One sorted array per spool. No key appears in two windows; keys only grow.
-    """
-    groups = [spool.cursors() for spool in spools]
-    live = [cursor for group in groups for cursor in group]
-    fewest = min(_MIN_BLOCK_ROWS, window_rows)
-    wanted = max(fewest, window_rows // min(_RUNS_EXPECTED, max(1, len(live))))
-    limit = _LIMIT_WINDOWS * window_rows
-    while live:
-        live.sort(key=lambda cursor: cursor.next_key)
-        bound, active = _activate(live, wanted, window_rows, limit)
-        taken = tuple(
-            _merge([cursor.take_below(bound) for cursor in group if cursor in active], spool)
-            for group, spool in zip(groups, spools, strict=True)
-        )
-        count = sum(len(rows) for rows in taken)
-        if count:
-            yield taken
-        wanted = _next_wanted(count, len(active), window_rows, fewest) if count else 2 * wanted
-        for cursor in active:
-            cursor.trim(max(fewest, _HELD_BYTES // (len(live) * cursor.row_bytes)))
-        # Many runs that overlap everywhere: read less of each, but of more of them.
-        limit = 2 * limit if count < window_rows // 8 else _LIMIT_WINDOWS * window_rows
-        live = [cursor for cursor in live if not cursor.finished]
-
-
-def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
-    """Return how many rows to read of each run: twice what the last window took of each.
-
-    Runs whose keys are far apart (those of several threads) follow one another piece by piece.
-    """
-    return max(fewest, min(window_rows, 2 * count) // active)
-
-
-def _activate(
-    cursors: list[Cursor], wanted: int, window_rows: int, limit: int
-) -> tuple[int | None, set[Cursor]]:
-    """Read blocks of the runs that come first; return the key below which all is in memory.
-
-    Args:
-        cursors: By their next keys.
-        wanted: Rows of each block.
-        window_rows: Rows that are enough, as soon as no further run overlaps them.
-        limit: Rows that are enough in any case.
-    """
-    bound: int | None = None
-    active: set[Cursor] = set()
-    loaded, first_key, reach = 0, cursors[0].next_key, cursors[0].next_key
-    for cursor in cursors:
-        if bound is not None and cursor.next_key >= bound:
-            break
-        enough = loaded >= limit or (loaded >= window_rows and cursor.next_key > reach)
-        if enough and cursor.next_key > first_key:
-            bound = cursor.next_key
-            break
-        cursor.load(wanted)
-        active.add(cursor)
-        loaded += len(cursor)
-        reach = max(reach, cursor.last_key)
-        if not cursor.exhausted:
-            bound = cursor.last_key if bound is None else min(bound, cursor.last_key)
-    return bound, active
-
-
-def _merge(parts: list[Rows], spool: Spool) -> Rows:
-    parts = [part for part in parts if len(part)]
-    if not parts:
-        return np.empty(0, dtype=spool.dtype)
-    if len(parts) == 1:
-        return parts[0]
-    rows = stacked(parts)
-    return selected(rows, np.argsort(rows[spool.key], kind="stable"))

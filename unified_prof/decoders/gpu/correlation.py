@@ -9,7 +9,9 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.decoders.rows import Rows, selected
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 
 API_TYPE_RUNTIME = 5000
 """ENUM_API_TYPE `runtime`."""

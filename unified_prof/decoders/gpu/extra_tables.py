@@ -8,7 +8,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import known, null_where
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.gpu.pools import plain_id
-from unified_prof.decoders.spool import windows
+from unified_prof.decoders.windows import windows
 
 
 def write(parts: Parts, base_ns: int) -> None:
@@ -81,7 +81,7 @@ def _write_other_events(parts: Parts, base_ns: int) -> None:
                 "process": [places[place][0] for place in rows["place"].tolist()],
                 "thread": [places[place][1] for place in rows["place"].tolist()],
                 "args": [
-                    parts.texts.read(at, size)
+                    parts.texts.text(at, size)
                     for at, size in zip(
                         rows["args_at"].tolist(), rows["args_size"].tolist(), strict=True
                     )

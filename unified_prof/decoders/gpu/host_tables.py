@@ -11,7 +11,7 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known, null_where
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import (
     API_NAMES,
     API_OPERATION,

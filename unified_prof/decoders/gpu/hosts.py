@@ -17,7 +17,9 @@ from unified_prof.decoders.gpu.host_tables import HostTables
 from unified_prof.decoders.gpu.memory import Allocations
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
+from unified_prof.decoders.rows import Rows, selected, stacked
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from unified_prof.columns import Sink
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 DEVICE_COMPONENT = "PTA"
 """What readers of the format look for: PyTorch's caching allocator on an accelerator."""

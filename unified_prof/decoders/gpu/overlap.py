@@ -10,7 +10,7 @@ import numpy as np
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter, Spans
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 _COMPUTING = (r.KERNEL, r.GRAPH)
 

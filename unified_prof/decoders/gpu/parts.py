@@ -17,7 +17,9 @@ from unified_prof.decoders.gpu.counters import Counters
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT
 from unified_prof.decoders.gpu.numbers import Bools, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
-from unified_prof.decoders.spool import Rows, Spool, TextSpool
+from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.scratch import Scratch
+from unified_prof.decoders.spool import Spool
 
 RUN_BYTES = 4 << 20
 """Rows kept in memory before they are sorted and put away, of each kind."""
@@ -56,7 +58,7 @@ class Parts:
         self.collections = spool(r.COLLECTION)
         self.other = spool(r.OTHER)
         self.new_spool = spool
-        self.texts = TextSpool()
+        self.texts = Scratch()
         self.span: tuple[int, int] | None = None
         """First start and last end of all events, ns."""
         self.counts: dict[str, int] = defaultdict(int)

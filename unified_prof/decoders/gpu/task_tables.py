@@ -20,7 +20,9 @@ from unified_prof.decoders.gpu.collectives import (
 from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
 from unified_prof.decoders.gpu.overlap import Overlap
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.decoders.rows import Rows, selected
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 from unified_prof.units import NS_PER_S
 from unified_prof.vocabulary import (
     COPY_OTHER,

@@ -18,7 +18,7 @@ from unified_prof.decoders.kineto.kinds import Kind, Kinds
 from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.numbers import to_float64
 from unified_prof.decoders.kineto.phases import PHASES, Phases
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"

@@ -13,7 +13,7 @@ from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.numbers import to_int64, us_to_ns
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 Args = TypeVar("Args", bound=msgspec.Struct)
 

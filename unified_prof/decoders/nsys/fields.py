@@ -13,7 +13,7 @@ from unified_prof.columns import Cells, Tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 NO_TIME = NO_ID = -(2**63)

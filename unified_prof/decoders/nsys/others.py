@@ -12,7 +12,7 @@ from unified_prof.columns import Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.redaction import redact
 from unified_prof.units import NS_PER_MS
 from unified_prof.vocabulary import NOT_AVAILABLE

@@ -11,7 +11,7 @@ from unified_prof.columns import Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

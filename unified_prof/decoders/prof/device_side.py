@@ -31,7 +31,9 @@ from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.decoders.prof.registry import TASK_DECODERS
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.spool import Spool, selected, stacked, windows
+from unified_prof.decoders.rows import selected, stacked
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 from unified_prof.errors import RawFormatError
 
 # Types of launches that say nothing about when a device was in use.

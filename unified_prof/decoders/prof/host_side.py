@@ -36,7 +36,8 @@ from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.timeline import Timeline
 from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.spool import Rows, windows
+from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.windows import windows
 
 _LEVEL0 = ("l0", "level0")
 

@@ -17,7 +17,7 @@ from unified_prof.decoders.gpu.parts import Parts
 from unified_prof.decoders.rocm.agents import Agents
 from unified_prof.decoders.rocm.events import Events
 from unified_prof.decoders.rocm.tables import SessionTables
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 NO_TIME = -(2**63)

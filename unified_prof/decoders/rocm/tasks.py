@@ -11,7 +11,7 @@ from unified_prof.columns import Cells
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
 from unified_prof.decoders.rocm.session import NO_TIME, Session
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 _INT32 = range(-(2**31), 2**31)

@@ -20,7 +20,7 @@ from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
 from unified_prof.decoders.prof.raw.directory import DeviceDirectory
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 
 _KERNEL = "AicpuKernel"

@@ -14,7 +14,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.collectives.transfers import FINE_PARTS, bandwidth, closing_tasks
 from unified_prof.decoders.prof.raw.clocks import LinearClock
 from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE
 
 _SCHEDULE_SUFFIX = "AicpuKernel"

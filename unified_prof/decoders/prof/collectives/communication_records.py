@@ -19,7 +19,7 @@ from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
 from unified_prof.decoders.prof.raw.layouts import record_type
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Timeline
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 
 TASKS = np.dtype([("key", "u8"), ("record", record_type("hccl_info"))])
 OPERATORS = np.dtype([("key", "u8"), ("record", record_type("hccl_op_info"))])

@@ -18,7 +18,9 @@ from unified_prof.decoders.prof.identity.flips import Rounds
 from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys, streams_of
 from unified_prof.decoders.prof.raw.clocks import LinearClock
 from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.spool import Rows, Spool, selected, windows
+from unified_prof.decoders.rows import Rows, selected
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
 
 _LARGEST_NARROW_ID = 0xFFFF

@@ -14,7 +14,7 @@ from unified_prof.decoders.prof.device.task_log import OTHER, type_name
 from unified_prof.decoders.prof.host.captured_streams import Captures
 from unified_prof.decoders.prof.host.task_track import TaskTypes
 from unified_prof.decoders.prof.raw.clocks import LinearClock
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NO_MODEL
 
 _NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")

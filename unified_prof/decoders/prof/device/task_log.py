@@ -16,7 +16,14 @@ from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
 from unified_prof.decoders.prof.raw.platforms import HWTS_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.spool import Rows, Spool, copied, selected, stacked, windows
+from unified_prof.decoders.rows import (
+    Rows,
+    copied,
+    selected,
+    stacked,
+)
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 from unified_prof.vocabulary import NO_CONTEXT
 
 _310P = 4

@@ -15,7 +15,8 @@ from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import checked, join
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Timeline
-from unified_prof.decoders.spool import Rows, Spool, selected
+from unified_prof.decoders.rows import Rows, selected
+from unified_prof.decoders.spool import Spool
 from unified_prof.errors import RawFormatError
 
 ACL, MODEL, NODE, COMMUNICATION, RUNTIME = 20000, 15000, 10000, 5500, 5000

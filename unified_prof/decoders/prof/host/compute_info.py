@@ -16,7 +16,7 @@ from unified_prof.decoders.prof.host.launches import Launches
 from unified_prof.decoders.prof.host.operators import Descriptions
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
 from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 # By the task type number of a description.

@@ -27,7 +27,9 @@ from unified_prof.decoders.prof.host.call_tree import (
     joined,
     without_overlaps,
 )
-from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
+from unified_prof.decoders.rows import Rows, copied, stacked
+from unified_prof.decoders.spool import Spool
+from unified_prof.decoders.windows import windows
 
 
 @dataclass(frozen=True, slots=True)

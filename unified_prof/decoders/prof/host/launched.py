@@ -13,7 +13,7 @@ from unified_prof.decoders.prof.host.compute_info import OPERATOR
 from unified_prof.decoders.prof.host.memory_copies import COPY
 from unified_prof.decoders.prof.host.task_track import TaskTypes
 from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.spool import Rows, stacked
+from unified_prof.decoders.rows import Rows, stacked
 
 LAUNCHED = np.dtype(
     [

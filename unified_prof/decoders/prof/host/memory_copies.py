@@ -10,7 +10,7 @@ from unified_prof.columns import Sink
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
 from unified_prof.decoders.prof.identity.task_keys import pack_keys
 from unified_prof.decoders.prof.raw.layouts import record_type
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.rows import Rows
 from unified_prof.vocabulary import COPY_OTHER, NO_CONTEXT
 
 _LAST_DIRECTION = 7

@@ -18,7 +18,8 @@ from unified_prof.decoders.prof.raw.directory import HostDirectory
 from unified_prof.decoders.prof.raw.host_records import host_records, keep, timed
 from unified_prof.decoders.prof.raw.layouts import record_type
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
-from unified_prof.decoders.spool import Rows, Spool, selected
+from unified_prof.decoders.rows import Rows, selected
+from unified_prof.decoders.spool import Spool
 
 _RANGE_LEVEL = 5500
 _CONTEXTS = 1 << 16

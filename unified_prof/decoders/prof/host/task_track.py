@@ -18,7 +18,8 @@ from unified_prof.decoders.prof.raw.host_records import host_records, join, time
 from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.slices import Records
 from unified_prof.decoders.prof.raw.timeline import Keys, Timeline
-from unified_prof.decoders.spool import Rows, Spool
+from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.spool import Spool
 from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL
 
 _FLIP, _MAINTENANCE = 98, 6
