@@ -22,13 +22,8 @@ from unified_prof.analysis.compare.doubts import (
     step_doubt,
 )
 from unified_prof.analysis.compare.kernels import KernelChange, kernel_changes
-from unified_prof.analysis.compare.statistics import (
-    MIN_SAMPLES,
-    Comparison,
-    compare,
-    correct_for_many,
-    medians,
-)
+from unified_prof.analysis.compare.many import correct_for_many, medians
+from unified_prof.analysis.compare.statistics import MIN_SAMPLES, Comparison, compare
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.displayed import Displayed
 from unified_prof.errors import UsageError

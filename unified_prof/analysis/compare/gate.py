@@ -23,7 +23,8 @@ from unified_prof.analysis.compare.doubts import (
     on_different_clocks,
     step_doubt,
 )
-from unified_prof.analysis.compare.statistics import Comparison, Shift, compare, shifts
+from unified_prof.analysis.compare.shifts import Shift, shifts
+from unified_prof.analysis.compare.statistics import Comparison, compare
 from unified_prof.analysis.compare.waiting import Waiting, alike
 from unified_prof.displayed import Displayed
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError

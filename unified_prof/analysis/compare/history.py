@@ -14,7 +14,7 @@ from typing import Literal
 from unified_prof.analysis.compare.between import Noise, Sample
 from unified_prof.analysis.compare.comparable import PEAK, Run, pool
 from unified_prof.analysis.compare.gate import Limits, Unit, check_metrics, gate, samples
-from unified_prof.analysis.compare.statistics import level
+from unified_prof.analysis.compare.level import level
 from unified_prof.analysis.compare.waiting import alike
 from unified_prof.errors import UsageError
 

@@ -1,67 +1,30 @@
 """Whether one side's times are larger than another's, and by how much.
 
 Times of a workload are skewed, have outliers and drift with the machine: so medians and minima,
-not means; blocks of neighbouring iterations, not single ones, are drawn by the bootstrap; and runs
-are what is counted, not their iterations (see `between`).
+not means; blocks of neighbouring iterations, not single ones, are drawn by the bootstrap (see
+`resampled`); and runs are what is counted, not their iterations (see `between`).
 Everything here is deterministic: the same samples give the same answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.analysis.compare.between import (
-    ALPHA,
-    UNLEARNED,
-    Between,
-    Noise,
-    Sample,
-    half_width,
-    spread,
-)
+from unified_prof.analysis.compare.between import ALPHA, UNLEARNED, Between, Noise, Sample
+from unified_prof.analysis.compare.resampled import Floats, Statistic
+from unified_prof.analysis.compare.shifts import Shift, shifts, shifts_together
 
-Floats = NDArray[np.float64]
 Verdict = Literal["slower", "faster", "same", "unclear", "inconclusive"]
-Statistic = Literal["median", "fastest"]
-
-_STATISTICS: dict[Statistic, Callable[..., Any]] = {"median": np.median, "fastest": np.min}
 
 # Below five a side one outlier decides.
 MIN_SAMPLES = 5
 SAME_WITHIN = 0.05
 """A ratio is called the same only where it is surely no further than this from 1."""
-_RESAMPLES = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """By what factor one statistic of a run changed."""
-
-    statistic: Statistic
-    base: float
-    """Of several runs the geometric mean."""
-    new: float
-    ratio: float
-    """New to base; infinite where only the base is 0."""
-    low: float
-    """Interval of the ratio at 1 - ALPHA."""
-    high: float
-    p_value: float
-    """Of a ratio so far from 1, were nothing changed; two-sided."""
-
-    @property
-    def width(self) -> float:
-        """Width of the interval on a logarithmic scale: how much the statistic scatters."""
-        if self.low <= 0 or not math.isfinite(self.high):
-            return math.inf
-        return math.log(self.high / self.low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,131 +98,6 @@ def judged(low: float, high: float, p_value: float, *, contrary: bool = False) -
 def is_same(ratio_low: float, ratio_high: float) -> bool:
     """Return whether all ratios between these are within SAME_WITHIN of 1."""
     return ratio_low >= 1 - SAME_WITHIN and ratio_high <= 1 + SAME_WITHIN
-
-
-def shifts(base: Sample, new: Sample, between: Between = UNLEARNED) -> tuple[Shift, Shift]:
-    """Return the change of the median and of the minimum, the one that scatters less first.
-
-    On a device of one's own every iteration scatters around the same time, and the median is the
-    better estimate of it. Where other programs take the machine in turns, each disturbance only
-    ever adds: the median says how busy the machine was, the fastest iterations still say how fast
-    the workload is. Which of the two holds is seen from the samples.
-    """
-    median, fastest = (_shift(base, new, one, between) for one in _STATISTICS)
-    return (fastest, median) if fastest.width < median.width else (median, fastest)
-
-
-def _shift(base: Sample, new: Sample, statistic: Statistic, between: Between) -> Shift:
-    sides = [_of_runs(side, statistic) for side in (base, new)]
-    if min(map(min, sides)) <= 0:
-        return _of_nothing(sides, base, new, statistic)
-    within = [_within(run, statistic) for side in (base, new) for run in side.runs]
-    logarithms = [[math.log(value) for value in side] for side in sides]
-    return _of_logarithms(logarithms, sum(within) / len(within), statistic, between)
-
-
-def _of_runs(side: Sample, statistic: Statistic) -> list[float]:
-    return [float(_STATISTICS[statistic](run)) for run in side.runs]
-
-
-def _of_logarithms(
-    sides: Sequence[Sequence[float]], within: float, statistic: Statistic, between: Between
-) -> Shift:
-    """Return the change, by the logarithms of each run's statistic."""
-    before, after = (sum(side) / len(side) for side in sides)
-    found = spread(after - before, sides[0], sides[1], within, between)
-    return Shift(
-        statistic,
-        math.exp(before),
-        math.exp(after),
-        math.exp(after - before),
-        math.exp(after - before - found.half_width),
-        math.exp(after - before + found.half_width),
-        found.p_value,
-    )
-
-
-def shifts_together(
-    pairs: Sequence[tuple[Sample, Sample]], between: Between = UNLEARNED
-) -> tuple[Shift, Shift] | None:
-    """Return how the geometric mean of several workloads changed, as `shifts` does for one.
-
-    The first runs of all workloads are one run of the whole, the second ones another: what a
-    machine does meanwhile hits all of them, so that their errors are not independent. Runs that
-    another workload of that side lacks are left out.
-
-    Args:
-        pairs: (base, new) of each workload.
-        between: what is known of the noise between runs of any of them.
-
-    Returns:
-        The statistic that scatters less first; None where a run took no time.
-    """
-    found = [_shift_together(pairs, one, between) for one in _STATISTICS]
-    median, fastest = found
-    if median is None or fastest is None:
-        return None
-    return (fastest, median) if fastest.width < median.width else (median, fastest)
-
-
-def _shift_together(
-    pairs: Sequence[tuple[Sample, Sample]], statistic: Statistic, between: Between
-) -> Shift | None:
-    sides = []
-    for side in zip(*pairs, strict=True):
-        runs = [_of_runs(sample, statistic) for sample in side]
-        if min(map(min, runs)) <= 0:
-            return None
-        rounds = zip(*runs, strict=False)
-        sides.append([sum(map(math.log, one)) / len(pairs) for one in rounds])
-    within = 0.0
-    for pair in pairs:
-        own = [_within(run, statistic) for sample in pair for run in sample.runs]
-        within += sum(own) / len(own) / len(pairs) ** 2
-    return _of_logarithms(sides, within, statistic, between)
-
-
-def _of_nothing(
-    sides: Sequence[Sequence[float]], base: Sample, new: Sample, statistic: Statistic
-) -> Shift:
-    """Return the change where a run took no time: no ratio of single runs says anything."""
-    before, after = (float(np.mean(side)) for side in sides)
-    low, high = _ratio_interval(base.values, new.values, statistic)
-    ratio = after / before if before > 0 else math.inf if after > 0 else 1.0
-    sure = low > 1 or high < 1
-    return Shift(statistic, before, after, ratio, low, high, 0.0 if sure else 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """Where a quantity stands, of one side alone."""
-
-    value: float
-    """Of several runs the geometric mean of their medians."""
-    low: float | None
-    """Interval at 1 - ALPHA; None where nothing is known of how runs differ."""
-    high: float | None
-
-
-def level(sample: Sample, noise: Noise | None = None) -> Level:
-    """Return where a quantity stands, and how sure that is.
-
-    Raises:
-        ValueError: the sample is empty.
-    """
-    if not len(sample):
-        raise ValueError("a sample is empty")
-    medians_ = _of_runs(sample, "median")
-    if min(medians_) <= 0:
-        return Level(float(np.mean(medians_)), None, None)
-    logarithms = [math.log(one) for one in medians_]
-    centre = sum(logarithms) / len(logarithms)
-    value = medians_[0] if len(set(medians_)) == 1 else math.exp(centre)
-    within = sum(_within(run, "median") for run in sample.runs) / len(logarithms)
-    half = half_width(logarithms, within, noise)
-    if half is None:
-        return Level(value, None, None)
-    return Level(value, math.exp(centre - half), math.exp(centre + half))
 
 
 def compare(
@@ -338,69 +176,3 @@ def compare_together(
         ratio = new / base if base > 0 else None
         return Comparison(base, new, ratio, None, None, None, *counts), None
     return _compared(base, new, counts, *found, between), found
-
-
-def medians(matrix: Floats) -> Floats:
-    """Return the median of each row's known values; NaN where a row has none."""
-    count = (~np.isnan(matrix)).sum(axis=1)
-    if not matrix.size:
-        return np.full(len(matrix), np.nan)
-    ordered = np.sort(matrix, axis=1)  # NaN stands last
-    rows = np.arange(len(matrix))
-    # Half the difference, not half the sum: that may overflow.
-    low, high = ordered[rows, (count - 1) // 2], ordered[rows, np.maximum(count // 2, 0)]
-    found: Floats = np.where(count > 0, low + (high - low) / 2, np.nan)
-    return found
-
-
-def _within(run: Floats, statistic: Statistic) -> float:
-    """Return the variance of the logarithm of a run's statistic, by a bootstrap of its blocks."""
-    return 0.0 if len(run) == 1 else _scatter(run.tobytes(), statistic)
-
-
-@lru_cache(maxsize=1024)  # a gate asks for a verdict and for what it rests on, of the same runs
-def _scatter(values: bytes, statistic: Statistic) -> float:
-    run = np.frombuffer(values)
-    generator = np.random.default_rng(len(run))
-    return float(np.var(np.log(_resampled(run, statistic, generator))))
-
-
-def _ratio_interval(a: Floats, b: Floats, statistic: Statistic) -> tuple[float, float]:
-    """Return a bootstrap interval of the ratio of b's statistic to a's; 0 in `a` is infinite."""
-    generator = np.random.default_rng(len(a) * 1_000_003 + len(b))
-    resampled_a = _resampled(a, statistic, generator)
-    resampled_b = _resampled(b, statistic, generator)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratios = resampled_b / resampled_a
-    ratios[np.isnan(ratios)] = 1.0
-    low, high = np.quantile(ratios, (ALPHA / 2, 1 - ALPHA / 2), method="inverted_cdf")
-    return float(low), float(high)
-
-
-def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Generator) -> Floats:
-    """Return the statistic of samples made of blocks of neighbouring iterations.
-
-    A disturbance of the machine hits several in a row.
-    """
-    count = len(sample)
-    block = max(1, round(count**0.5))
-    blocks = -(-count // block)
-    starts = generator.integers(0, count, (_RESAMPLES, blocks))
-    offsets = np.arange(block)
-    # Circular: a block that runs over the end goes on at the beginning.
-    picks = (starts[:, :, None] + offsets).reshape(_RESAMPLES, -1)[:, :count] % count
-    resampled: Floats = _STATISTICS[statistic](sample[picks], axis=1)
-    return resampled
-
-
-def correct_for_many(p_values: Floats) -> Floats:
-    """Return the p-values corrected by Benjamini and Hochberg; NaN (not tested) stays NaN.
-
-    Ten thousand comparisons of unchanged operations would else name five hundred of them.
-    """
-    corrected = np.full(len(p_values), np.nan)
-    known = np.flatnonzero(~np.isnan(p_values))
-    order = known[np.argsort(p_values[known], kind="stable")]
-    scaled = p_values[order] * len(known) / np.arange(1, len(known) + 1)
-    corrected[order] = np.minimum(1.0, np.minimum.accumulate(scaled[::-1])[::-1])
-    return corrected
