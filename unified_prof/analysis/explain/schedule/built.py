@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from unified_prof.analysis.explain.schedule import device, host, kinds
-from unified_prof.analysis.explain.schedule.device import Pieces
+from unified_prof.analysis.explain.schedule import device, device_pieces, host, kinds, synchronised
+from unified_prof.analysis.explain.schedule.device_pieces import Pieces
 from unified_prof.analysis.explain.schedule.graph import Edges, Ints, Schedule, Segments
 from unified_prof.analysis.explain.schedule.host import Host
 from unified_prof.analysis.recording import Recording
@@ -79,7 +79,7 @@ def _inverse(moments: Ints, count: int) -> Ints:
 def of_recording(recording: Recording) -> Scheduled | None:
     """Return the schedule of a recording; None: it has neither work nor a host that did any."""
     steps_walked, until_ns = _walked(recording)
-    pieces = device.of_recording(recording, until_ns)
+    pieces = device_pieces.of_recording(recording, until_ns)
     launched = np.flatnonzero(pieces.call >= 0)
     calls = rising(pieces.call[launched])
     done = np.zeros(len(calls), np.int64)
@@ -94,7 +94,9 @@ def of_recording(recording: Recording) -> Scheduled | None:
     takes = np.concatenate((np.zeros(points, np.int64), pieces.takes_ns, np.zeros(steps, np.int64)))
     launches = np.append(threads.launched_by, NOWHERE)[pieces.call]
     edges = [*threads.edges, *device.edges(recording, pieces, launches, points)]
-    which, awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
+    which, awaited = synchronised.waited_for(
+        recording, pieces, threads.waits.call, threads.waits.own
+    )
     ends = threads.waits.end[which]
     returned = threads.time_ns[ends] - pieces.end_ns[awaited]
     # What a return takes is told by what each call waited for last, if it waited at all.

@@ -1,21 +1,19 @@
-"""Work of devices as moments: what each piece waited for: its stream, an event, its launch."""
+"""What each piece of work waited for: what ran before on its stream, an event, its launch."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import COMMUNICATION, UNKNOWN
 from unified_prof.analysis.explain.schedule import kinds
+from unified_prof.analysis.explain.schedule.device_pieces import Pieces
 from unified_prof.analysis.explain.schedule.graph import Edges, Ints
+from unified_prof.analysis.explain.schedule.launch_order import TRIES, Launched
 from unified_prof.analysis.read import waits
-from unified_prof.analysis.read.tasks import WAIT, codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.groups import by_key
-from unified_prof.arrays.lookup import NOWHERE, Lookup
+from unified_prof.arrays.lookup import NOWHERE
 
 _CLOSE_NS = 10_000
 """A piece that begins so soon after another one's end may have waited for it."""
@@ -23,117 +21,10 @@ _LOOKS_NS = 100_000
 """So late a stream that waits may find that an event was recorded (17 to 59 µs on a 910A)."""
 _SOON_NS = 5_000
 """The same, where nothing but the times says so."""
-_SKEW_NS = 100_000
-"""So far apart the clocks of host and device may be; where work began earlier, it is no launch."""
 _LONGEST_LAUNCH_NS = 50_000
 """No launch takes longer by itself: what it takes beyond that has another reason."""
 _LATE = 3
 """So many times the usual time from its launch on, a piece waited for something else as well."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """Everything that ran on devices: work, then tasks that wait or record."""
-
-    row: Ints
-    """Which row of `Recording.work` each piece of work is, rising."""
-    start_ns: Ints
-    end_ns: Ints
-    device: Ints
-    stream: Ints
-    """Device and stream in one number; a collective has that of its tasks."""
-    call: Ints
-    """The call that launched it, NOWHERE where that is not known."""
-    launched_ns: Ints
-    """Start of that call; its own start where it is not known."""
-    skew_ns: int
-    """So much earlier than the host's clock says calls began at the least: no work begins before
-    the call that launches it."""
-    records: NDArray[np.bool_]
-    """Which of them record an event."""
-    waits: NDArray[np.bool_]
-    """Which of them wait for one."""
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @property
-    def work(self) -> int:
-        """So many of them, the first ones, are work."""
-        return len(self.row)
-
-    @property
-    def asked_ns(self) -> Ints:
-        """When each one was launched, by the device's clock."""
-        return np.where(self.call >= 0, self.launched_ns - self.skew_ns, self.launched_ns)
-
-    @property
-    def moment_ns(self) -> Ints:
-        """When each one begins; what only waits, when it is over."""
-        is_work = np.arange(len(self)) < self.work
-        return np.where(is_work, self.start_ns, self.end_ns)
-
-    @property
-    def takes_ns(self) -> Ints:
-        """How long the work of each takes."""
-        is_work = np.arange(len(self)) < self.work
-        return np.where(is_work, self.end_ns - self.start_ns, 0)
-
-
-def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
-    """Return the pieces of a recording, those that began before a time where one is given."""
-    work, tasks, calls = recording.work, recording.tasks, recording.host_calls
-    begun = work.start_ns.whole()
-    rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
-    begun = begun[rows]
-    waiting = (tasks.kind == WAIT) & tasks.of_the_program
-    if until_ns is not None:
-        waiting &= tasks.start_ns < until_ns
-    waits = np.flatnonzero(waiting)
-    texts = [(text or "").lower() for text in tasks.type_texts]
-    of_type = tasks.type[waits]
-    connection = np.concatenate((work.connection[rows], tasks.connection[waits]))
-    call = calls.launching(connection).astype(np.int64)
-    start = np.concatenate((begun, tasks.start_ns[waits]))
-    launched = np.append(calls.start_ns, 0)[call]
-    early = (launched - start)[call >= 0]
-    early = early[early <= _SKEW_NS]
-
-    def says(word: str) -> NDArray[np.bool_]:
-        found = np.array([*(word in text for text in texts), False])[of_type]
-        return np.concatenate((np.zeros(len(rows), bool), found))
-
-    return Pieces(
-        row=rows,
-        start_ns=start,
-        end_ns=np.concatenate((begun + work.duration_ns[rows], tasks.end_ns[waits])),
-        device=np.concatenate((work.device[rows], tasks.device[waits].astype(np.int64))),
-        stream=np.concatenate((_streams(recording, rows), _key(tasks.device, tasks.stream)[waits])),
-        call=call,
-        launched_ns=np.where(call >= 0, launched, start),
-        skew_ns=max(int(early.max(initial=0)), 0),
-        records=says("record"),
-        waits=says("wait"),
-    )
-
-
-def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
-    return device.astype(np.int64) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
-
-
-def _streams(recording: Recording, rows: Ints) -> Ints:
-    """Return the stream of pieces of work: of a collective, that of what its call launched."""
-    work, tasks = recording.work, recording.tasks
-    of_row = work.stream[rows]
-    stream = _key(work.device[rows], of_row)
-    whole = np.flatnonzero((work.kind[rows] == COMMUNICATION) & (of_row == UNKNOWN))
-    if len(whole) and len(tasks):
-        connection = work.connection[rows[whole]]
-        task = Lookup(tasks.connection.astype(np.int64)).rows(connection)
-        known = (task >= 0) & (connection >= 0)
-        known &= tasks.device[task] == work.device[rows[whole]]
-        stream[whole[known]] = _key(tasks.device, tasks.stream)[task[known]]
-    return stream
 
 
 def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> list[Edges]:
@@ -263,7 +154,7 @@ def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
         waiting = known[own[following[inside]]]
         last = np.searchsorted(launched, at[inside], side="left") - 1
         looking = np.flatnonzero(last >= 0)
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             done = known[last[looking]]
             fits = pieces.stream[done] != pieces.stream[waiting[looking]]
             fits &= pieces.device[done] == pieces.device[waiting[looking]]
@@ -318,108 +209,3 @@ def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_de
     source, target = np.concatenate(sources), np.concatenate(targets)
     lag = np.clip(moment[target] - pieces.end_ns[source], 0, usual_gap)
     return Edges.of(source, target, lag, behind=True, kind=kinds.SEEN)
-
-
-class Launched:
-    """Pieces of each stream in the order of their launches."""
-
-    def __init__(self, pieces: Pieces) -> None:
-        known = np.flatnonzero(pieces.call >= 0)
-        order = np.lexsort(
-            (pieces.moment_ns[known], pieces.launched_ns[known], pieces.stream[known])
-        )
-        self._rows = known[order]
-        self._stream = pieces.stream[self._rows]
-        self._launched = pieces.launched_ns[self._rows]
-
-    def before(self, stream: Ints, at_ns: Ints) -> Ints:
-        """Return the last piece that was launched on a stream before a time, or NOWHERE."""
-        low, place = self._places(stream, at_ns)
-        found = place > low
-        return np.where(found, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
-
-    def after(self, stream: Ints, at_ns: Ints) -> Ints:
-        """Return the first piece that was launched on a stream at a time or later, or NOWHERE."""
-        _, place = self._places(stream, at_ns)
-        high = np.searchsorted(self._stream, stream, side="right")
-        return np.where(place < high, np.append(self._rows, NOWHERE)[place], NOWHERE)
-
-    def _places(self, stream: Ints, at_ns: Ints) -> tuple[Ints, Ints]:
-        low = np.searchsorted(self._stream, stream, side="left")
-        place = np.empty(len(stream), np.int64)
-        for one, rows in by_key(stream):
-            begin = int(np.searchsorted(self._stream, one, side="left"))
-            end = int(np.searchsorted(self._stream, one, side="right"))
-            launched = self._launched[begin:end]
-            place[rows] = begin + np.searchsorted(launched, at_ns[rows], side="left")
-        return low.astype(np.int64), place
-
-
-def waited_for(
-    recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]
-) -> tuple[Ints, Ints]:
-    """Return what synchronising calls waited for: which of them, and a piece whose end it was.
-
-    Args:
-        recording: the recording.
-        pieces: its pieces.
-        call: the calls.
-        own: which of them wait for what they launched themselves.
-    """
-    calls = recording.host_calls
-    known = np.flatnonzero(pieces.call >= 0)
-    known = known[np.argsort(pieces.end_ns[known], kind="stable")]
-    found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-
-    def look(which: Ints, rows: Ints) -> None:
-        """Take the last of some pieces, in order of their ends, that each call can have meant."""
-        begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
-        last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
-        looking = np.flatnonzero(last >= 0)
-        for _ in range(_TRIES):
-            at = rows[last[looking]]
-            mine = pieces.call[at] == call[which[looking]]
-            before = pieces.launched_ns[at] < begin[looking]
-            fits = np.where(own[which[looking]], mine, mine | before)
-            found.append((which[looking[fits]], at[fits]))
-            last[looking[~fits]] -= 1
-            looking = looking[~fits]
-            looking = looking[last[looking] >= 0]
-            if not len(looking):
-                break
-
-    events = waits.of_calls(recording.source, calls, call)
-    its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
-    found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
-    open_ones = np.ones(len(call), bool)
-    open_ones[events.call[its != NOWHERE]] = False
-    streams = {number: known[rows] for number, rows in by_key(pieces.stream[known])}
-    for number, rows in by_key(events.on_stream):
-        which = events.on_stream_call[rows]
-        which = which[open_ones[which]]
-        open_ones[which] = False
-        look(which, streams.get(number, known[:0]))
-    whole = np.flatnonzero(open_ones & ~own & _of_devices(recording, call))
-    if len(streams) <= _STREAMS:
-        for rows in streams.values():
-            look(whole, rows)
-        open_ones[whole] = False
-    look(np.flatnonzero(open_ones), known)
-    return (
-        np.concatenate([which for which, _ in found]),
-        np.concatenate([piece for _, piece in found]),
-    )
-
-
-_TRIES = 256
-"""So many pieces that ended before a call returned are looked at for the one it waited for."""
-_STREAMS = 64
-"""Of up to so many streams the last work is what a wait for a device waits for, else of all."""
-_WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)
-
-
-def _of_devices(recording: Recording, call: Ints) -> NDArray[np.bool_]:
-    """Tell which calls wait for a device as a whole."""
-    ids, number = codes(recording.host_calls.name[call])
-    flags = [bool(_WHOLE.search(text or "")) for text in recording.strings.texts(ids)]
-    return np.array([*flags, False])[number]
