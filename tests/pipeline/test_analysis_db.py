@@ -16,7 +16,8 @@ from tests.prof_generator import Recipe, generate
 from unified_prof import open_report
 from unified_prof.pipeline import analysis_db
 from unified_prof.pipeline.analysis_db import write_analysis
-from unified_prof.pipeline.convert import convert, convert_all
+from unified_prof.pipeline.conversions import convert_all
+from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import Sign, by_kind
 from unified_prof.store.writer import ReportWriter
 from unified_prof.vocabulary import group_hash

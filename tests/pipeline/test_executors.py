@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.errors import EngineError, UsageError
-from unified_prof.pipeline import convert as pipeline
-from unified_prof.pipeline import executors
-from unified_prof.pipeline.convert import _outcome as conversion_of
+from unified_prof.pipeline import conversions, executors
+from unified_prof.pipeline.conversions import outcome_of as conversion_of
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.executors import (
     Crew,
@@ -269,8 +268,8 @@ def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
     (tmp_path / "in").mkdir()
     for name in ("a.json", "b.json"):
         write(tmp_path / "in" / name, [operation("aten::mm", 1, 2)])
-    monkeypatch.setattr(pipeline, "_outcome", dies_when_all_is_done)
-    outcomes = list(pipeline.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
+    monkeypatch.setattr(conversions, "outcome_of", dies_when_all_is_done)
+    outcomes = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
     assert (tmp_path / "out" / "died").exists()
     assert [outcome.error for outcome in outcomes] == [None, None]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"a.db", "b.db", "died"}

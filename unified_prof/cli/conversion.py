@@ -18,7 +18,7 @@ from unified_prof.cli.options import SCHEMA_HELP, AsJson, Force, Quiet
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
-    from unified_prof.pipeline.convert import Outcome
+    from unified_prof.pipeline.conversions import Outcome
 
 _TAKES = "; ".join(source.what for source in SOURCES)
 _HELP = {
@@ -94,7 +94,7 @@ def convert(
     json_: AsJson = False,
 ) -> None:
     """Convert what is named; both commands."""
-    from unified_prof.pipeline.convert import convert_all, worst_exit_code
+    from unified_prof.pipeline.conversions import convert_all, worst_exit_code
 
     outcomes: list[Outcome] = []
     enabled = streams.is_terminal() and not quiet
@@ -164,7 +164,7 @@ def _summary(outcome: Outcome) -> Iterator[str]:
 
 
 def _named(recording: Path) -> str:
-    from unified_prof.pipeline.convert import STANDARD_INPUT
+    from unified_prof.pipeline.conversions import STANDARD_INPUT
 
     return "standard input" if recording == STANDARD_INPUT else str(recording)
 
