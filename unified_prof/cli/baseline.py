@@ -14,7 +14,7 @@ from unified_prof.cli import converting, printing, thresholds
 from unified_prof.cli import shape as shapes
 from unified_prof.cli.command_line import Application
 from unified_prof.cli.converting import Convert
-from unified_prof.cli.gate import Allowed
+from unified_prof.cli.gate_sides import Allowed
 from unified_prof.cli.option_groups import with_groups
 from unified_prof.cli.options import AsJson, AsJsonFormat, Force, Quiet
 

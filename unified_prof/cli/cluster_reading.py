@@ -12,9 +12,10 @@ import typer
 
 from unified_prof.cli import printing
 from unified_prof.cli import shape as shapes
-from unified_prof.cli.gate import SUFFIXES as GATE_SUFFIXES
-from unified_prof.cli.gate import Allowed, FormatOption, append_summary, verdict_text
+from unified_prof.cli.gate_sides import Allowed
 from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Quiet
+from unified_prof.cli.verdicts import SUFFIXES as GATE_SUFFIXES
+from unified_prof.cli.verdicts import FormatOption, append_summary, verdict_text
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
 from unified_prof.report.cluster.formats import BYS, NAMES, SUFFIXES, Request
