@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from unified_prof.analysis.compare.device.difference import Amount, DeviceDifference, Line
+from unified_prof.analysis.compare.device.difference import DeviceDifference
+from unified_prof.analysis.compare.device.lines import Amount, Line
 from unified_prof.analysis.compare.device.side import PARTS, Side
 
 FIELDS: Final = (

@@ -9,7 +9,8 @@ from typing import Any, Final
 from unified_prof.analysis.calls import UNKNOWN
 from unified_prof.analysis.compare.comparable import PEAK
 from unified_prof.analysis.compare.device.allowed import Allowed
-from unified_prof.analysis.compare.device.difference import Amount, By, DeviceDifference, Line
+from unified_prof.analysis.compare.device.difference import By, DeviceDifference
+from unified_prof.analysis.compare.device.lines import Amount, Line
 from unified_prof.analysis.compare.device.side import PARTS, UNKNOWN_DEVICE, Side
 from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.views.idle import IN_WORDS

@@ -12,7 +12,8 @@ import unified_prof
 from tests.analysis.compare.device.recordings import GPU, NPU, Op, on_npu, recording
 from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.compare.device import leaves
-from unified_prof.analysis.compare.device.difference import DeviceDifference, Line
+from unified_prof.analysis.compare.device.difference import DeviceDifference
+from unified_prof.analysis.compare.device.lines import Line
 from unified_prof.analysis.compare.device.side import PARTS
 from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.read import tasks
