@@ -17,7 +17,7 @@ from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
 from unified_prof.cli.app import app
 from unified_prof.cli.diff import FormatOption
 from unified_prof.errors import UsageError
-from unified_prof.report import device_formats
+from unified_prof.report.device.formats import FORMATS
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def page(text: str) -> dict[str, Any]:
 def test_every_format_is_offered_and_has_its_endings(
     sides: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    assert list(device_formats.FORMATS) == [one.value for one in FormatOption]
-    for name, one in device_formats.FORMATS.items():
+    assert list(FORMATS) == [one.value for one in FormatOption]
+    for name, one in FORMATS.items():
         printed = uprof(*sides, "--format", name)
         for suffix in one.suffixes:
             file = tmp_path / f"{name}{suffix}"

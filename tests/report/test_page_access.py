@@ -20,10 +20,11 @@ from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored import open_run
-from unified_prof.report import device_page, html, opener
+from unified_prof.report import html, opener
 from unified_prof.report.cluster import page as cluster_page
 from unified_prof.report.cluster.formats import Request as ClusterRequest
-from unified_prof.report.device_formats import Shown
+from unified_prof.report.device import page as device_page
+from unified_prof.report.device.formats import Shown
 from unified_prof.report.formats import Request
 
 in_a_browser = [

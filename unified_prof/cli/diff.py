@@ -116,7 +116,7 @@ def diff(
     operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
     the figures are those of one device on average.
     """
-    from unified_prof.report.device_formats import FORMATS, SUFFIXES
+    from unified_prof.report.device.formats import FORMATS, SUFFIXES
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
@@ -259,9 +259,10 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
             "uprof report --by annotation",
             slug="no-breakdown",
         )
-    from unified_prof.report import device_formats, devices
+    from unified_prof.report.device.document import document
+    from unified_prof.report.device.formats import FORMATS, Shown
 
-    shown = device_formats.Shown(
+    shown = Shown(
         by=how.by.value,
         top=how.top,
         everything=how.everything,
@@ -271,9 +272,9 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
     )
 
     def words() -> str:
-        return device_formats.FORMATS[how.shape.value].produce(found, shown)
+        return FORMATS[how.shape.value].produce(found, shown)
 
-    return _Found(how.shape, lambda: devices.document(found), words, found.warnings)
+    return _Found(how.shape, lambda: document(found), words, found.warnings)
 
 
 def _refused(shape: FormatOption, why: str) -> UsageError:

@@ -11,8 +11,10 @@ from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.compare.gate import Verdict
 from unified_prof.analysis.finding import Advice
 from unified_prof.displayed import Together
-from unified_prof.report import advice, brief, comparison, devices, text, words
+from unified_prof.report import advice, brief, comparison, text, words
 from unified_prof.report.asked import Answer
+from unified_prof.report.device import text as device_text
+from unified_prof.report.device.formats import Shown
 from unified_prof.report.figures import Figures, select
 from unified_prof.report.inert import InertPage
 from unified_prof.store.reader import Report
@@ -58,7 +60,7 @@ def _add(page: InertPage, shown: object) -> None:
     elif isinstance(shown, Answer):
         _add_figures(page, shown.figures)
     elif isinstance(shown, DeviceDifference):
-        devices.add(page, shown, top=_ROWS)
+        device_text.add(page, shown, Shown(top=_ROWS))
     elif isinstance(shown, Difference):
         comparison.add_diff(page, shown, top=_ROWS, everything=False)
     elif isinstance(shown, Verdict):

@@ -45,18 +45,18 @@ class Format:
 
     def produce(self, found: DeviceDifference, shown: Shown) -> str:
         """Return a comparison in this format."""
-        module = cast(_Module, import_module(f"unified_prof.report.{self.module}"))
+        module = cast(_Module, import_module(f"unified_prof.report.device.{self.module}"))
         return module.produce(found, shown)
 
 
 FORMATS = {
     one.name: one
     for one in (
-        Format("text", "device_text", (".txt",)),
-        Format("json", "device_json", (".json",)),
-        Format("csv", "device_csv", (".csv",)),
-        Format("markdown", "device_markdown", (".md", ".markdown")),
-        Format("html", "device_page", (".html", ".htm"), for_terminal=False),
+        Format("text", "text", (".txt",)),
+        Format("json", "json_text", (".json",)),
+        Format("csv", "csv_text", (".csv",)),
+        Format("markdown", "markdown", (".md", ".markdown")),
+        Format("html", "page", (".html", ".htm"), for_terminal=False),
     )
 }
 SUFFIXES = {name: one.suffixes for name, one in FORMATS.items()}

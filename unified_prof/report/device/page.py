@@ -7,9 +7,10 @@ from typing import Any, Final
 from unified_prof.analysis.compare.device.difference import DeviceDifference
 from unified_prof.analysis.compare.device.side import PARTS
 from unified_prof.analysis.views.idle import IN_WORDS
-from unified_prof.report import devices, names, page_file, words
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.device_rows import rows
+from unified_prof.report import names, page_file, words
+from unified_prof.report.device import headline
+from unified_prof.report.device.formats import Shown
+from unified_prof.report.device.rows import rows
 
 _SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
 _ROWS: Final = 1000
@@ -37,8 +38,8 @@ def produce(found: DeviceDifference, shown: Shown) -> str:
         "title": words.neutral(label),
         "unit": "step" if found.base.steps and found.new.steps else "recording",
         "warnings": [words.neutral(one) for one in found.warnings],
-        "headline": [[what, words.neutral(text)] for what, text in devices.headline(found)],
-        "remarks": [words.neutral(one) for one in devices.remarks(found)],
+        "headline": [[what, words.neutral(text)] for what, text in headline.headline(found)],
+        "remarks": [words.neutral(one) for one in headline.remarks(found)],
         "base_ns": found.base.per_share(found.base.window_ns),
         "new_ns": found.new.per_share(found.new.window_ns),
         "parts": parts,

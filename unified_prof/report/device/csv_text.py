@@ -7,8 +7,8 @@ from io import StringIO
 
 from unified_prof.analysis.compare.device.difference import DeviceDifference
 from unified_prof.report.csv_text import cell
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.device_rows import FIELDS, rows
+from unified_prof.report.device.formats import Shown
+from unified_prof.report.device.rows import FIELDS, rows
 
 
 def produce(found: DeviceDifference, shown: Shown) -> str:

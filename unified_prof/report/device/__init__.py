@@ -1,0 +1,1 @@
+"""Two runs of devices compared, as text, JSON, CSV, Markdown and a page."""
