@@ -21,7 +21,7 @@ from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.analysis.compare.device.difference import DeviceDifference
-    from unified_prof.analysis.compare.diff import By
+    from unified_prof.analysis.compare.grouped import By
 
 
 class ByOption(str, Enum):

@@ -9,8 +9,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from unified_prof.analysis.compare.comparable import PEAK
-from unified_prof.analysis.compare.diff import Difference, Status
+from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.compare.gate import Check, Limits, Outcome, Unit, Verdict
+from unified_prof.analysis.compare.judging import Status
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
 from unified_prof.report import difference as shared
 from unified_prof.report import markdown, words

@@ -6,9 +6,11 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from unified_prof.analysis.compare.changes import Change
 from unified_prof.analysis.compare.comparable import PEAK, Place
-from unified_prof.analysis.compare.diff import Change, Difference, SizeChange
+from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.compare.kernels import KernelChange
+from unified_prof.analysis.compare.sizes import SizeChange
 from unified_prof.analysis.compare.statistics import MIN_SAMPLES, Comparison
 from unified_prof.analysis.compare.waiting import Waiting
 from unified_prof.report import words

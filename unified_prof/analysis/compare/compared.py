@@ -12,7 +12,8 @@ from unified_prof.analysis.compare import runs
 from unified_prof.analysis.compare.between import Noise
 from unified_prof.analysis.compare.device import difference as by_device
 from unified_prof.analysis.compare.device.difference import DeviceDifference
-from unified_prof.analysis.compare.diff import By, Difference
+from unified_prof.analysis.compare.diff import Difference
+from unified_prof.analysis.compare.grouped import By
 from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.msprof import MsprofAnalysis
 
