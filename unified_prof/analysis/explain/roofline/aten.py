@@ -526,8 +526,9 @@ _FORMULAS: dict[str, Formula] = {
     "cudnn_convolution_transpose": _conv(
         4, 2, 5, bias=None, transposed=True, output_padding=3, groups=6
     ),
-    "miopen_convolution": _conv(4, 3, 5, groups=6),
-    "miopen_depthwise_convolution": _conv(4, 3, 5, groups=6),
+    # Their bias is added by an `add_` of its own within them.
+    "miopen_convolution": _conv(4, 3, 5, bias=None, groups=6),
+    "miopen_depthwise_convolution": _conv(4, 3, 5, bias=None, groups=6),
     "miopen_convolution_relu": _conv(3, 4, 5, groups=6),
     "miopen_convolution_transpose": _conv(5, 3, 6, transposed=True, output_padding=4, groups=7),
     "mkldnn_convolution": _conv(4, 3, 5, groups=6),
