@@ -177,7 +177,7 @@ class Work(NamedTuple):
     name: str
     shapes: str
     """What the words for its inputs begin with."""
-    count: int
+    calls: int
     gflop: float | None
     """With the bias of a product; None: counted by another convention."""
     mib: float | None
@@ -316,7 +316,7 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
             ]
             assert len(placed) == 1, (work, [one.shapes for one in placed])
             (one,) = placed
-            assert one.count == work.count, work
+            assert one.count == work.calls, work
             assert one.cost is not None
             if work.gflop is not None:
                 bias = one.cost.beside if work.name == "aten::addmm" else 0
