@@ -11,35 +11,56 @@ from numpy.typing import NDArray
 class Pool:
     """Replaces repeated 64-bit values by small dense indexes, in the order of first use."""
 
+    _FEWEST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 18
+    _SLOTS_EACH = 16
+    _FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
+
     def __init__(self) -> None:
+        self._values = np.zeros(0, np.uint64)
         self._sorted = np.zeros(0, np.uint64)
         self._index_of_sorted = np.zeros(0, np.uint32)
+        # The index of a value that belongs to each slot: most values are found by looking there
+        # and comparing, several times as fast as by bisection, which is left the rest.
+        self._slots = np.zeros(self._FEWEST_SLOTS, np.uint32)
 
     def __len__(self) -> int:
-        return len(self._sorted)
+        return len(self._values)
 
     @property
     def values(self) -> NDArray[np.uint64]:
         """The values by index."""
-        result = np.empty(len(self._sorted), np.uint64)
-        result[self._index_of_sorted] = self._sorted
-        return result
+        return self._values
 
     def index_of(self, values: NDArray[Any]) -> NDArray[np.uint32]:
         """Return the index of every value; unseen ones get the next indexes."""
         asked = np.asarray(values, np.uint64)
-        # Looking values up among few that are known is several times as fast as sorting them.
-        place, known = self._places(asked)
+        if not len(self):
+            if not len(asked):
+                return np.zeros(0, np.uint32)
+            self._add(np.unique(asked))
+        index = self._slots[self._slots_of(asked)]
+        elsewhere = np.flatnonzero(self._values[index] != asked)
+        if len(elsewhere):
+            index[elsewhere] = self._sought(asked[elsewhere])
+        return index
+
+    def _slots_of(self, values: NDArray[np.uint64]) -> NDArray[np.int64]:
+        shift = np.uint64(65 - len(self._slots).bit_length())
+        found = values * self._FACTOR
+        found >>= shift
+        return found.view(np.int64)
+
+    def _sought(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """Return the indexes of values that are not where their slots point to."""
+        place, known = self._places(values)
         if not known.all():
-            self._add(np.unique(asked[~known]))
-            place, _ = self._places(asked)
+            self._add(np.unique(values[~known]))
+            place, _ = self._places(values)
         return self._index_of_sorted[place]
 
     def _places(self, values: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Return where values stand among the sorted ones, and which of them do."""
         place = np.searchsorted(self._sorted, values)
-        if not len(self._sorted):
-            return place, np.zeros(len(values), bool)
         place[place == len(self._sorted)] = 0
         return place, self._sorted[place] == values
 
@@ -49,6 +70,12 @@ class Pool:
         index = np.arange(len(self), len(self) + len(new), dtype=np.uint32)
         self._sorted = np.insert(self._sorted, place, new)
         self._index_of_sorted = np.insert(self._index_of_sorted, place, index)
+        self._values = np.concatenate([self._values, new])
+        wanted = min(self._SLOTS_EACH * len(self), self._MOST_SLOTS)
+        if wanted > len(self._slots):
+            self._slots = np.zeros(1 << (wanted - 1).bit_length(), np.uint32)
+            new, index = self._values, np.arange(len(self), dtype=np.uint32)
+        self._slots[self._slots_of(new)] = index
 
 
 class Numbering:

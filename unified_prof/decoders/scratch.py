@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from typing import IO, Any
+from io import BufferedRandom
+from typing import Any
 
 from unified_prof.errors import OutputError
 
@@ -13,7 +14,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self.size = 0
-        self._file: IO[bytes] | None = None
+        self._file: BufferedRandom | None = None
 
     def append(self, data: Any) -> int:
         """Put bytes, or a buffer of them, behind what is there and return their place.
@@ -40,6 +41,12 @@ class Scratch:
             return b""
         self._file.seek(place)
         return self._file.read(size)
+
+    def fill(self, place: int, room: memoryview) -> None:
+        """Read from a place on what fills a buffer, which saves copying it."""
+        if self._file is not None:
+            self._file.seek(place)
+            self._file.readinto(room)
 
     def text(self, place: int, size: int) -> str | None:
         """Return the text of so many bytes at a place, None for none."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.ordering import order_of_keys
 from unified_prof.decoders.rows import Rows, copied, selected, stacked
 from unified_prof.decoders.scratch import Scratch
 
@@ -47,13 +48,6 @@ def _is_constant(column: NDArray[Any]) -> bool:
         return False
     bits = column.view(f"u{column.itemsize}")  # NaN is not equal to itself
     return bool((bits == bits[0]).all())
-
-
-def _order(keys: NDArray[Any]) -> NDArray[np.intp] | None:
-    """Return the places of rising keys, None where they rise as they are."""
-    if len(keys) > 1 and (keys[1:] < keys[:-1]).any():
-        return np.argsort(keys, kind="stable")
-    return None
 
 
 class Spool:
@@ -100,7 +94,7 @@ class Spool:
     def _sorted_pending(self) -> Rows:
         rows = stacked(self._pending) if self._pending else np.empty(0, dtype=self.dtype)
         self._pending, self._pending_rows = [], 0
-        order = _order(rows[self.key])
+        order = order_of_keys(rows[self.key])
         return rows if order is None else selected(rows, order)
 
     def _put_away(self) -> None:
@@ -116,7 +110,7 @@ class Spool:
         """Write a column behind the other, but for those that have one value in all rows."""
         start = self._scratch.size
         keys = np.concatenate([part[self.key] for part in self._pending])
-        order = _order(keys)
+        order = order_of_keys(keys)
         constant = np.zeros(1, self.dtype)
         places: dict[str, int] = {}
         for name in self.dtype.names or ():
@@ -146,9 +140,9 @@ class Spool:
     def read(self, run: _Run, first: int, count: int) -> Rows:
         """Return `count` rows of a run, from its row `first` on."""
         if run.columns is None:
-            row_bytes = self.dtype.itemsize
-            read = self._scratch.read(run.place + first * row_bytes, count * row_bytes)
-            return np.frombuffer(bytearray(read), self.dtype)
+            rows = np.empty(count, self.dtype)
+            self._scratch.fill(run.place + first * self.dtype.itemsize, rows.view(np.uint8).data)
+            return rows
         as_bytes = f"V{self.dtype.itemsize}"
         rows = np.empty(count, as_bytes)
         rows[:] = run.columns.constant.view(as_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unified_prof.arrays.ordering import order_of_keys
 from unified_prof.decoders.rows import Rows, selected, stacked
 from unified_prof.decoders.spool import Cursor, Spool
 
@@ -92,4 +93,5 @@ def _merge(parts: list[Rows], spool: Spool) -> Rows:
     if len(parts) == 1:
         return parts[0]
     rows = stacked(parts)
-    return selected(rows, np.argsort(rows[spool.key], kind="stable"))
+    order = order_of_keys(rows[spool.key])
+    return rows if order is None else selected(rows, order)

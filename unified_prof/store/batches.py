@@ -104,6 +104,8 @@ def non_null(source: Source, rows: int) -> int:
     if isinstance(source, Constant):
         return 0 if is_null(source.value) else rows
     if isinstance(source, Numbers):
+        if source.array.dtype == np.int64:
+            return rows
         return rows - int(np.count_nonzero(np.isnan(source.array)))
     if isinstance(source.values, np.ma.MaskedArray):
         return int(source.values.count())

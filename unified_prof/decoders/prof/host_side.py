@@ -22,6 +22,7 @@ from unified_prof.decoders.prof.host.compute_info import HostKnowledge, operator
 from unified_prof.decoders.prof.host.host_windows import HostWindow, host_windows
 from unified_prof.decoders.prof.host.launched import KERNEL, LAUNCHED, Launched
 from unified_prof.decoders.prof.host.launches import Launches, launches_of
+from unified_prof.decoders.prof.host.operator_texts import HashTexts, ListTexts
 from unified_prof.decoders.prof.host.task_track import (
     LAUNCH,
     HostTasks,
@@ -115,6 +116,11 @@ class HostSide:
             self._level0 = _is_level0(host)
             self._masters = collectives.master_types(self.names.type_pairs(), host.dictionaries)
             self._has_sizes = sizes.rows > 0
+            strings = sink.strings
+            self._names = HashTexts(host.dictionaries, strings)
+            self._lists, self._captured_lists = (
+                ListTexts(self._texts, strings, captured=captured) for captured in (False, True)
+            )
             with stage("host"):
                 writer = CallWriter(self.names, host, timeline, sink)
                 others = (tasks, contexts, sizes, described, attributes, tensors, steps, collected)
@@ -154,7 +160,9 @@ class HostSide:
             operators.describe(
                 tree.node, described, attributes, tensors, self._hashes, self._texts, sink
             ),
-            self.host.dictionaries,
+            self._names,
+            self._lists,
+            self._captured_lists,
             self.collective_streams,
             self.captured,
             self._level0,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import NOWHERE, find
+from unified_prof.arrays.ordering import order_of_keys
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.device.task_log import RAN, in_order_of_start
@@ -25,9 +26,11 @@ from unified_prof.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
 
 _LARGEST_NARROW_ID = 0xFFFF
 
+_COMMON = (RAN.names or ())[:-1]
+"""All but `early`."""
 JOINED = np.dtype(
     [
-        *((name, RAN[name]) for name in RAN.names or () if name != "early"),
+        *((name, RAN[name]) for name in _COMMON),
         ("global_task_id", "i8"),
         ("connection_id", "i8"),
         ("launched", "u8"),
@@ -40,6 +43,9 @@ JOINED = np.dtype(
 )
 """A task of `RAN` with its number, and of what launched it (`LAUNCHED`), where that is known; else
 `type_index`, `step` and `kernel` are -1."""
+
+
+_COMMON_BYTES = RAN.itemsize - RAN["early"].itemsize
 
 
 @dataclass(slots=True)
@@ -172,25 +178,28 @@ def join(
         ran, launched.rows, launched.copies, window_rows=workspace.window_rows
     ):
         alive = selected(rows, ~rows["early"]) if rows["early"].any() else rows
-        distinct = _distinct(launches["key"], alive["key"], copies["key"])
+        distinct, (launch_at, alive_at, copy_at) = _placed(
+            launches["key"], alive["key"], copies["key"]
+        )
         numbers = ids.take(len(distinct))
         last, lost = _last_operators(launches)
         ambiguous += lost
         operators = selected(launches, last)
-        write_operators(
-            operators["operator"], numbers[np.searchsorted(distinct, operators["key"])], sink
-        )
-        copied = numbers[np.searchsorted(distinct, copies["key"])]
+        write_operators(operators["operator"], numbers[launch_at[last]], sink)
+        copied = numbers[copy_at]
         if wide_task_ids:
             # The exporter reads the upper half of the task id as a batch here, so that copies with
             # large task ids are not the tasks of the same name.
             large = np.flatnonzero(copies["task_id"] > _LARGEST_NARROW_ID)
             copied[large] = ids.take(len(large))
         write_copies(copies, copied, sink)
-        own = numbers[np.searchsorted(distinct, alive["key"])]
-        joined.append(_joined(alive, launches, last, own))
+        own = numbers[alive_at]
+        first_launch = np.full(len(distinct), NOWHERE, np.int64)
+        first_launch[launch_at[::-1]] = np.arange(len(launches) - 1, -1, -1)
+        launch = _in_their_order(first_launch[alive_at], launches["key"], alive["key"])
+        joined.append(_joined(alive, launches, launch, last, own))
         if identified is not None and len(rows):
-            logged = np.unique(rows["key"])
+            logged = rows["key"][Runs(rows["key"]).starts]
             known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
             identified.add(logged, known, operators)
     if ambiguous:
@@ -201,12 +210,22 @@ def join(
         )
 
 
-def _distinct(*keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return every value of some sorted columns once, ascending."""
+def _placed(
+    *keys: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint64], list[NDArray[np.int64]]]:
+    """Return every value of some columns once, ascending, and where those of each column stand."""
     values = np.concatenate(keys)
-    values.sort(kind="stable")  # merges what is sorted
-    new = np.r_[True, values[1:] != values[:-1]][: len(values)]
-    return np.asarray(values[new], np.uint64)
+    order = order_of_keys(values)
+    if order is not None:
+        values = values[order]
+    new = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    place = np.cumsum(new) - 1
+    if order is not None:
+        rank, place = place, np.empty(len(values), np.int64)
+        place[order] = rank
+    ends = np.cumsum([len(column) for column in keys])
+    return values[new], np.split(place, ends[:-1])
 
 
 def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
@@ -222,17 +241,27 @@ def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
 
 
 def _joined(
-    rows: Rows, launches: Rows, operators: NDArray[np.int64], global_task_id: NDArray[np.int64]
+    rows: Rows,
+    launches: Rows,
+    launch: NDArray[np.int64],
+    operators: NDArray[np.int64],
+    global_task_id: NDArray[np.int64],
 ) -> Rows:
+    """Return tasks with what launched them.
+
+    Args:
+        rows: the tasks.
+        launches: what the host launched.
+        launch: of every task, NOWHERE where the host did not launch it.
+        operators: the launches that are operators.
+        global_task_id: of every task.
+    """
     result = np.zeros(len(rows), JOINED)
-    for name in RAN.names or ():
-        if name != "early":
-            result[name] = rows[name]
+    _beginning(result)[:] = _beginning(rows)
     result["global_task_id"] = global_task_id
     result["connection_id"], result["model_id"] = NO_CONNECTION, NO_MODEL
     for name in ("type_index", "step", "kernel"):
         result[name] = NOWHERE
-    launch = _matched(launches["key"], rows["key"])
     known = np.flatnonzero(launch != NOWHERE)
     found = selected(launches, launch[known])
     for name in ("connection_id", "model_id", "launched", "type_index", "step"):
@@ -245,12 +274,23 @@ def _joined(
     return result
 
 
-def _matched(launched: NDArray[np.uint64], ran: NDArray[np.uint64]) -> NDArray[np.int64]:
+def _beginning(rows: Rows) -> NDArray[np.void]:
+    """Return the bytes of each row that `RAN` and `JOINED` have in common."""
+    return np.ndarray((len(rows),), f"V{_COMMON_BYTES}", rows, 0, rows.strides)
+
+
+def _in_their_order(
+    row: NDArray[np.int64], launched: NDArray[np.uint64], ran: NDArray[np.uint64]
+) -> NDArray[np.int64]:
     """Return the launch of every task, NOWHERE where the host did not launch it.
 
-    Both are sorted. Identities that occur several times on both sides are matched in their order.
+    Identities that occur several times on both sides are matched in their order.
+
+    Args:
+        row: the first launch that has the identity of each task, NOWHERE where none has.
+        launched: the identities of launches, ascending.
+        ran: those of tasks, likewise.
     """
-    row = find(launched, ran)
     if (launched[1:] == launched[:-1]).any():
         known = np.flatnonzero(row != NOWHERE)
         last = np.searchsorted(launched, ran[known], side="right") - 1

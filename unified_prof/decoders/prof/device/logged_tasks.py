@@ -108,9 +108,9 @@ class TaskWriter:
                 "globalTaskId": rows["global_task_id"].copy(),
                 "globalPid": self._process_id,
                 "taskType": self._names.ids(rows),
-                "contextId": rows["context_id"].copy(),
-                "streamId": rows["stream_id"].copy(),
-                "taskId": rows["task_id"].copy(),
+                "contextId": rows["context_id"],
+                "streamId": rows["stream_id"],
+                "taskId": rows["task_id"],
                 "modelId": model,
             },
         )
@@ -151,12 +151,13 @@ class _TypeNames:
     def _learn(self, rows: Rows) -> None:
         """Intern the names of types that were not seen before; count those without."""
         intern = self._sink.strings.intern
-        codes, counts = np.unique(rows["type_code"], return_counts=True)
-        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        counts = np.bincount(rows["type_code"], minlength=len(self._by_code))
+        for code in np.flatnonzero(counts).tolist():
             name = type_name(code, self._platform)
             if name is None:
-                self._unknown[code] += count
+                self._unknown[code] += int(counts[code])
             self._by_code[code] = intern(name or OTHER)
-        for kind in np.unique(rows["type_index"]).tolist():
-            if kind != NOWHERE and not self._by_device[kind]:
+        known = np.bincount(rows["type_index"] - NOWHERE)[-NOWHERE:]
+        for kind in np.flatnonzero(known).tolist():
+            if not self._by_device[kind]:
                 self._by_type[kind] = intern(self._types.names[kind])

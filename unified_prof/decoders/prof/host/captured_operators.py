@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.lookup import find
+from unified_prof.arrays.lookup import NOWHERE, find
 from unified_prof.arrays.runs import Runs
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.host.tensors import TensorTexts
@@ -58,6 +58,8 @@ class CapturedOperators:
         self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
     ) -> NDArray[np.int64]:
         """Return the row of every task, -1 where nothing describes it."""
+        if not len(self.key):
+            return np.full(len(task_id), NOWHERE, np.int64)
         return find(self.key, _pack(device_id, stream_id, task_id))
 
 

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.distinct import distinct
 from unified_prof.columns import Sink
 from unified_prof.decoders.prof.host.call_tree import NOWHERE, CallTree
 from unified_prof.decoders.prof.host.captured_operators import CapturedOperators
 from unified_prof.decoders.prof.host.collective_streams import CollectiveStreams
 from unified_prof.decoders.prof.host.launches import Launches
+from unified_prof.decoders.prof.host.operator_texts import HashTexts, ListTexts
 from unified_prof.decoders.prof.host.operators import Descriptions
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
-from unified_prof.decoders.prof.raw.dictionaries import Dictionaries
-from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.rows import Rows, selected
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 # By the task type number of a description.
@@ -32,8 +33,6 @@ _KERNEL_TASK_TYPES = {
     "KERNEL_MIX_AIC": "MIX_AIC",
     "KERNEL_MIX_AIV": "MIX_AIV",
 }
-_SCHEDULE_SUFFIX = "AicpuKernel"
-_COMMUNICATION_SUFFIX = "AivKernel"
 _RATIO_BITS = 0x7
 _TENSOR_COLUMNS = (
     "inputFormats",
@@ -54,7 +53,9 @@ class HostKnowledge:
     tree: CallTree
     types: TaskTypes
     descriptions: Descriptions
-    dictionaries: Dictionaries
+    names: HashTexts
+    lists: ListTexts
+    captured_lists: ListTexts
     collective_streams: CollectiveStreams
     """Streams whose AI CPU kernels run collectives, and those of their tasks."""
     captured: CapturedOperators
@@ -79,27 +80,6 @@ OPERATOR = np.dtype(
 )
 """An operator: its row in COMPUTE_TASK_INFO but for the id, whether it schedules communication and
 so has its row in the other table, and whether it is neither that nor communication."""
-
-
-class _Names:
-    """Texts behind columns of hashes: interned on use, and asked for their endings."""
-
-    def __init__(self, dictionaries: Dictionaries, sink: Sink) -> None:
-        self._dictionaries, self._sink = dictionaries, sink
-
-    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Return those of some hashes that have a text."""
-        distinct = np.unique(hashes).tolist()
-        return np.array([h for h in distinct if self._dictionaries.knows(h)], np.uint64)
-
-    def ids(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Return string ids, whether names end as schedulers do, whether as communication."""
-        distinct, inverse = np.unique(hashes, return_inverse=True)
-        texts = [self._dictionaries.text(value) for value in distinct.tolist()]
-        ids = self._sink.strings.intern_all(texts)
-        schedule = np.array([text.endswith(_SCHEDULE_SUFFIX) for text in texts], bool)
-        communication = np.array([text.endswith(_COMMUNICATION_SUFFIX) for text in texts], bool)
-        return ids[inverse], schedule[inverse], communication[inverse]
 
 
 def operators_of(
@@ -128,7 +108,7 @@ def operators_of(
     if not len(launch):
         return launch, operators, np.zeros(0, np.uint64)
     rows = _Rows(launches, launch, host)
-    columns, schedule, counts = rows.columns(_Names(host.dictionaries, sink), sink)
+    columns, schedule, counts = rows.columns(sink)
     for name, values in columns.items():
         operators[name] = values
     operators["scheduler"], operators["counts_as_compute"] = schedule, counts
@@ -142,10 +122,11 @@ def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Si
         ("COMMUNICATION_SCHEDULE_TASK_INFO", schedule, ("name", "taskType", "opType")),
         ("COMPUTE_TASK_INFO", ~schedule, (operators.dtype.names or ())[2:]),
     ):
-        chosen = np.flatnonzero(mask)
-        if len(chosen):
-            columns = {name: operators[name][chosen] for name in names}
-            sink.write(table, {"globalTaskId": global_task_id[chosen], **columns})
+        if mask.any():
+            chosen, ids = operators, global_task_id
+            if not mask.all():
+                chosen, ids = selected(operators, mask), global_task_id[mask]
+            sink.write(table, {"globalTaskId": ids, **{name: chosen[name] for name in names}})
 
 
 class _Rows:
@@ -166,21 +147,19 @@ class _Rows:
         """Tasks of captured graphs that a record describes."""
         self.record = self.captured[self.told]
 
-    def columns(
-        self, names: _Names, sink: Sink
-    ) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
+    def columns(self, sink: Sink) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
         """Return the columns, which rows are scheduling, which count as compute."""
-        described, about = self.described, self.host.descriptions
+        described, about, names = self.described, self.host.descriptions, self.host.names
         none = sink.strings.intern(NOT_AVAILABLE)
         count = len(described)
-        name, schedule, communication = names.ids(self.name_hashes())
+        name, schedule, communication = names.names(self.name_hashes())
         schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
         op_type = np.full(count, none, np.int64)
         node = self.node[described]
-        op_type[described] = names.ids(about.hashes[about.op_type[node]])[0]
+        op_type[described] = names.ids(about.hashes[about.op_type[node]])
         bare = ~self.in_node & ~np.bool_(self.host.level0)
         op_type[bare] = name[bare]
-        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])[0]
+        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])
         block_num, mix_block_num = self._blocks()
         columns: dict[str, Any] = {
             "name": name,
@@ -188,7 +167,7 @@ class _Rows:
             "mixBlockNum": mix_block_num,
             "taskType": self._task_types(none, sink),
             "opType": op_type,
-            **self._tensor_columns(none, sink),
+            **self._tensor_columns(none),
             "attrInfo": np.full(count, none, np.int64),
             "opState": np.full(count, none, np.int64),
             "hf32Eligible": np.full(count, none, np.int64),
@@ -199,8 +178,8 @@ class _Rows:
         if len(with_attribute):
             hashes = attribute[with_attribute]
             # A hash without text says nothing about attributes, unlike one of a name.
-            known = np.isin(hashes, names.known(hashes))
-            columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])[0]
+            known = names.known(hashes)
+            columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
         told, record, captured = self.told, self.record, self.host.captured
         for column, flag, captured_flag, texts in (
             ("opState", about.static, captured.static, ("dynamic", "static")),
@@ -267,23 +246,12 @@ class _Rows:
         result[self.told] = _looked_up(kinds, _described_task_type, sink)
         return result
 
-    def _tensor_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
-        about = self.host.descriptions
-        columns = {name: np.full(len(self.described), none, np.int64) for name in _TENSOR_COLUMNS}
-        for rows, lists, captured in (
-            (self.described, about.tensors[self.node[self.described]], False),
-            (self.told, self.host.captured.tensors[self.record], True),
-        ):
-            distinct, inverse = np.unique(lists, return_inverse=True)
-            sides = [
-                about.tensor_texts.texts(index, captured=captured) for index in distinct.tolist()
-            ]
-            for offset, side in ((0, 0), (3, 1)):
-                for position, part in enumerate(("formats", "data_types", "shapes")):
-                    ids = sink.strings.intern_all(getattr(both[side], part) for both in sides)
-                    if len(ids):
-                        columns[_TENSOR_COLUMNS[offset + position]][rows] = ids[inverse]
-        return columns
+    def _tensor_columns(self, none: int) -> dict[str, NDArray[np.int32]]:
+        about, host = self.host.descriptions, self.host
+        ids = np.full((len(self.described), len(_TENSOR_COLUMNS)), none, np.int32)
+        ids[self.described] = host.lists.ids(about.tensors[self.node[self.described]])
+        ids[self.told] = host.captured_lists.ids(host.captured.tensors[self.record])
+        return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
 
     def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
         count = len(self.described)
@@ -308,6 +276,5 @@ def _described_task_type(kind: int) -> str:
 
 
 def _looked_up(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
-    distinct, inverse = np.unique(numbers, return_inverse=True)
-    ids = sink.strings.intern_all(text(number) for number in distinct.tolist())
-    return ids[inverse]
+    found, place = distinct(numbers)
+    return sink.strings.intern_all(text(number) for number in found.tolist())[place]

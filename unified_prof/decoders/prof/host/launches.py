@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.ordering import order_of_keys
 from unified_prof.decoders.prof.host.call_tree import NOWHERE
 from unified_prof.decoders.prof.host.operators import Contexts
 from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
@@ -76,5 +77,7 @@ def launches_of(
         context_id,
         wide_task_ids=wide_task_ids,
     )
-    order = np.argsort(key, kind="stable")
+    order = order_of_keys(key)
+    if order is None:
+        return Launches(tasks, key, task, context_id, placeholder)
     return Launches(tasks, key[order], task[order], context_id[order], placeholder[order])

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.lookup import find
+from unified_prof.arrays.ordering import order_of_keys
 from unified_prof.arrays.pool import Pool
 from unified_prof.arrays.runs import Runs, positions
 from unified_prof.columns import Sink
@@ -213,10 +214,9 @@ def _last_of_each(
     nodes: Intervals, rows: Rows, kind: str, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows]:
     """Return the calls that records describe, once each, and the last record of each."""
-    node, rows = _placed(nodes, rows, kind, sink)
-    order = np.argsort(node, kind="stable")
-    last = order[Runs(node[order]).last]
-    return node[last], selected(rows, last)
+    node, rows = _in_order(*_placed(nodes, rows, kind, sink))
+    last = Runs(node).last
+    return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
 
 
 def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArray[np.int64], Rows]:
@@ -231,14 +231,19 @@ def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArra
     return node[inside], selected(rows, inside)
 
 
+def _in_order(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+    """Return both by call."""
+    order = order_of_keys(node)
+    return (node, rows) if order is None else (node[order], selected(rows, order))
+
+
 def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
     """Return the tensor list of every NODE call: of its last operator, over several records."""
     result = np.zeros(len(nodes), np.uint32)
     node, rows = _placed(nodes, rows, "tensor_info", sink)
     if not len(node):
         return result
-    order = np.argsort(node, kind="stable")
-    node, rows = node[order], selected(rows, order)
+    node, rows = _in_order(node, rows)
     # Every record of a call that has the name and the time of its last one belongs to it.
     of_call = Runs(node)
     last = of_call.spread(of_call.last)

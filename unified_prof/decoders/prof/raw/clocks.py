@@ -54,9 +54,9 @@ class LinearClock:
             return self._to_ns_slowly(ticks)
         lowest = _first_tick_at(0, multiplier, denominator, offset, rest)
         highest = _first_tick_at(_INT64_LIMIT, multiplier, denominator, offset, rest)
-        early, late = ticks < lowest, ticks >= highest
-        unusable = bool(early.any() or late.any())
+        unusable = bool(ticks.min() < lowest or ticks.max() >= highest)
         if unusable:
+            early, late = ticks < lowest, ticks >= highest
             ticks = np.where(early | late, np.asarray(0, ticks.dtype), ticks)
         # Partial sums may leave int64 where the result does not: wrapping cancels out.
         with np.errstate(over="ignore"):

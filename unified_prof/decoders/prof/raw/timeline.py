@@ -28,11 +28,12 @@ class Timeline:
     def __init__(self, origin_ticks: int) -> None:
         self.base = max(0, origin_ticks - _BEFORE_START)
         self.threads = Pool()
+        # Differences of unsigned times wrap: what is before the base is far above this.
+        self._most = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
 
     def fits(self, ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Tell which times can be packed."""
-        relative = ticks - np.uint64(self.base)
-        return (ticks >= np.uint64(self.base)) & (relative <= _TIME_MASK)
+        return np.asarray(ticks - np.uint64(self.base) <= self._most)
 
     def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
         """Return the keys of times that fit; others are cut to the nearest time that does.
@@ -46,15 +47,11 @@ class Timeline:
                 f"records of more than {_MAX_THREADS} threads, which cannot be",
                 slug="damaged-recording",
             )
-        base = np.uint64(self.base)
-        return rank << np.uint64(_TIME_BITS) | np.minimum(
-            np.maximum(ticks, base) - base, _TIME_MASK
-        )
+        return rank << np.uint64(_TIME_BITS) | self._relative(ticks)
 
     def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
         """Return the keys of other times of the same threads."""
-        base = np.uint64(self.base)
-        return (keys & ~_TIME_MASK) | np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
+        return (keys & ~_TIME_MASK) | self._relative(ticks)
 
     def ticks(self, keys: Keys) -> NDArray[np.uint64]:
         """Return the times of keys."""
@@ -64,3 +61,10 @@ class Timeline:
         """Return the thread ids of keys."""
         ranks = keys >> np.uint64(_TIME_BITS)
         return np.asarray(self.threads.values[ranks], np.int64)
+
+    def _relative(self, ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        base = np.uint64(self.base)
+        relative = ticks - base
+        if len(relative) and relative.max() > self._most:
+            relative = np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
+        return np.asarray(relative, np.uint64)
