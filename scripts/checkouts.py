@@ -5,25 +5,36 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from unified_prof.signals import ended_by_signals  # noqa: E402 (of this checkout)
 
 
 @contextmanager
 def checkout(revision: str) -> Iterator[Path]:
-    """Yield a folder that holds `revision`; it is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="uprof-before-") as folder:
+    """Yield a folder that holds the files of `revision`; it is gone afterwards, SIGTERM or not.
+
+    The files are taken out of the repository, which hears nothing of the folder: a worktree would
+    have to be taken back from it, and stays where this process is killed.
+    """
+    with ended_by_signals(), tempfile.TemporaryDirectory(prefix="uprof-before-") as folder:
         path = Path(folder) / "checkout"
-        git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", path, revision], check=True)
-        try:
-            yield path
-        finally:
-            subprocess.run([*git, "remove", "--force", path], check=True)
+        path.mkdir()
+        git = ["git", "-C", str(ROOT), "archive", "--format=tar", revision]
+        with subprocess.Popen(git, stdout=subprocess.PIPE) as packing:
+            try:
+                with tarfile.open(fileobj=packing.stdout, mode="r|") as packed:
+                    packed.extractall(path, filter="data")
+            except tarfile.ReadError:
+                raise SystemExit(f"{revision} is no revision of {ROOT}") from None
+        yield path
 
 
 def command(*arguments: str) -> list[str]:
