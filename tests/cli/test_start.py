@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.analysis.advice.plants import Plant
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
 from unified_prof.cli import thrift
@@ -76,6 +77,45 @@ def test_so_is_a_small_recording_of_an_npu(tmp_path: Path) -> None:
     command = ("build", str(prof(tmp_path)), "-o", "r.db")
     assert imported(command, NOT_FOR_A_PROF, tmp_path) == []
     assert (tmp_path / "r.db").is_file()
+
+
+NOT_FOR_A_REPORT = (
+    "unified_prof.analysis.explain.path",
+    "unified_prof.analysis.explain.queues",
+    "unified_prof.analysis.explain.roofline.breakdown",
+    "unified_prof.analysis.explain.advice.rules.communication",
+    "unified_prof.analysis.explain.advice.rules.links",
+    "unified_prof.analysis.explain.advice.rules.occupancy",
+    "unified_prof.analysis.explain.advice.rules.optimizer",
+    "unified_prof.analysis.explain.advice.rules.steps",
+    "unified_prof.analysis.views.host_lanes",
+    "unified_prof.analysis.views.timeline",
+    "unified_prof.analysis.views.tracks",
+    "unified_prof.cluster.stored",
+    "unified_prof.decoders",
+    "sqlalchemy",
+)
+
+
+@pytest.mark.slow
+def test_plain_words_on_the_command_line_need_no_validators(tmp_path: Path) -> None:
+    run_time_report(tmp_path / "a.sqlite", [("linear", 1.5, 3.0, [("m.py", 1)])])
+    plain = ("report", "a.sqlite", "--by", "operation", "--top", "3", "-o", "a.txt")
+    assert imported(plain, ["pydantic"], tmp_path) == []
+    assert imported(("diff", "a.sqlite", "a.sqlite"), ["pydantic"], tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["text", "json"])
+def test_a_report_imports_the_rules_and_views_that_its_recording_calls_for(
+    shape: str, tmp_path: Path
+) -> None:
+    """An NPU with kernels and calls: no shapes of it are known, no ranks, no steps."""
+    with Plant(tmp_path / "npu.db") as plant:
+        for number in range(60):
+            at_ns = number * 10_000
+            plant.kernel(at_ns + 3_000, at_ns + 8_000, launched=at_ns, name="MatMulV2_1")
+    assert imported(("report", "npu.db", "--format", shape), NOT_FOR_A_REPORT, tmp_path) == []
 
 
 @pytest.mark.slow

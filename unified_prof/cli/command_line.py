@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from unified_prof.cli import values
 from unified_prof.cli.examples import EXAMPLES
 from unified_prof.errors import UsageError
 
@@ -67,6 +68,7 @@ class _Shown:
         """Read arguments, settings and variables."""
         for param in self.params:
             _name_variable(param, ctx.auto_envvar_prefix)
+            values.make_plain(param)
         self._refuse_empty_output(ctx, args)
         return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
@@ -88,6 +90,7 @@ class _Shown:
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
             option.allow_from_autoenv = False
+            values.make_plain(option)
         return option
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
