@@ -142,7 +142,7 @@ KINDS: dict[By, Kind] = {
             "roofline",
             "Roofline",
             "no shapes of what ran on a device were recorded (torch.profiler needs record_shapes)",
-            module="roofline.breakdown",
+            module="roofline.offered",
             detailed="limit",
         ),
         Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unified_prof.analysis import later
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, SUMMED, UNKNOWN, Calls, Ints
-from unified_prof.analysis.explain import queues
-from unified_prof.analysis.explain.advice import registry
 from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import KINDS, By, Kind, Place
 from unified_prof.analysis.model import (
@@ -29,34 +28,48 @@ from unified_prof.analysis.model import (
     Totals,
 )
 from unified_prof.analysis.read import counters, provenance
-from unified_prof.analysis.read.groups import Group
 from unified_prof.analysis.read.source import (
     Source,
     oddities_of_file,
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views import (
-    host_lanes,
-    idle_lanes,
-    over_time,
-    statistics,
-    timeline,
-    tracks,
-)
-from unified_prof.analysis.views.host_lanes import HostThreads
-from unified_prof.analysis.views.idle import WhyIdle
-from unified_prof.analysis.views.idle_lanes import IdleLane
-from unified_prof.analysis.views.step_trace import StepTrace
-from unified_prof.analysis.views.timeline import Timeline
-from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.views.work import step_of
 from unified_prof.analysis.ways import way_of
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
+    from unified_prof.analysis.explain import path, queues, stacks, supposed
+    from unified_prof.analysis.explain.advice import registry
+    from unified_prof.analysis.explain.roofline import of_recording, offered
     from unified_prof.analysis.explain.supposed import Change, Supposed
+    from unified_prof.analysis.read.groups import Group
+    from unified_prof.analysis.views import (
+        host_lanes,
+        idle_lanes,
+        over_time,
+        statistics,
+        timeline,
+        tracks,
+    )
+    from unified_prof.analysis.views.host_lanes import HostThreads
+    from unified_prof.analysis.views.idle import WhyIdle
+    from unified_prof.analysis.views.idle_lanes import IdleLane
     from unified_prof.analysis.views.stacks import Stacks
+    from unified_prof.analysis.views.step_trace import StepTrace
+    from unified_prof.analysis.views.timeline import Timeline
+    from unified_prof.analysis.views.tracks import Track
+else:
+    # Each is imported with the first question that it answers.
+    path, queues, registry, stacks, supposed, of_recording, offered = later.modules(
+        "unified_prof.analysis.explain",
+        *("path", "queues", "advice.registry", "stacks", "supposed"),
+        *("roofline.of_recording", "roofline.offered"),
+    )
+    host_lanes, idle_lanes, over_time, statistics, timeline, tracks = later.modules(
+        "unified_prof.analysis.views",
+        *("host_lanes", "idle_lanes", "over_time", "statistics", "timeline", "tracks"),
+    )
 
 
 class MsprofAnalysis(Analysis):
@@ -140,9 +153,7 @@ class MsprofAnalysis(Analysis):
 
     def model_use(self) -> tuple[ModelUse, ...]:
         """Return what each device calculated of what it could have."""
-        from unified_prof.analysis.explain.roofline import of_recording
-
-        if not of_recording.quick(self.recording) or not of_recording.offered(self.recording):
+        if not offered.quick(self.recording) or not offered.offered(self.recording):
             return ()
         return of_recording.of(self.recording).use
 
@@ -152,14 +163,10 @@ class MsprofAnalysis(Analysis):
 
     def path_track(self) -> Track | None:
         """Return the critical path of the steps as a track."""
-        from unified_prof.analysis.explain import path
-
         return path.track(self.recording)
 
     def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
         """Return what changes would gain; without any, what is worth one."""
-        from unified_prof.analysis.explain import supposed
-
         return supposed.suppose(self.recording, changes, top=top)
 
     def groups(self) -> dict[str, Group]:
@@ -209,14 +216,10 @@ class MsprofAnalysis(Analysis):
     @cached_property
     def measures(self) -> tuple[str, ...]:
         """What stacks can be weighted with."""
-        from unified_prof.analysis.explain import stacks
-
         return stacks.measures(self.recording)
 
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:
         """Return the call stacks of device work, of the host's threads or of allocations."""
-        from unified_prof.analysis.explain import stacks
-
         return stacks.stacks(self.recording, measure, by)
 
     def launch_delay(self) -> Distribution | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import Calls, Ints
 from unified_prof.analysis.model import Clock
-from unified_prof.analysis.read import collectives, counters, groups
+from unified_prof.analysis.read import collectives, counters, groups, operators
 from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
@@ -100,6 +100,11 @@ class Recording:
             return None
         framework = Framework(self.source, self.strings, self.findings, self.host_calls)
         return framework if len(framework) else None
+
+    @cached_property
+    def has_shapes(self) -> bool:
+        """Whether shapes of operations, or of operators, were recorded."""
+        return operators.shapes_recorded(self.source)
 
     @property
     def has_operations(self) -> bool:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
-from unified_prof.analysis.explain.roofline import of_recording
+from unified_prof.analysis.explain.roofline import of_recording, offered
 from unified_prof.analysis.explain.roofline.of_recording import Roofline
 from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.recording import Recording
@@ -104,7 +104,7 @@ def roofline(path: Path) -> Roofline:
     """Return what is found in a database."""
     with open_report(path) as report:
         recording = Recording(report)
-        assert of_recording.offered(recording)
+        assert offered.offered(recording)
         return of_recording.of(recording)
 
 
@@ -349,7 +349,7 @@ def test_of_millions_of_tasks_a_report_has_it_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = gpu(tmp_path / "a.db")
-    monkeypatch.setattr(of_recording, "QUICK_TASKS", 2)
+    monkeypatch.setattr(offered, "QUICK_TASKS", 2)
     document = json.loads(CliRunner().invoke(app, ["report", str(path), "--format", "json"]).output)
     (report,) = document["reports"]
     assert "roofline" not in report["breakdowns"]

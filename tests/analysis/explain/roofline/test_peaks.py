@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 from unified_prof.analysis.explain.roofline import peaks
 from unified_prof.cli import config
 from unified_prof.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +135,22 @@ def test_types_find_their_unit() -> None:
     link = found.of_link()
     assert link is not None
     assert link.rate == 300e9
+
+
+def test_the_table_is_read_device_by_device_and_that_is_all_of_it() -> None:
+    text = (Path(peaks.__file__).parent / "devices.toml").read_text(encoding="utf-8")
+    stand_there = {
+        name: entry for entry in tomllib.loads(text)["device"] for name in entry["names"]
+    }
+    devices = {device.name: device for device in peaks.all_devices()}
+    assert list(devices) == list(stand_there)
+    for name, entry in stand_there.items():
+        rates = {key: entry[key] for key in peaks.RATES if key in entry}
+        assert devices[name].rates == rates
+        assert (devices[name].memory, devices[name].source) == (
+            entry.get("memory"),
+            entry["source"],
+        )
 
 
 def test_every_device_of_the_table_says_where_its_figures_are_from() -> None:

@@ -1,46 +1,73 @@
 """Which rules there are, and all of them asked about a recording.
 
-A rule is an entry of `RULES` in a module of `rules`, whose name stands here; nothing else knows
-how many there are.
+A rule is a function in a module of `rules`, and its entry here, which says what it needs: of a
+recording that lacks it, the module is not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 
+from unified_prof.analysis.explain.advice import lacking
 from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.lacking import both, npu, tables, told_by
 from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Advice, Finding, NotJudged
 from unified_prof.analysis.recording import Recording
 
-MODULES = (
-    "host",
-    "input",
-    "late",
-    "synchronising",
-    "communication",
-    "copies",
-    "casts",
-    "attention",
-    "optimizer",
-    "fusible",
-    "stalls",
-    "steps",
-    "occupancy",
-    "memory",
-    "npu",
-    "links",
-    "hardware",
+_LAUNCHES = both(lacking.loop, lacking.launches)
+_COLLECTIVES = tables("COMMUNICATION_OP", why="no collective was recorded")
+_MESSAGES = tables("COMMUNICATION_TASK_INFO", why="no part of a collective was recorded")
+_ORIGINS = tables("UPROF_GPU_TASKS", why="which memory copies came from was not recorded")
+_GRIDS = tables("UPROF_GPU_TASKS", why="no grid of kernels was recorded")
+_CLOCKS = tables("AICORE_FREQ", why="no clock of AI cores was recorded")
+_COUNTERS = tables("TASK_PMU_INFO", why="no counter of the cores was recorded")
+_NPU = npu("AI CPUs, cores and pipes are an NPU's")
+_SHORT = npu("what it loses between short kernels is host_bound and small_kernels")
+_MEMORY = both(lacking.device, lacking.memory, told_by("memory.lacks_size"))
+_PEAKS = both(lacking.device, lacking.shapes, told_by("hardware.lacks_peaks"))
+
+RULES: tuple[Rule, ...] = (
+    Rule("host_bound", "host.host_bound", _LAUNCHES, cheap=True),
+    Rule("small_kernels", "host.small_kernels", _LAUNCHES),
+    Rule("input_wait", "input.input_wait", lacking.framework, cheap=True),
+    Rule("late_work", "late.late_work", lacking.host, cheap=True),
+    Rule("synchronising_calls", "synchronising.synchronising_calls", lacking.loop),
+    Rule("blocking_launches", "synchronising.blocking_launches", lacking.loop),
+    Rule("exposed_communication", "communication.exposed_communication", _COLLECTIVES, cheap=True),
+    Rule("small_buckets", "communication.small_buckets", _COLLECTIVES, cheap=True),
+    Rule("exposed_copies", "copies.exposed_copies"),
+    Rule("pageable_copies", "copies.pageable_copies", _ORIGINS),
+    Rule("casts_and_copies", "casts.casts_and_copies"),
+    Rule("format_conversions", "casts.format_conversions"),
+    Rule("unfused_attention", "attention.unfused_attention"),
+    Rule("unfused_optimizer", "optimizer.unfused_optimizer", lacking.framework),
+    Rule("fusible_sequences", "fusible.fusible_sequences", _SHORT),
+    Rule("garbage_collection", "stalls.garbage_collection", lacking.collections, cheap=True),
+    Rule(
+        "allocation_stalls",
+        "stalls.allocation_stalls",
+        both(lacking.device, lacking.host_in_steps),
+        cheap=True,
+    ),
+    Rule("compile_stalls", "stalls.compile_stalls", lacking.host_in_steps, cheap=True),
+    Rule("slow_steps", "steps.slow_steps", lacking.steps, cheap=True),
+    Rule("steps_grow", "steps.steps_grow", lacking.steps, cheap=True),
+    Rule("low_occupancy", "occupancy.low_occupancy", _GRIDS),
+    Rule("memory_pressure", "memory.memory_pressure", _MEMORY, cheap=True),
+    Rule("memory_fragmentation", "memory.memory_fragmentation", _MEMORY, cheap=True),
+    Rule("allocation_retries", "memory.allocation_retries", lacking.host),
+    Rule("ai_cpu", "npu.ai_cpu", _NPU),
+    Rule("frequency_drop", "npu.frequency_drop", _CLOCKS),
+    Rule("idle_cores", "npu.idle_cores", both(_NPU, told_by("npu.lacks_cores"))),
+    Rule("no_pipe_busy", "npu.no_pipe_busy", _COUNTERS),
+    Rule("unaligned_messages", "links.unaligned_messages", _MESSAGES),
+    Rule("link_contention", "links.link_contention", _MESSAGES),
+    Rule("retransmission", "links.retransmission", _MESSAGES),
+    Rule("inefficient_operation", "hardware.inefficient_operation", _PEAKS),
+    Rule("full_precision", "hardware.full_precision", _PEAKS),
 )
-
-
-def rules() -> Iterator[Rule]:
-    """Yield every rule."""
-    for name in MODULES:
-        module = import_module(f"unified_prof.analysis.explain.advice.rules.{name}")
-        yield from module.RULES
+"""In the order in which what cannot be judged is told."""
 
 
 QUICK_TASKS = 200_000
@@ -59,15 +86,16 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
     found: list[Finding] = []
     missing: list[NotJudged] = []
     silent: list[str] = []
-    for rule in rules():
+    for rule in RULES:
         if only_cheap and not rule.cheap:
             continue
-        why = {lacking for case in cases if (lacking := rule.lacks(case)) is not None}
-        able = [case for case in cases if rule.lacks(case) is None]
+        lacks = [rule.lacks(case) for case in cases]
+        able = [case for case, why in zip(cases, lacks, strict=True) if why is None]
         own = [list(rule.judge(case)) for case in able]
         found += _merged(own)
         if not able:
-            missing.append(NotJudged(rule.kind, min(why, default="the recording is empty")))
+            why = min(filter(None, lacks), default="the recording is empty")
+            missing.append(NotJudged(rule.kind, why))
         elif not any(own):
             silent.append(rule.kind)
     steps = max((len(case.steps) for case in cases), default=0)

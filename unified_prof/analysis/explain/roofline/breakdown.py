@@ -7,7 +7,6 @@ from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views import breakdowns
-from unified_prof.analysis.ways import Way
 
 
 def rows(recording: Recording) -> Breakdown:
@@ -62,6 +61,3 @@ def limits(one: Placed) -> str | None:
 
 def _mark(uncertain: bool) -> str:
     return " (uncertain)" if uncertain else ""
-
-
-WAYS = {"roofline": Way(of_recording.offered, rows, of_recording.quick)}

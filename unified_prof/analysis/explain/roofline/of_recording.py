@@ -3,7 +3,8 @@
 On a GPU, the innermost operation of the framework that launched kernels is charged with them all;
 on an Ascend each operator is, for its own shapes and formats were recorded. Classes are operations
 of one name, shapes and types. Kernels of replayed graphs count for the operations of the capture,
-where its recording is at hand. `of(recording)` is the answer for whoever judges.
+where its recording is at hand. `of(recording)` is the answer for whoever judges; `offered` tells
+whether there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from unified_prof.analysis.explain.roofline.placed import Placed, merged, place
 from unified_prof.analysis.explain.roofline.transfers import collectives, copies
 from unified_prof.analysis.explain.roofline.use import model_use
 from unified_prof.analysis.model import ModelUse
-from unified_prof.analysis.read import operators
 from unified_prof.analysis.recording import Recording
 
 
@@ -35,24 +35,7 @@ class Roofline:
     use: tuple[ModelUse, ...]
 
 
-def offered(recording: Recording) -> bool:
-    """Tell whether the shapes of what a device ran were recorded."""
-    told_by = [one for one in (recording, recording.captured_in) if one is not None]
-    return recording.clock == "device" and any(
-        operators.shapes_recorded(one.source) for one in told_by
-    )
-
-
 _found: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
-
-
-QUICK_TASKS = 500_000
-"""Tasks up to which it takes a moment only: of more, a report has it where it is asked for."""
-
-
-def quick(recording: Recording) -> bool:
-    """Tell whether it takes so little that every report may have it."""
-    return len(recording.tasks) <= QUICK_TASKS
 
 
 def of(recording: Recording) -> Roofline:

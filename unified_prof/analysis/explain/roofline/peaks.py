@@ -125,7 +125,8 @@ def find(
 
 def all_devices() -> tuple[Device, ...]:
     """Return the package's table and the user's, as they stand there."""
-    return (*_table().values(), *_added.values())
+    table = (device for key in _sections() if (device := _of_table(key)) is not None)
+    return (*table, *_added.values())
 
 
 def add(table: Any, where: str) -> None:
@@ -149,7 +150,7 @@ def add(table: Any, where: str) -> None:
                 hint='write them below a line such as [tool.uprof.devices."My GPU"]',
                 slug="wrong-setting",
             )
-        known = _table().get(name.casefold())
+        known = _of_table(name.casefold())
         given = _checked(entry, place)
         taken[name.casefold()] = _device(name, given, known)
     _added.clear()
@@ -205,24 +206,44 @@ def _device(name: str, entry: Mapping[str, Any], below: Device | None = None) ->
 
 
 @cache
-def _table() -> dict[str, Device]:
+def _sections() -> dict[str, tuple[str, str]]:
+    """Return the names of the table, and below which text the figures of each stand.
+
+    A report asks for a device or two; to read the figures of all takes as long as the rest of it.
+    """
     text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
     found = {}
-    for entry in tomllib.loads(text)["device"]:
-        for name in entry.pop("names"):
-            found[name.casefold()] = _device(name, entry)
+    for section in text.split("[[device]]\n")[1:]:
+        line = next(line for line in section.splitlines() if line.startswith("names = "))
+        for name in re.findall(r'"([^"]+)"', line):
+            found[name.casefold()] = name, section
     return found
 
 
+@cache
+def _of_table(key: str) -> Device | None:
+    """Return a device by its name in the table, None where it is not there."""
+    if key not in _sections():
+        return None
+    name, section = _sections()[key]
+    entry = tomllib.loads(section)
+    del entry["names"]
+    return _device(name, entry)
+
+
 def _named(name: str) -> Device | None:
-    best = None
-    for key, device in (*_table().items(), *_added.items()):
-        as_words = rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])"
-        # Of equal names the later one, the user's.
-        longer = best is None or len(device.name) >= len(best.name)
-        if longer and re.search(as_words, name, re.IGNORECASE):
-            best = device
-    return best
+    words = name.casefold()
+    held = [key for key in (*_sections(), *_added) if key in words and _are_words(key, name)]
+    if not held:
+        return None
+    # Of equally long names the later one, the user's.
+    _, longest = max(enumerate(held), key=lambda one: (len(one[1]), one[0]))
+    return _added.get(longest) or _of_table(longest)
+
+
+def _are_words(key: str, name: str) -> bool:
+    as_words = rf"(?<![A-Za-z0-9]){re.escape(key)}(?![A-Za-z0-9])"
+    return re.search(as_words, name, re.IGNORECASE) is not None
 
 
 def _of_generation(

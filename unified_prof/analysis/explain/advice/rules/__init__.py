@@ -1,1 +1,1 @@
-"""The rules, a module a cause; `registry.MODULES` names them."""
+"""The rules, a module a cause; `registry.RULES` names them."""

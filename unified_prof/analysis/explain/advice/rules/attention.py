@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 
 UNFUSED_ATTENTION = "unfused_attention"
@@ -77,6 +75,3 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
         if product[place]:
             return place
     return None
-
-
-RULES = (Rule(UNFUSED_ATTENTION, unfused_attention, rule.device, cheap=False),)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Flags
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.read.framework import OTHER_PASS
 
@@ -75,9 +73,3 @@ def format_conversions(case: Case) -> Iterator[Finding]:
         figures={"kernels": int(chosen.sum()), "share_of_compute": round(share, 4)},
         evidence=case.rows(np.flatnonzero(chosen)),
     )
-
-
-RULES = (
-    Rule(CASTS_AND_COPIES, casts_and_copies, rule.device, cheap=False),
-    Rule(FORMAT_CONVERSIONS, format_conversions, rule.device, cheap=False),
-)

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, WARN_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read import messages
 from unified_prof.analysis.read.messages import Messages
@@ -201,11 +199,3 @@ def _kinds(talk: _Talk, chosen: NDArray[np.bool_] | None = None) -> list[Evidenc
             }
         )
     return found
-
-
-_LACKS = rule.tables("COMMUNICATION_OP", why="no collective was recorded")
-
-RULES = (
-    Rule(EXPOSED_COMMUNICATION, exposed_communication, _LACKS),
-    Rule(SMALL_BUCKETS, small_buckets, _LACKS),
-)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import COPY
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, WARN_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays import intervals
 from unified_prof.arrays.lookup import Lookup
@@ -129,14 +127,3 @@ def pageable_copies(case: Case) -> Iterator[Finding]:
         },
         evidence=case.rows(chosen),
     )
-
-
-RULES = (
-    Rule(EXPOSED_COPIES, exposed_copies, rule.device, cheap=False),
-    Rule(
-        PAGEABLE_COPIES,
-        pageable_copies,
-        rule.tables("UPROF_GPU_TASKS", why="which memory copies came from was not recorded"),
-        cheap=False,
-    ),
-)

@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, WARMING_UP, percent
 from unified_prof.analysis.explain.advice.pieces import computing, highest_ratio, on_ai_cpu
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.repeated import apart, first_rotation, period, repeated
 from unified_prof.analysis.explain.sequences import in_words
 from unified_prof.analysis.finding import Evidence, Finding
@@ -284,12 +282,6 @@ def _candidates(row: _Row) -> Iterator[_Sequence]:
             yield judged
 
 
-def _npu(case: Case) -> str | None:
-    if "UPROF_GPU_TASKS" in case.recording.source.tables:
-        return "it is of a GPU: what it loses between short kernels is host_bound and small_kernels"
-    return rule.device(case)
-
-
 def _judged(row: _Row, length: int, begins: Ints) -> _Sequence | None:
     """Return a sequence if it comes often enough, and something is to be had."""
     if len(begins) <= OFTEN:
@@ -305,6 +297,3 @@ def _judged(row: _Row, length: int, begins: Ints) -> _Sequence | None:
         return None
     longest = int(sums.longest_ns.sum())
     return _Sequence(length, begins, lost, elapsed, busy, longest, moves)
-
-
-RULES = (Rule(FUSIBLE_SEQUENCES, fusible_sequences, _npu, cheap=False),)

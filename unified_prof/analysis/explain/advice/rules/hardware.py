@@ -12,10 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, ROWS, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.roofline import of_recording
 from unified_prof.analysis.explain.roofline.known import known_devices
 from unified_prof.analysis.explain.roofline.peaks import Device
@@ -176,17 +174,8 @@ def _evidence(rows: list[Placed]) -> list[Evidence]:
     ]
 
 
-def _shapes(case: Case) -> str | None:
-    if not of_recording.offered(case.recording):
-        return "shapes of operations were not recorded (torch.profiler needs record_shapes)"
+def lacks_peaks(case: Case) -> str | None:
+    """Say that nobody knows what the device can do."""
     if known_devices(case.recording).get(case.device or "") is None:
         return f"{case.device}: its peaks are not known ([tool.uprof.devices] takes them)"
     return None
-
-
-RULES = (
-    Rule(
-        INEFFICIENT_OPERATION, inefficient_operation, rule.both(rule.device, _shapes), cheap=False
-    ),
-    Rule(FULL_PRECISION, full_precision, rule.both(rule.device, _shapes), cheap=False),
-)

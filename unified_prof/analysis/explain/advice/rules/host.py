@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import ROWS, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import HOST
 
@@ -140,15 +138,3 @@ def small_kernels(case: Case) -> Iterator[Finding]:
         },
         evidence=case.rows(kernels),
     )
-
-
-def _launches(case: Case) -> str | None:
-    if not len(case.recording.host_calls):
-        return "no call of the runtime was recorded (table CANN_API)"
-    return None
-
-
-RULES = (
-    Rule(HOST_BOUND, host_bound, rule.both(rule.loop, _launches)),
-    Rule(SMALL_KERNELS, small_kernels, rule.both(rule.loop, _launches), cheap=False),
-)

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import ROWS, duration, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import INPUT, is_input
 from unified_prof.arrays import intervals
@@ -87,6 +85,3 @@ def _ranges(case: Case, waits: intervals.IntervalSet) -> list[Evidence]:
             }
         )
     return rows
-
-
-RULES = (Rule(INPUT_WAIT, input_wait, rule.framework),)

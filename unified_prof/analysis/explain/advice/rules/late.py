@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, duration, percent, times
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import LAUNCHED
 
@@ -116,6 +114,3 @@ def _rows(case: Case, mine: Ints) -> list[Evidence]:
         }
         rows.append(row if line is None else {**row, "line": line})
     return rows
-
-
-RULES = (Rule(LATE_WORK, late_work, rule.host),)

@@ -9,10 +9,8 @@ import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain import classes
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays import intervals
 from unified_prof.arrays.lookup import Lookup
@@ -181,12 +179,3 @@ def retransmission(case: Case) -> Iterator[Finding]:
         sure="likely",
         figures={"transfers": len(slow.op), "longest_ns": int(slow.length_ns.max())},
     )
-
-
-_LACKS = rule.tables("COMMUNICATION_TASK_INFO", why="no part of a collective was recorded")
-
-RULES = (
-    Rule(UNALIGNED_MESSAGES, unaligned_messages, _LACKS, cheap=False),
-    Rule(LINK_CONTENTION, link_contention, _LACKS, cheap=False),
-    Rule(RETRANSMISSION, retransmission, _LACKS, cheap=False),
-)

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, percent, times
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.counters import MAX_BYTES, TORCH
 from unified_prof.analysis.read.tasks import codes
@@ -197,14 +195,6 @@ def _retrying(name: str) -> int:
     return _FREE if name in ("cudaFree", "hipFree", "aclrtFree") else 0
 
 
-def _size(case: Case) -> str | None:
-    if "MEMORY_RECORD" not in case.recording.source.tables:
-        return "no memory use was recorded (torch.profiler needs profile_memory)"
+def lacks_size(case: Case) -> str | None:
+    """Say that nobody knows how much memory the device has."""
     return None if _whole(case) else "how much memory the device has was not recorded"
-
-
-RULES = (
-    Rule(MEMORY_PRESSURE, memory_pressure, rule.both(rule.device, _size)),
-    Rule(MEMORY_FRAGMENTATION, memory_fragmentation, rule.both(rule.device, _size)),
-    Rule(ALLOCATION_RETRIES, allocation_retries, rule.host, cheap=False),
-)

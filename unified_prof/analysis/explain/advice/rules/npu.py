@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
@@ -16,7 +15,6 @@ from unified_prof.analysis.explain.advice.limits import (
     percent,
 )
 from unified_prof.analysis.explain.advice.pieces import computing, highest_ratio, on_ai_cpu
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.explain.roofline import peaks
 from unified_prof.analysis.explain.roofline.known import known_devices
 from unified_prof.analysis.explain.roofline.peaks import Device
@@ -189,30 +187,7 @@ def _cores(case: Case) -> tuple[int, int]:
     return int(chip.cores), int(chip.vector_cores or chip.cores)
 
 
-def _is_npu(case: Case) -> str | None:
-    if "UPROF_GPU_TASKS" in case.recording.source.tables:
-        return "it is of a GPU: AI CPUs, cores and pipes are an NPU's"
-    return rule.device(case)
-
-
-def _chip(case: Case) -> str | None:
+def lacks_cores(case: Case) -> str | None:
+    """Say that nobody knows how many cores the device has."""
     named = "how many cores it has is not known (its name in NPU_INFO)"
     return None if _cores(case)[0] else f"{case.device}: {named}"
-
-
-RULES = (
-    Rule(AI_CPU, ai_cpu, _is_npu, cheap=False),
-    Rule(
-        FREQUENCY_DROP,
-        frequency_drop,
-        rule.tables("AICORE_FREQ", why="no clock of AI cores was recorded"),
-        cheap=False,
-    ),
-    Rule(IDLE_CORES, idle_cores, rule.both(_is_npu, _chip), cheap=False),
-    Rule(
-        NO_PIPE_BUSY,
-        no_pipe_busy,
-        rule.tables("TASK_PMU_INFO", why="no counter of the cores was recorded"),
-        cheap=False,
-    ),
-)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import LEAST_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
@@ -59,13 +57,3 @@ def low_occupancy(case: Case) -> Iterator[Finding]:
         figures={"kernels": len(rows), "kernel_ns": total},
         evidence=case.rows(rows, lost.astype(np.int64)),
     )
-
-
-RULES = (
-    Rule(
-        LOW_OCCUPANCY,
-        low_occupancy,
-        rule.tables("UPROF_GPU_TASKS", why="no grid of kernels was recorded"),
-        cheap=False,
-    ),
-)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import WARN_SHARE, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.read.framework import OTHER_PASS
 from unified_prof.analysis.views.idle import HOST
@@ -91,6 +89,3 @@ def _on_host(case: Case) -> Iterator[Finding]:
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
     )
-
-
-RULES = (Rule(UNFUSED_OPTIMIZER, unfused_optimizer, rule.framework, cheap=False),)

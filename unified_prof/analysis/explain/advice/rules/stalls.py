@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import (
     LEAST_SHARE,
@@ -17,7 +16,6 @@ from unified_prof.analysis.explain.advice.limits import (
     percent,
     times,
 )
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.tasks import possible
 from unified_prof.arrays import intervals
@@ -162,22 +160,3 @@ def _evidence(texts: list[str], number: Ints, length: Ints, start: Ints) -> list
         }
         for at in np.argsort(-total, kind="stable")[:ROWS].tolist()
     ]
-
-
-def _host(case: Case) -> str | None:
-    if not len(case.recording.host_calls) and case.recording.framework is None:
-        return "nothing of the host was recorded"
-    return None if case.steps else "no step is known, so neither is what only warms up"
-
-
-def _collections(case: Case) -> str | None:
-    if "GC_RECORD" not in case.recording.source.tables:
-        return "no garbage collection was recorded (table GC_RECORD)"
-    return None
-
-
-RULES = (
-    Rule(GARBAGE_COLLECTION, garbage_collection, _collections),
-    Rule(ALLOCATION_STALLS, allocation_stalls, rule.both(rule.device, _host)),
-    Rule(COMPILE_STALLS, compile_stalls, _host),
-)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
+from unified_prof.analysis.explain.advice.lacking import FEW_STEPS
 from unified_prof.analysis.explain.advice.limits import duration, percent
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.views.idle import IN_WORDS, REASONS
 from unified_prof.arrays import intervals
@@ -17,8 +17,6 @@ from unified_prof.arrays import intervals
 SLOW_STEPS = "slow_steps"
 STEPS_GROW = "steps_grow"
 
-FEW = 4
-"""Steps behind the first one: of fewer none is usual."""
 SLOW = 1.5
 """A step that is longer than so many medians stands out."""
 TREND, LONG_RUN = 0.08, 100
@@ -30,7 +28,7 @@ def slow_steps(case: Case) -> Iterator[Finding]:
     """Single steps that are far longer than the median one."""
     begin, end = _windows(case)
     length = end - begin
-    if len(length) < FEW:
+    if len(length) < FEW_STEPS:
         return
     usual = float(np.median(length))
     slow = np.flatnonzero((length > SLOW * usual) & ~_on_purpose(case, begin, end))
@@ -124,10 +122,3 @@ def _grown(case: Case, begin: Ints, end: Ints, worst: int, usual: float) -> tupl
         grown[name] = each[worst] - float(np.median(each))
     most = max(grown, key=lambda name: grown[name])
     return most, grown[most]
-
-
-def _steps(case: Case) -> str | None:
-    return None if len(case.recording.steps) > FEW else f"it has no more than {FEW} steps"
-
-
-RULES = (Rule(SLOW_STEPS, slow_steps, _steps), Rule(STEPS_GROW, steps_grow, _steps))

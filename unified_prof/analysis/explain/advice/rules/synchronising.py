@@ -7,10 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.explain.advice import rule
 from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, WARN_SHARE, percent, times
-from unified_prof.analysis.explain.advice.rule import Rule
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import SYNCHRONISING, is_synchronising
 
@@ -145,9 +143,3 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
         figures={"launches": int(launching.sum()), "followed": followed, "idle_ns": cost},
         evidence=_calls(case, idle.sync[known], idle.length_ns[known]),
     )
-
-
-RULES = (
-    Rule(SYNCHRONISING_CALLS, synchronising_calls, rule.loop, cheap=False),
-    Rule(BLOCKING_LAUNCHES, blocking_launches, rule.loop, cheap=False),
-)
