@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unified_prof.analysis.explain.roofline.arguments import parsed
-from unified_prof.analysis.explain.roofline.aten import formula_of
+from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
 
 _TYPES = {

@@ -8,7 +8,7 @@ import pytest
 
 from unified_prof.analysis.explain.roofline import ascend
 from unified_prof.analysis.explain.roofline.arguments import parsed
-from unified_prof.analysis.explain.roofline.aten import formula_of
+from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.explain.roofline.test_of_recording import Shaped, only
-from unified_prof.analysis.explain.roofline import aten, of_recording
+from unified_prof.analysis.explain.roofline import of_recording
 from unified_prof.analysis.explain.roofline.arguments import Arguments, parsed
+from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
+from unified_prof.analysis.explain.roofline.aten.served import Batch
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.of_recording import Roofline
-from unified_prof.analysis.explain.roofline.served import Batch
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.msprof import MsprofAnalysis
@@ -24,7 +25,7 @@ def cost(
     name: str, *tensors: tuple[str, str], values: Sequence[str] | None = None, around: str = ""
 ) -> Cost:
     shapes, types = ";".join(one for one, _ in tensors), ";".join(one for _, one in tensors)
-    formula = aten.formula_of(name)
+    formula = formula_of(name)
     assert formula is not None, name
     found = parsed(shapes, types)
     return formula(Arguments(found.given, tuple(values or ()), around))
@@ -92,7 +93,7 @@ def test_operations_of_servers(
 
 def test_an_expanded_index_is_read_once() -> None:
     found = parsed("999,8;;32,8", f"{BF16};Scalar;{INT64}", "8,1;;1,0")
-    formula = aten.formula_of("aten::gather")
+    formula = formula_of("aten::gather")
     assert formula is not None
     assert formula(found).moved_bytes == 32 * 8 + 2 * 32 * 8 * 2
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from unified_prof.analysis.explain.roofline.arguments import Arguments, dims, split
-from unified_prof.analysis.explain.roofline.aten import formula_of
+from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Attention, Cost
 from unified_prof.analysis.explain.roofline.tensors import (
     Shape,

@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.roofline import ascend, aten, served
+from unified_prof.analysis.explain.roofline import ascend
 from unified_prof.analysis.explain.roofline.arguments import (
     Arguments,
     dtype_of_kernel,
     parsed,
     told,
 )
+from unified_prof.analysis.explain.roofline.aten import served
+from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
 from unified_prof.analysis.read import operation_inputs, operators
@@ -273,7 +275,7 @@ def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
 
 def _innermost(framework: Framework, connection: Ints) -> Ints:
     """Return the innermost operation with a formula that launched work, else the innermost."""
-    formulas = _marked(framework, lambda text: aten.formula_of(text) is not None)
+    formulas = _marked(framework, lambda text: formula_of(text) is not None)
     owner = framework.innermost(connection, formulas)
     return np.where(owner != NONE, owner, framework.innermost(connection))
 
@@ -315,7 +317,7 @@ _MATRIX = re.compile(
 
 def _is_matrix(name: str) -> bool:
     """Tell whether an operation that has a formula works on matrix units."""
-    return bool(_MATRIX.search(name)) and aten.formula_of(name) is not None
+    return bool(_MATRIX.search(name)) and formula_of(name) is not None
 
 
 Described = tuple[str, str, str, Cost | None, str | None]
@@ -327,7 +329,7 @@ def _of_operation(
 ) -> Described:
     """Describe an operation of the framework."""
     shapes = in_words(given["shapes"], given["types"])
-    formula = aten.formula_of(name)
+    formula = formula_of(name)
     if doubled:
         return name, shapes, "operation", None, _COUNTED_BELOW
     if formula is None:

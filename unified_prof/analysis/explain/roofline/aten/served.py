@@ -10,15 +10,13 @@ sequences of queries, keys, queries squared and queries times keys.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
+from unified_prof.analysis.explain.roofline.aten.formula import Formula
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.tensors import Tensor, UntoldError, item_size
-
-Formula = Callable[[Arguments], Cost]
 
 _NUMBERED = re.compile(r"^(sglang_profiler::.*?)_\d+$")
 """SGLang's recorder writes the line of a function behind its name."""

@@ -1,0 +1,1 @@
+"""What torch's operations cost: formulas by name, a module for each family of operations."""
