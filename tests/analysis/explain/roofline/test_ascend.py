@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from unified_prof.analysis.explain.roofline import ascend
 from unified_prof.analysis.explain.roofline.arguments import parsed
+from unified_prof.analysis.explain.roofline.ascend import costs, recorded
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
@@ -22,9 +22,9 @@ def cost(
     """Return the cost of an operator by shapes, types and formats, as CANN writes them."""
     around = None
     if framework is not None:
-        around = ascend.Framework(framework[0], parsed(framework[1], framework[2]))
-    return ascend.cost(
-        ascend.Operator(op_type, ascend.laid(*inputs), ascend.laid(*outputs), around)
+        around = recorded.Framework(framework[0], parsed(framework[1], framework[2]))
+    return costs.cost(
+        recorded.Operator(op_type, recorded.laid(*inputs), recorded.laid(*outputs), around)
     )
 
 

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.roofline import ascend
 from unified_prof.analysis.explain.roofline.arguments import (
     Arguments,
     dtype_of_kernel,
     parsed,
     told,
 )
+from unified_prof.analysis.explain.roofline.ascend import costs, recorded
 from unified_prof.analysis.explain.roofline.aten import served
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.flops import Cost
@@ -356,14 +356,14 @@ def _of_operator(
         with suppress(UntoldError):
             # What the framework says is of help only where it is known.
             arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"])
-        around = ascend.Framework(named.rpartition("::")[2], arguments)
-        operator = ascend.Operator(
+        around = recorded.Framework(named.rpartition("::")[2], arguments)
+        operator = recorded.Operator(
             op_type,
-            ascend.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
-            ascend.laid(laid["outputs"], laid["output_types"], laid["output_formats"]),
+            recorded.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
+            recorded.laid(laid["outputs"], laid["output_types"], laid["output_formats"]),
             around,
         )
-        return op_type, shapes, "operation", ascend.cost(operator), None
+        return op_type, shapes, "operation", costs.cost(operator), None
     except UntoldError as err:
         return op_type, shapes, "operation", None, str(err)
 

@@ -1,0 +1,1 @@
+"""What the operators of an Ascend cost, told by their types, shapes and formats."""
