@@ -12,7 +12,7 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from unified_prof.analysis.explain.roofline import breakdown
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.peaks import Peak
 from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.analysis.load import open_reports

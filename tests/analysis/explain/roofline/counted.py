@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unified_prof.analysis.explain.roofline.arguments import parsed
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 _TYPES = {
     torch.float32: "float",

@@ -9,7 +9,7 @@ import pytest
 from unified_prof.analysis.explain.roofline.arguments import parsed
 from unified_prof.analysis.explain.roofline.ascend import costs, recorded
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 

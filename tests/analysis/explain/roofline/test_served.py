@@ -12,7 +12,7 @@ from unified_prof.analysis.explain.roofline import of_recording
 from unified_prof.analysis.explain.roofline.arguments import Arguments, parsed
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
 from unified_prof.analysis.explain.roofline.aten.served import Batch
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.of_recording import Roofline
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 from unified_prof.analysis.load import open_reports

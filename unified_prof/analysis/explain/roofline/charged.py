@@ -20,7 +20,7 @@ from unified_prof.analysis.explain.roofline.arguments import (
 from unified_prof.analysis.explain.roofline.ascend import costs, recorded
 from unified_prof.analysis.explain.roofline.aten import served
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
 from unified_prof.analysis.read import operation_inputs, operators
 from unified_prof.analysis.read.framework import NONE, Framework

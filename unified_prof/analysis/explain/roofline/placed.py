@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unified_prof.analysis.explain.roofline.charged import NOT_TF32, TF32, Class
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.peaks import Device, Peak
 
 MATRIX_TARGET, MEMORY_TARGET = 0.7, 0.8

@@ -9,9 +9,9 @@ import numpy as np
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, Labels
 from unified_prof.analysis.collective_kinds import PARTED, canonical
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.charged import groups
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.collectives import collective
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.explain.roofline.placed import (
     FASTER_THAN_MEMORY,
@@ -131,6 +131,6 @@ def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | No
         elements *= found.ranks
     try:
         size = elements * item_size(dtype)
-        return shapes, flops.collective(kind, size, found.ranks, dtype), _ON_THE_WIRE
+        return shapes, collective(kind, size, found.ranks, dtype), _ON_THE_WIRE
     except UntoldError as err:
         return shapes, None, str(err)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unified_prof.analysis.explain.roofline.ascend.recorded import Laid, Operator
-from unified_prof.analysis.explain.roofline.flops import Attention, Cost
+from unified_prof.analysis.explain.roofline.costs.attention import Attention
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import Shape, Tensor, UntoldError
 
 # Attention

@@ -16,7 +16,7 @@ from unified_prof.analysis.explain.roofline.ascend.matrices import (
     matmul,
 )
 from unified_prof.analysis.explain.roofline.ascend.recorded import Operator
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 

@@ -10,7 +10,7 @@ from math import prod
 
 from unified_prof.analysis.explain.roofline.ascend.recorded import Laid, Operator
 from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 _PADDED = "sizes are padded by the layout: FLOPs are at most these"

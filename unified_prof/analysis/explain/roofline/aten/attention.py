@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
+from unified_prof.analysis.explain.roofline.costs.attention import (
+    LOWER_RIGHT,
+    UPPER_LEFT,
+    Attention,
+)
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import convolutions
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 
 def _conv(
@@ -32,12 +32,14 @@ def _conv(
         text = args.text(padding).strip("'\"")
         if turned:
             extra = () if output_padding is None else args.sizes(output_padding)
-            y = flops.transposed_sizes(sizes, window, step, args.sizes(padding), spread, extra)
+            y = convolutions.transposed_sizes(
+                sizes, window, step, args.sizes(padding), spread, extra
+            )
         else:
             around = text if text in ("same", "valid") else args.sizes(padding)
-            y = flops.convolved(sizes, window, step, around, spread)
+            y = convolutions.convolved(sizes, window, step, around, spread)
         number = None if groups is None else args.integers(groups)
-        return flops.convolution(
+        return convolutions.convolution(
             x,
             w,
             y,
@@ -51,7 +53,7 @@ def _conv(
 
 def _conv_backward(args: Arguments) -> Cost:
     mask = args.flags(10)
-    found = flops.convolution_backward(
+    found = convolutions.convolution_backward(
         args.tensor(0),
         args.tensor(1),
         args.tensor(2),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 
 def _elementwise(inputs: int, operations: int, out: str | None = None) -> Formula:
     def cost(args: Arguments) -> Cost:
-        return flops.elementwise(args.tensors(inputs), operations=operations, out=out)
+        return vector.elementwise(args.tensors(inputs), operations=operations, out=out)
 
     return cost
 

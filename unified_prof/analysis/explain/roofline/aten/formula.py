@@ -5,6 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unified_prof.analysis.explain.roofline.arguments import Arguments
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 Formula = Callable[[Arguments], Cost]

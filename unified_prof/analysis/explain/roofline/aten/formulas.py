@@ -6,7 +6,6 @@ where it launches kernels itself. Names are those of the `aten` namespace, other
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten import (
     attention,
@@ -21,7 +20,8 @@ from unified_prof.analysis.explain.roofline.aten import (
     tables,
 )
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 _FAMILIES = (
@@ -64,4 +64,4 @@ def _generated(args: Arguments) -> Cost:
         raise UntoldError("the shapes of its arguments were not recorded")
     moved = sum(one.bytes for one in tensors)
     doubt = "each argument is counted once; what a compiled kernel calculates is not recorded"
-    return Cost("copy", flops.result_type(tensors), 0, moved, doubt=doubt)
+    return Cost("copy", vector.result_type(tensors), 0, moved, doubt=doubt)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 
@@ -14,7 +14,7 @@ def _fused(kind: str) -> Formula:
         params = args.list(0)
         if not params[0].dtype:
             raise UntoldError("the type of its parameters is not recorded")
-        return flops.optimizer(kind, params)
+        return vector.optimizer(kind, params)
 
     return cost
 

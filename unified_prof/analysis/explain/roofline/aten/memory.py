@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import memory
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import UntoldError
 
 
 def _copy(args: Arguments) -> Cost:
-    return flops.copied(args.tensor(1), args.tensor(0))
+    return memory.copied(args.tensor(1), args.tensor(0))
 
 
 def _duplicate(args: Arguments) -> Cost:
-    return flops.copied(args.tensor(0))
+    return memory.copied(args.tensor(0))
 
 
 def _fill(args: Arguments) -> Cost:
-    return flops.written(args.tensor(0))
+    return memory.written(args.tensor(0))
 
 
 def _cat(args: Arguments) -> Cost:
     parts = args.list(0)
     if not parts[0].dtype:
         raise UntoldError("the type of its list of tensors is not recorded")
-    return flops.joined(parts)
+    return memory.joined(parts)
 
 
 FORMULAS: dict[str, Formula] = {
     "copy_": _copy,
-    "_copy_from": lambda args: flops.copied(args.tensor(0), args.tensor(1)),
+    "_copy_from": lambda args: memory.copied(args.tensor(0), args.tensor(1)),
     **dict.fromkeys(
         ("clone", "contiguous", "_to_copy", "roll", "flip", "tril", "triu"), _duplicate
     ),

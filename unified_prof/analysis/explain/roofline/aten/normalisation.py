@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 
 def _norm(kind: str, x: int, *params: int) -> Formula:
     def cost(args: Arguments) -> Cost:
-        return flops.normalisation(kind, args.tensor(x), [args.optional(one) for one in params])
+        return vector.normalisation(kind, args.tensor(x), [args.optional(one) for one in params])
 
     return cost
 
@@ -18,7 +18,7 @@ def _norm(kind: str, x: int, *params: int) -> Formula:
 def _norm_backward(kind: str, x: int, *params: int) -> Formula:
     def cost(args: Arguments) -> Cost:
         given = [args.optional(one) for one in params]
-        return flops.normalisation_backward(kind, args.tensor(x), given)
+        return vector.normalisation_backward(kind, args.tensor(x), given)
 
     return cost
 
@@ -29,7 +29,7 @@ def _batch_norm(args: Arguments) -> Cost:
     # Training writes the running mean and variance as well.
     running = [args.optional(one) for one in (3, 4)] if training else []
     kind = "batch" if training else "batch eval"
-    return flops.normalisation(kind, args.tensor(0), [*given, *running])
+    return vector.normalisation(kind, args.tensor(0), [*given, *running])
 
 
 def _half_to_float(kind: str) -> Formula:
@@ -37,7 +37,7 @@ def _half_to_float(kind: str) -> Formula:
 
     def cost(args: Arguments) -> Cost:
         x = args.tensor(0)
-        found = flops.normalisation(kind, x)
+        found = vector.normalisation(kind, x)
         more = x.elements * 2 if args.flag(2) else 0
         return Cost(found.unit, found.dtype, found.flops, found.moved_bytes + more)
 

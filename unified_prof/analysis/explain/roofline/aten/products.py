@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import products
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 
 
 def _mm(a: int, b: int, bias: int | None = None) -> Formula:
     def cost(args: Arguments) -> Cost:
         added = None if bias is None else args.optional(bias)
-        return flops.matmul(args.tensor(a), args.tensor(b), bias=added)
+        return products.matmul(args.tensor(a), args.tensor(b), bias=added)
 
     return cost
 
 
 def _linear(args: Arguments) -> Cost:
-    return flops.linear(args.tensor(0), args.tensor(1), args.optional(2))
+    return products.linear(args.tensor(0), args.tensor(1), args.optional(2))
 
 
 def _scaled_mm(args: Arguments) -> Cost:
     out = args.scalar_type(6) or "bf16"
-    return flops.matmul(args.tensor(0), args.tensor(1), bias=args.optional(4), out=out)
+    return products.matmul(args.tensor(0), args.tensor(1), bias=args.optional(4), out=out)
 
 
 def _grouped_mm(args: Arguments) -> Cost:
     a, b = args.tensor(0), args.tensor(1)
     if len(a.shape) == 2 and len(b.shape) == 3:
         groups, k, n = b.shape
-        return flops.grouped_matmul([a.shape[0], *[0] * (groups - 1)], n, k, a.dtype)
-    return flops.matmul(a, b)
+        return products.grouped_matmul([a.shape[0], *[0] * (groups - 1)], n, k, a.dtype)
+    return products.matmul(a, b)
 
 
 def _int_mm(args: Arguments) -> Cost:
-    return flops.matmul(args.tensor(0), args.tensor(1), out="int32")
+    return products.matmul(args.tensor(0), args.tensor(1), out="int32")
 
 
 FORMULAS: dict[str, Formula] = {
@@ -50,7 +50,7 @@ FORMULAS: dict[str, Formula] = {
     "addmv": _mm(1, 2, 0),
     "baddbmm": _mm(1, 2, 0),
     "baddbmm_": _mm(1, 2, 0),
-    "addbmm": lambda args: flops.batch_sum(args.tensor(1), args.tensor(2), args.optional(0)),
+    "addbmm": lambda args: products.batch_sum(args.tensor(1), args.tensor(2), args.optional(0)),
     "linear": _linear,
     "mkldnn_linear": _linear,
     "_scaled_mm": _scaled_mm,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import convolutions, vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import Shape
 
 
@@ -17,16 +17,16 @@ def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formul
     def cost(args: Arguments) -> Cost:
         x = args.tensor(0)
         if args.optional(1) is not None and dims == 1 and len(args.given) > 1:
-            return flops.elementwise(args.tensors(2))
+            return vector.elementwise(args.tensors(2))
         whole = len(args.given) <= dims + 1
         chosen = args.integers(dims)
         if whole:
-            return flops.reduction(x, 1, out=out)
+            return vector.reduction(x, 1, out=out)
         if chosen is None and not args.values:
-            found = flops.reduction(x, 1, out=out)
+            found = vector.reduction(x, 1, out=out)
             doubt = "what it reduces to was not recorded; only reading is counted"
             return Cost("vector", found.dtype, found.flops, found.moved_bytes, doubt=doubt)
-        return flops.reduction(x, results * _left(x.shape, chosen or ()), out=out)
+        return vector.reduction(x, results * _left(x.shape, chosen or ()), out=out)
 
     return cost
 
@@ -46,7 +46,7 @@ def _pool(indices: bool) -> Formula:
         window = window * (len(x.shape) - planes) if len(window) == 1 else window
         step = args.integers(2) or window
         spread = (args.integers(4) or (1,)) if indices else (1,)
-        y = flops.convolved(x.shape[planes:], window, step, args.integers(3) or (0,), spread)
+        y = convolutions.convolved(x.shape[planes:], window, step, args.integers(3) or (0,), spread)
         results = prod(x.shape[:planes]) * prod(y)
         moved = x.bytes + results * (x.bytes // max(x.distinct, 1) + 8 * indices)
         return Cost("vector", x.dtype, results * prod(window), moved)
@@ -61,7 +61,7 @@ def _pool_backward(args: Arguments) -> Cost:
 
 
 FORMULAS: dict[str, Formula] = {
-    "batch_norm_stats": lambda args: flops.reduction(args.tensor(0), 2 * args.tensor(0).shape[1]),
+    "batch_norm_stats": lambda args: vector.reduction(args.tensor(0), 2 * args.tensor(0).shape[1]),
     **{name: _reduction(1) for name in ("sum", "nansum", "mean", "prod", "amax", "amin")},
     **{name: _reduction(1, out="bool") for name in ("any", "all")},
     **{name: _reduction(1, out="int64") for name in ("argmax", "argmin")},

@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unified_prof.analysis.explain.roofline import flops
 from unified_prof.analysis.explain.roofline.arguments import Arguments
 from unified_prof.analysis.explain.roofline.aten.formula import Formula
-from unified_prof.analysis.explain.roofline.flops import Cost
+from unified_prof.analysis.explain.roofline.costs import products, vector
+from unified_prof.analysis.explain.roofline.costs.cost import Cost
 from unified_prof.analysis.explain.roofline.tensors import Tensor, UntoldError, item_size
 
 _NUMBERED = re.compile(r"^(sglang_profiler::.*?)_\d+$")
@@ -88,14 +88,14 @@ _ATTENTION = {
 
 
 def _linear(args: Arguments) -> Cost:
-    return flops.linear(args.tensor(0), args.tensor(1), args.optional(2))
+    return products.linear(args.tensor(0), args.tensor(1), args.optional(2))
 
 
 def _scaled_linear(args: Arguments) -> Cost:
     """Return what a product of eight bits costs: x, weight, both scales, and perhaps its result."""
     result = args.optional(4)
     out = result.dtype if result is not None and len(result.shape) == 2 else "bf16"
-    found = flops.linear(args.tensor(0), args.tensor(1), out=out)
+    found = products.linear(args.tensor(0), args.tensor(1), out=out)
     scales = sum(one.bytes for one in (args.optional(2), args.optional(3)) if one is not None)
     return Cost(found.unit, found.dtype, found.flops, found.moved_bytes + scales)
 
@@ -112,7 +112,7 @@ def _written_first(operations: int) -> Formula:
 
 
 def _norm(args: Arguments) -> Cost:
-    return flops.normalisation("rms", args.tensor(0), [args.tensor(1)])
+    return vector.normalisation("rms", args.tensor(0), [args.tensor(1)])
 
 
 def _added_norm(args: Arguments) -> Cost:
