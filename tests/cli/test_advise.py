@@ -35,7 +35,7 @@ def test_text_says_what_it_costs_and_what_to_try(
     slow_host: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = run(capsys, str(slow_host))
-    assert "1. host_bound: 3.86 ms of the recorded time, certain" in text
+    assert "1. host_bound: 3.96 ms of the recorded time, certain" in text
     assert "a step" not in text
     assert "try: give each launch more work" in text
     assert "before Add" in text
@@ -63,7 +63,7 @@ def test_json_has_the_shape_of_the_clusters_findings_and_more(
     (finding,) = report["findings"]
     of_cluster = {"kind", "ranks", "hosts", "links", "steps", "cost_ms_per_step", "text", "figures"}
     assert set(finding) == of_cluster | {"advice", "sure", "evidence"}
-    assert finding["cost_ms_per_step"] == 3.861
+    assert finding["cost_ms_per_step"] == 3.96
     assert {"kind": "input_wait"}.items() <= report["not_judged"][0].items()
     assert document["coverage"]["whole"] == 1
 

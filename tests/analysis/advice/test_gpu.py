@@ -111,6 +111,12 @@ def test_memory_that_was_refused_and_asked_for_again(tmp_path: Path) -> None:
     assert cost_ns(said["allocation_retries"]) == 40 * US
 
 
+def test_memory_that_is_given_back_on_purpose_was_not_refused(tmp_path: Path) -> None:
+    """torch.cuda.empty_cache() in the loop: what the step before left is freed, then asked for."""
+    calls = ("cudaDeviceSynchronize", "cudaFree", "cudaFree", "cudaMalloc", "cudaMalloc")
+    assert "allocation_retries" not in found(asked(tmp_path / "run.db", *calls))
+
+
 def test_memory_that_was_given_is_no_retry(tmp_path: Path) -> None:
     said = found(asked(tmp_path / "run.db", "cudaMalloc", "cudaMalloc", "cudaFree"))
     assert "allocation_retries" not in said

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
 
 
@@ -18,12 +20,46 @@ def launches(path: Path, *, every: int, kernel: int, count: int = 100, takes: in
 
 def test_the_gaps_before_launches_are_what_a_slow_host_costs(tmp_path: Path) -> None:
     said = found(launches(tmp_path / "run.db", every=50 * US, kernel=10 * US))
-    # 99 gaps of 40 µs; in the last microsecond of each the kernel is launched already.
-    assert cost_ns(said["host_bound"]) == 99 * 39 * US
+    # 99 gaps of 40 µs; in the last microsecond of each the launch reaches the device.
+    assert cost_ns(said["host_bound"]) == 99 * 40 * US
+    assert said["host_bound"].figures["reaching_ns"] == 99 * US
     assert said["host_bound"].figures["gaps"] == 99
     assert said["host_bound"].sure == "certain"
-    assert said["host_bound"].evidence[0]["total_ns"] == 99 * 39 * US
+    assert said["host_bound"].evidence[0]["total_ns"] == 99 * 40 * US
+    assert said["host_bound"].evidence[0]["count"] == 99
     assert "small_kernels" not in said
+
+
+@pytest.mark.parametrize("every", [8, 7])
+def test_what_launches_take_to_reach_an_idle_device_is_the_hosts_too(
+    tmp_path: Path, every: int
+) -> None:
+    """Launches of 8 µs that take 5 more to arrive: the kernel before ends when they begin."""
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(400):
+            begin = at * every * US
+            plant.kernel(begin + 5 * US, begin + 7_500, launched=begin, takes=4 * US)
+    one = found(tmp_path / "run.db")["host_bound"]
+    assert cost_ns(one) == 399 * (every * US - 2_500)
+    assert one.figures["gaps"] == 399
+    assert "is what launches take to reach a device" in one.text
+
+
+def test_what_is_queued_behind_other_work_waits_for_no_host(tmp_path: Path) -> None:
+    """A host that is ahead, and a device that takes 4 µs from one kernel to the next."""
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(400):
+            begin = 100 * US + at * 8 * US
+            plant.kernel(begin, begin + 4 * US, launched=at * 6 * US, takes=2 * US)
+    assert advice(tmp_path / "run.db").findings == ()
+
+
+def test_work_that_begins_far_later_than_launches_do_is_not_the_hosts(tmp_path: Path) -> None:
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(200):
+            begin = at * 500 * US
+            plant.kernel(begin + 300 * US, begin + 490 * US, launched=begin)
+    assert "host_bound" not in found(tmp_path / "run.db")
 
 
 def test_a_host_that_does_something_else_is_not_told_to_launch_less(tmp_path: Path) -> None:
@@ -53,7 +89,7 @@ def test_work_of_several_types_below_one_operation_is_one_row_of_evidence(tmp_pa
             plant.task(start, start + 10 * US, connection=connection, kernel=("k", op_type))
     (row,) = found(tmp_path / "run.db")["host_bound"].evidence
     assert (row["name"], row["count"]) == ("before aten::conv2d", 99)
-    assert row["total_ns"] == 99 * 39 * US
+    assert row["total_ns"] == 99 * 40 * US
 
 
 def test_a_host_that_keeps_ahead_is_no_finding(tmp_path: Path) -> None:
@@ -94,8 +130,8 @@ def test_a_step_that_warms_up_is_not_judged(tmp_path: Path) -> None:
 def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:
     path = launches(tmp_path / "run.db", every=8 * US, kernel=3 * US, count=900, takes=8 * US)
     said = found(path)
-    # Launches take 5 µs more than kernels; the device idles 4 µs before each but the first.
-    assert cost_ns(said["small_kernels"]) == min(900 * 5 * US, 899 * 4 * US)
+    # Launches take 5 µs more than kernels; so long the device idles before each but the first.
+    assert cost_ns(said["small_kernels"]) == min(900 * 5 * US, 899 * 5 * US)
     assert said["small_kernels"].figures["kernels"] == 900
 
 

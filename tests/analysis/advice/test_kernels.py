@@ -98,12 +98,46 @@ def test_fused_attention_is_fused(tmp_path: Path) -> None:
         "triton_red_fused__log_softmax__to_copy_prepare_softmax_online_17",
         "cunn_SoftMaxForward<4, float, float, float, LogSoftMaxForwardEpilogue>",
         "triton_red_fused_nll_loss_forward_softmax_0",
+        "softmax_warp_forward<float, float, float, 10, true, false>(float*, float const*, int)",
     ],
 )
 def test_the_softmax_of_a_loss_is_no_attention(tmp_path: Path, loss: str) -> None:
     """Between the product of the logits and the first of the backward pass: seen on an H100."""
     path = attention(tmp_path / "run.db", ("aten::matmul", 20), (loss, 10), ("aten::matmul", 20))
     assert advice(path).findings == ()
+
+
+SHORT_ROWS = "void softmax_warp_{}<c10::BFloat16, c10::BFloat16, float, 9, {}, false>(int)"
+
+
+@pytest.mark.parametrize(("logarithm", "told"), [("true", False), ("false", True)])
+def test_a_kernel_for_short_rows_says_whether_it_is_of_a_loss(
+    tmp_path: Path, logarithm: str, told: bool
+) -> None:
+    """A classifier of a thousand classes: logits, loss, and the first product of backward."""
+    with Plant(tmp_path / "run.db") as plant:
+        at = 0
+        for _ in range(12):
+            for name, length in (
+                ("gemm", 40),
+                (SHORT_ROWS.format("forward", logarithm), 10),
+                (SHORT_ROWS.format("backward", logarithm), 10),
+                ("gemm", 40),
+            ):
+                plant.kernel(at, at + length * US, name=name, op_type=name)
+                at += length * US
+    assert ("unfused_attention" in found(tmp_path / "run.db")) == told
+
+
+@pytest.mark.parametrize(
+    "between", [("aten::nll_loss_forward",), ("aten::topk", "aten::div"), ("aten::multinomial",)]
+)
+def test_probabilities_of_classes_experts_and_words_are_no_attention(
+    tmp_path: Path, between: tuple[str, ...]
+) -> None:
+    after = tuple((name, 2) for name in between)
+    pieces = (("aten::mm", 20), ("aten::_softmax", 10), *after, ("aten::bmm", 20))
+    assert advice(attention(tmp_path / "run.db", *pieces)).findings == ()
 
 
 def optimizer(path: Path, *, name: str, kernels: int = 120) -> Path:
@@ -123,8 +157,9 @@ def optimizer(path: Path, *, name: str, kernels: int = 120) -> Path:
 
 def test_the_device_waits_between_the_updates_of_an_optimizer(tmp_path: Path) -> None:
     said = found(optimizer(tmp_path / "run.db", name="add_kernel"))["unfused_optimizer"]
-    # 1 µs before the first launch; 119 times from an update's end to the next one's launch, 4 µs.
-    assert cost_ns(said) == US + 119 * 4 * US
+    # 1 µs before the first launch, from an update's end to the next one's launch 4 µs, 119 times;
+    # and 2 µs until each launch arrives.
+    assert cost_ns(said) == US + 119 * 4 * US + 120 * 2 * US
     assert said.figures["kernels"] == 4 * 120
 
 

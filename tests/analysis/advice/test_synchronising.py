@@ -60,8 +60,10 @@ def test_a_call_after_every_launch_is_a_mode(tmp_path: Path) -> None:
             plant.api(begin + 3 * US, begin + 62 * US, "aclrtSynchronizeStream")
     said = found(tmp_path / "run.db")["blocking_launches"]
     assert said.figures["followed"] == 50
-    # The device idles from the end of a kernel to the next launch: 40 µs, 49 times.
-    assert cost_ns(said) == 49 * 40 * US
+    # From the return of a call to the beginning of the next kernel: 43 µs, 49 times.
+    assert cost_ns(said) == 49 * 43 * US
+    first, second = advice(tmp_path / "run.db").findings[:2]
+    assert (first.kind, second.kind) == ("blocking_launches", "synchronising_calls")
 
 
 def test_a_call_after_few_launches_is_no_mode(tmp_path: Path) -> None:

@@ -50,7 +50,13 @@ _SYNCHRONISING = re.compile(
     r"|^cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v2)?$|^(?:aclrt|rt)Memcpy$|^StreamSyncTaskFinish$",
     re.IGNORECASE,
 )
-_INPUT = re.compile(r"DataLoader.*(?:__next__|_next_data)", re.IGNORECASE)
+_INPUT = re.compile(
+    # torch's own ranges and frames; Lightning's; what programs call it when they mark it.
+    r"DataLoader.*(?:__next__|_next_data)|dataloader_next"
+    r"|^\W*(?:data[_ ]?load(?:ing|er)?|(?:load|get|fetch|next|wait_?for)(?:ing)?[ _](?:next[ _])?"
+    r"(?:data|batch|input)(?:es|s)?|data_?(?:wait|fetch(?:ing)?|time)|input_?wait)[\W\d]*$",
+    re.IGNORECASE,
+)
 
 _NEVER: Final = np.iinfo(np.int64).max
 

@@ -20,7 +20,14 @@ from unified_prof.analysis.explain.advice.limits import (
 from unified_prof.analysis.finding import Evidence, Finding, Sureness
 from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views.idle import HOST, INPUT, NOT_KNOWN, SYNCHRONISING, meet
+from unified_prof.analysis.views.idle import (
+    HOST,
+    INPUT,
+    LAUNCHED,
+    NOT_KNOWN,
+    SYNCHRONISING,
+    meet,
+)
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 
@@ -28,6 +35,12 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _MS = 1e6
+
+LATENCY_NS = 10_000
+"""What a launch takes to reach an idle device, where the recording has no such launch..."""
+LONGEST_LATENCY_NS = 100_000
+"""...and the most that counts as that; of both, launches that take up to so many still do."""
+LATENCIES = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,6 +209,35 @@ class Case:
         return bound
 
     @cached_property
+    def starved(self) -> Flags:
+        """Which idle time a host that launched earlier would fill.
+
+        That is until the launch of what comes next, and then what the launch takes to reach a
+        device that has nothing else to do: a host that is ahead by one launch hides both.
+        """
+        idle, recording = self.idle, self.recording
+        before: Flags = (idle.reason == HOST) & (idle.piece >= 0)
+        at = np.flatnonzero((idle.reason == LAUNCHED) & (idle.piece >= 0))
+        # What somebody waited for besides is not the launch's.
+        waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
+        at = at[~np.isin(idle.piece[at], idle.piece[waited])]
+        if not len(at) or not len(recording.host_calls):
+            return before
+        piece = idle.piece[at]
+        call = recording.host_calls.launching(recording.work.connection[piece])
+        start = recording.work.start_ns[piece]
+        launched = np.append(recording.host_calls.start_ns.whole(), start.min(initial=0) - 1)[call]
+        took = start - launched
+        dry = np.isin(piece, idle.piece[before]) & (call >= 0)
+        usual = min(float(np.median(took[dry])), LONGEST_LATENCY_NS) if dry.any() else LATENCY_NS
+        # The work before was running, or over, when this was launched: nothing else was queued.
+        last = np.searchsorted(self.pieces.start_ns, start, side="left") - 1
+        alone = (last >= 0) & (self.pieces.start_ns[last] <= launched)
+        result: Flags = before.copy()
+        result[at[(call >= 0) & alone & (took <= LATENCIES * usual)]] = True
+        return result
+
+    @cached_property
     def pieces(self) -> Pieces:
         """The device's work."""
         work = self.recording.work
@@ -223,7 +265,7 @@ class Case:
         gap = np.cumsum(first) - 1
         count = int(gap[-1]) + 1
         of_host = np.zeros(count, bool)
-        of_host[gap[np.isin(idle.reason, (HOST, INPUT))]] = True
+        of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | self.starved]] = True
         synced = np.zeros(count, bool)
         synced[gap[idle.reason == SYNCHRONISING]] = True
         begin = idle.start_ns[first]

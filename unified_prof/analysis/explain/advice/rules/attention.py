@@ -20,10 +20,18 @@ NEAR = 5
 """So many kernels (scale, mask, cast, dropout) may stand between a product and the softmax."""
 
 _PRODUCT = re.compile(r"bmm|matmul|batch_?mat|gemm|cijk_|nvjet", re.IGNORECASE)
-# A fused kernel of a loss has all that it does in its name, attention's online softmax too.
-_SOFTMAX = re.compile(
-    r"^(?!.*(?:log_?softmax|nll_loss|cross_?entropy|flash|fmha)).*softmax", re.IGNORECASE
+_SOFTMAX = re.compile("softmax", re.IGNORECASE)
+# A fused kernel of a loss has all that it does in its name, attention's online softmax too;
+# torch's kernel for short rows says by its fifth argument that it is a logarithm's.
+_OF_LOSS = re.compile(
+    r"log_?softmax|nll_?loss|cross_?entropy|softmax_warp_\w+<[^<>]*,\s*\d+,\s*(?:true|\(bool\)1)",
+    re.IGNORECASE,
 )
+_NO_WEIGHTS = re.compile(
+    rf"{_OF_LOSS.pattern}|top_?k|sort|gating|routing|multinomial|arg_?max|categorical",
+    re.IGNORECASE,
+)
+"""What is done with probabilities of classes, experts or words, and never with weights."""
 _FUSED = re.compile(r"flash|fmha|efficient_attention|FlashAttention", re.IGNORECASE)
 
 
@@ -38,7 +46,8 @@ def unfused_attention(case: Case) -> Iterator[Finding]:
         return found | case.named(case.kernel, pattern)[kernels]
 
     fused = called(_FUSED)
-    softmax = called(_SOFTMAX) & ~fused
+    no_weights = called(_NO_WEIGHTS)
+    softmax = called(_SOFTMAX) & ~fused & ~no_weights
     product = called(_PRODUCT) & ~fused & ~softmax
     between = np.zeros(len(case.pieces), bool)
     whole = np.zeros(len(case.pieces), bool)
@@ -46,7 +55,7 @@ def unfused_attention(case: Case) -> Iterator[Finding]:
     for at in np.flatnonzero(softmax).tolist():
         before = _nearest(product, stream, at, range(at - 1, at - 1 - NEAR, -1))
         after = _nearest(product, stream, at, range(at + 1, at + 1 + NEAR))
-        if before is None or after is None:
+        if before is None or after is None or no_weights[before + 1 : after].any():
             continue
         patterns += 1
         between[kernels[before + 1 : after]] = True

@@ -12,7 +12,7 @@ from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import ROWS, percent
 from unified_prof.analysis.finding import Evidence, Finding
-from unified_prof.analysis.views.idle import HOST
+from unified_prof.analysis.views.idle import HOST, LAUNCHED
 
 HOST_BOUND = "host_bound"
 SMALL_KERNELS = "small_kernels"
@@ -29,14 +29,14 @@ MANY_LAUNCHES = 100
 
 def host_bound(case: Case) -> Iterator[Finding]:
     """Idle time before work that the host had not launched yet."""
-    if case.share(case.at_most(HOST)) < IDLE_SHARE:
+    if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
-    idle = case.idle
-    mine = (idle.reason == HOST) & (idle.piece >= 0)
+    idle, mine = case.idle, case.starved
     cost = int(idle.length_ns[mine].sum())
     if case.share(cost) < IDLE_SHARE:
         return
-    gaps = int(mine.sum())
+    gaps = len(np.unique(idle.piece[mine]))
+    reaching_ns = int(idle.length_ns[mine & (idle.reason == LAUNCHED)].sum())
     long = mine & (idle.length_ns >= LONG_NS)
     long_ns = int(idle.length_ns[long].sum())
     elsewhere = 2 * long_ns > cost
@@ -44,11 +44,16 @@ def host_bound(case: Case) -> Iterator[Finding]:
         f"; {percent(long_ns / cost)} of that in {int(long.sum()):,} gaps of 1 ms and more, in "
         "which it does something else than launching"
     )
+    reaching = (
+        f"; {percent(reaching_ns / cost)} of that is what launches take to reach a device that has "
+        "nothing else to do"
+    )
     yield case.finding(
         HOST_BOUND,
         cost,
         f"the device is idle {percent(case.share(cost))} of the time because the host has not "
-        f"launched its next work yet ({gaps:,} gaps){most if elsewhere else ''}",
+        f"launched its next work yet ({gaps:,} gaps){most if elsewhere else ''}"
+        f"{reaching if 2 * reaching_ns > cost else ''}",
         advice="see what the program does before these operations: Python's own work, collecting "
         "garbage, metrics, logging, checkpoints; do it less often, or beside the steps"
         if elsewhere
@@ -62,6 +67,7 @@ def host_bound(case: Case) -> Iterator[Finding]:
             "longest_gap_ns": int(idle.length_ns[mine].max()),
             "long_gaps": int(long.sum()),
             "long_gaps_ns": long_ns,
+            "reaching_ns": reaching_ns,
         },
         evidence=_gaps(case, np.flatnonzero(mine)),
     )
@@ -90,17 +96,16 @@ def _gaps(case: Case, gaps: NDArray[np.intp]) -> Sequence[Evidence]:
                 **({} if line is None else {"line": line}),
             },
         )
-        row["count"] += len(own)
+        row["count"] += len(np.unique(idle.piece[own]))
         row["total_ns"] += int(total[number])
     return sorted(rows.values(), key=lambda row: -int(row["total_ns"]))[:ROWS]
 
 
 def small_kernels(case: Case) -> Iterator[Finding]:
     """Kernels that take less time than their launches, in steps that wait for the host."""
-    if case.share(case.at_most(HOST)) < IDLE_SHARE:
+    if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
-    idle, pieces = case.idle, case.pieces
-    waited = (idle.reason == HOST) & (idle.piece >= 0)
+    idle, pieces, waited = case.idle, case.pieces, case.starved
     if case.share(int(idle.length_ns[waited].sum())) < IDLE_SHARE:
         return
     kernels = np.flatnonzero(pieces.kind == KERNEL)

@@ -162,14 +162,19 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
     order = np.lexsort((calls.start_ns, calls.thread))
     order = order[(kind[order] > 0) & case.inside(calls.start_ns[order])]
     begins, ends = [], []
-    state, begin = 0, 0
+    asked: int | None = None
+    freed = False
     for row in order.tolist():
-        if kind[row] == _MALLOC and state == _FREE:
-            begins.append(begin)
-            ends.append(int(calls.end_ns[row]))
         if kind[row] == _MALLOC:
-            begin = int(calls.start_ns[row])
-        state = _FREE if kind[row] == _FREE and state in (_MALLOC, _FREE) else int(kind[row])
+            if freed and asked is not None:
+                begins.append(asked)
+                ends.append(int(calls.end_ns[row]))
+            asked, freed = int(calls.start_ns[row]), False
+        elif kind[row] == _FREE:
+            freed = asked is not None
+        else:
+            # Whoever launches has got what it asked for: what is freed then is given back.
+            asked, freed = None, False
     if not begins or not case.steps:
         return
     retries = case.within(np.array(begins, np.int64), np.array(ends, np.int64))

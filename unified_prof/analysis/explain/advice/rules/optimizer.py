@@ -12,7 +12,6 @@ from unified_prof.analysis.explain.advice.case import Case
 from unified_prof.analysis.explain.advice.limits import WARN_SHARE, percent
 from unified_prof.analysis.finding import Finding
 from unified_prof.analysis.read.framework import OTHER_PASS
-from unified_prof.analysis.views.idle import HOST
 from unified_prof.arrays import intervals
 
 UNFUSED_OPTIMIZER = "unfused_optimizer"
@@ -42,7 +41,7 @@ def unfused_optimizer(case: Case) -> Iterator[Finding]:
     if together.sum() >= TOGETHER * count:
         return
     idle = case.idle
-    waits = (idle.reason == HOST) & np.isin(idle.piece, pieces.row[mine])
+    waits = case.starved & np.isin(idle.piece, pieces.row[mine])
     cost = int(idle.length_ns[waits].sum())
     busy = case.within(pieces.start_ns[mine], pieces.end_ns[mine]).total_ns
     share = case.share(busy + cost)

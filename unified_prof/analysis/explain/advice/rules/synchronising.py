@@ -27,17 +27,12 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     """Idle time from the return of a synchronising call to the next work."""
     if not case.at_most(SYNCHRONISING):
         return
-    idle, host = case.idle, case.recording.idle_time.host
+    idle = case.idle
     mine = np.flatnonzero((idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0))
     mine = mine[~_ends_a_step(case, mine)]
     if not len(mine):
         return
-    begins = case.recording.work.start_ns[idle.piece[mine]]
-    returned = np.maximum(host.sync.end_ns[idle.sync[mine]], idle.start_ns[mine])
-    lost = np.maximum(begins - returned, 0)
-    # A gap may have several stretches due to the same calls: it is lost once.
-    _, first = np.unique(idle.piece[mine], return_index=True)
-    mine, lost = mine[first], lost[first]
+    mine, lost = _lost(case, mine)
     cost = int(lost.sum())
     share = case.share(cost)
     if share < WARN_SHARE:
@@ -65,6 +60,17 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
         },
         evidence=rows,
     )
+
+
+def _lost(case: Case, mine: Ints) -> tuple[Ints, Ints]:
+    """Return the first stretch of each gap of some, and its time from the call's return on."""
+    idle, host = case.idle, case.recording.idle_time.host
+    begins = case.recording.work.start_ns[idle.piece[mine]]
+    returned = np.maximum(host.sync.end_ns[idle.sync[mine]], idle.start_ns[mine])
+    lost = np.maximum(begins - returned, 0)
+    # A gap may have several stretches due to the same calls: it is lost once.
+    _, first = np.unique(idle.piece[mine], return_index=True)
+    return mine[first], lost[first]
 
 
 def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
@@ -129,9 +135,9 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
     if share <= BLOCKING_SHARE:
         return
     idle = case.idle
-    mine = idle.reason == SYNCHRONISING
-    known = mine & (idle.sync >= 0)
-    cost = int(idle.length_ns[mine].sum())
+    known = (idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0)
+    mine, lost = _lost(case, np.flatnonzero(known))
+    cost = int(lost.sum())
     yield case.finding(
         BLOCKING_LAUNCHES,
         cost,
@@ -141,5 +147,5 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
         "synchronize() out of the loop",
         sure="likely",
         figures={"launches": int(launching.sum()), "followed": followed, "idle_ns": cost},
-        evidence=_calls(case, idle.sync[known], idle.length_ns[known]),
+        evidence=_calls(case, idle.sync[mine], lost),
     )
