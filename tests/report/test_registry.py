@@ -19,7 +19,7 @@ def report(tmp_path: Path) -> Path:
     return run_time_report(tmp_path / "r.sqlite")
 
 
-@pytest.mark.parametrize("name", ["text", "json", "csv", "markdown", "html"])
+@pytest.mark.parametrize("name", ["text", "json", "csv", "markdown", "html", "parquet", "arrow"])
 def test_each_format_has_its_name_its_endings_and_something_to_say(report: Path, name: str) -> None:
     one = formats.named(name)
     for suffix in one.suffixes:
@@ -27,12 +27,12 @@ def test_each_format_has_its_name_its_endings_and_something_to_say(report: Path,
         done = uprof("report", report, "-o", output)
         assert done.returncode == 0
         assert f": {name}, " in done.stderr
-        assert "linear" in output.read_text(encoding="utf-8")
+        assert b"linear" in output.read_bytes()
     assert name in uprof("report", "--help").stdout
 
 
 def test_every_format_is_listed_above() -> None:
-    assert formats.NAMES == ("text", "json", "csv", "markdown", "html")
+    assert formats.NAMES == ("text", "json", "csv", "markdown", "html", "parquet", "arrow")
 
 
 @pytest.mark.parametrize("ending", ["pdf", "xlsx", "db", "sqlite", "jsn"])

@@ -30,7 +30,7 @@ def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
     return shutil.get_terminal_size().columns, color
 
 
-def put(text: str, *, for_people: bool = True) -> None:
+def put(content: str | bytes, *, for_people: bool = True) -> None:
     """Print to stdout; what a terminal's encoding cannot show appears as an escape.
 
     A reader that has seen enough (`| head`) ends the command without a word, as SIGPIPE would.
@@ -42,7 +42,9 @@ def put(text: str, *, for_people: bool = True) -> None:
     encoding = sys.stdout.encoding if for_people else "utf-8"
     with streams.writing_the_result():
         sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode(encoding or "utf-8", errors="backslashreplace"))
+        if isinstance(content, str):
+            content = content.encode(encoding or "utf-8", errors="backslashreplace")
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
 
 
@@ -106,8 +108,8 @@ def put_json(document: object) -> None:
     put(json_text(document), for_people=False)
 
 
-def write(path: Path, text: str, *, force: bool) -> None:
-    """Write a text file, complete or not at all; a database is never replaced by one.
+def write(path: Path, content: str | bytes, *, force: bool) -> None:
+    """Write a file, complete or not at all; a database is never replaced by one.
 
     Raises:
         OutputError: it exists and `force` is not given, is a database, or cannot be written.
@@ -122,4 +124,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
             slug="not-replaced",
         )
     with replacing(path, overwrite=force) as partial:
-        partial.write_text(text, encoding="utf-8", newline="\n")
+        if isinstance(content, bytes):
+            partial.write_bytes(content)
+        else:
+            partial.write_text(content, encoding="utf-8", newline="\n")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Produced:
     """A run in one of the formats."""
 
-    text: str
+    content: str | bytes
     missing: str
     """What of it could not be read; empty: all could."""
     has_ranks_alone: bool
@@ -55,7 +55,8 @@ def produced(
     """
     with ExitStack() as stack:
         overview = None
-        if rank is not None or (request.by is None and not convert and capture is None):
+        together = request.by is None and not convert and capture is None and shape.is_text
+        if rank is not None or together:
             overview = stack.enter_context(
                 report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
             )

@@ -64,7 +64,7 @@ def report(
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows to show.", show_default="20; all for json, csv and html"),
+        typer.Option(min=1, help="Rows to show.", show_default="20; all for programs and html"),
     ] = None,
     sort: Annotated[
         SortOption | None, typer.Option(help="Order of the rows.", show_default="time, else size")
@@ -162,9 +162,9 @@ def report(
         output=file,
     )
     if file is None:
-        printing.put(made.text, for_people=shape.for_people)
+        printing.put(made.content, for_people=shape.for_people)
     else:
-        printing.write(file, made.text, force=force)
+        printing.write(file, made.content, force=force)
         if not quiet:
             printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
     if rank is None and not quiet:

@@ -122,14 +122,14 @@ def produce(overview: Overview, shape: Format, request: Request, reports: Opened
     if shape.name == "json":
         told: dict[str, Any] = {"cluster": document.of_run(overview)}
         if reports is not None:
-            told |= json.loads(shape.produce(reports, request))
+            told |= json.loads(shape.text(reports, request))
         return printing.json_text(told)
     text = formats.produce(shape, overview, own)
     if reports is None or shape.name == "html":
         return text
     if shape.name == "csv":
-        return shape.produce(reports, request)
-    return f"{text}\n{shape.produce(reports, request)}"
+        return shape.text(reports, request)
+    return f"{text}\n{shape.text(reports, request)}"
 
 
 def _overview(run: Any) -> Overview:

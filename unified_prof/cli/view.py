@@ -112,7 +112,8 @@ def _page(
     )
     if rank is None and not quiet:
         producing.say_hints(path, made)
-    return [Item("", _HTML, made.text.encode())], made.missing
+    assert isinstance(made.content, str)
+    return [Item("", _HTML, made.content.encode())], made.missing
 
 
 def _timeline(

@@ -7,7 +7,6 @@ texts; with `ids` it holds what lies in the database, and the tables of texts ar
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
 from unified_prof.models import catalogue
@@ -74,7 +74,7 @@ def write(
         StoreError: the report is damaged.
         OutputError: a file exists or cannot be written.
     """
-    pyarrow = _pyarrow()
+    pyarrow = arrow_files.pyarrow()
     if unknown := [table for table in only if table not in report.tables]:
         raise UsageError(
             f"{report.path} has no table {unknown[0]}",
@@ -94,7 +94,7 @@ def write(
                 continue
             with (
                 files.file(f"{table}.{kind}") as file,
-                _open(kind, file.partial, source.schema(pyarrow)) as writer,
+                arrow_files.opened(kind, str(file.partial), source.schema(pyarrow)) as writer,
             ):
                 for part in chain([] if first is None else [first], parts):
                     writer.write(part)
@@ -352,28 +352,3 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
 def _times(table: str) -> frozenset[str]:
     """Return the columns that hold points in time, whatever type is declared for them."""
     return references.times(table)
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as err:
-        raise UsageError(
-            "Parquet and Arrow files need pyarrow",
-            hint="pip install 'unified-prof[parquet]'",
-            slug="missing-package",
-        ) from err
-    return pyarrow
-
-
-def _open(kind: str, path: Path, schema: Any) -> AbstractContextManager[Any]:
-    import pyarrow
-    from pyarrow import parquet
-
-    writer: AbstractContextManager[Any]
-    if kind == "parquet":
-        writer = parquet.ParquetWriter(str(path), schema)
-    else:
-        writer = pyarrow.ipc.new_file(str(path), schema)
-    return writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -74,6 +74,18 @@ class Answer(Displayed):
             ) from err
         breakdown = self.breakdown(by)
         return pandas.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
+
+    def to_arrow(self, by: By = "operation") -> Any:
+        """Return a breakdown as a `pyarrow.Table`, as `uprof report --format parquet` has it.
+
+        Raises:
+            UsageError: as of `breakdown`, or pyarrow is not installed.
+        """
+        from unified_prof.report.table_file import table
+
+        self.breakdown(by)
+        chosen = tuple(one for one in self.figures.selections if one.breakdown.by == by)
+        return table([replace(self.figures, selections=chosen)])
 
 
 def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:

@@ -1,9 +1,9 @@
 """The formats of `uprof report`: names, endings, and where each is written.
 
-A format is one module with a function `produce(opened, request) -> str`, and its line here;
-nothing else knows how many there are. If you add one, also add its name to the tests'
-`tests/report/test_registry.py`, which hold for every format. Nothing heavy is imported before a
-format is asked for.
+A format is one module with a function `produce(opened, request) -> str` (bytes where it is no
+text), and its line here; nothing else knows how many there are. If you add one, also add its name
+to the tests' `tests/report/test_registry.py`, which hold for every format. Nothing heavy is
+imported before a format is asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Request:
 
 
 class _Module(Protocol):
-    def produce(self, opened: Opened, request: Request) -> str:
+    def produce(self, opened: Opened, request: Request) -> str | bytes:
         """Return the reports in the format."""
 
 
@@ -58,16 +58,25 @@ class Format:
     for_terminal: bool = True
     """Whether it makes sense to print it on a terminal at all."""
     embeds_source: bool = False
+    is_text: bool = True
+    """Whether it is text; the others are bytes, of breakdowns alone."""
 
-    def produce(self, opened: Opened, request: Request) -> str:
+    def produce(self, opened: Opened, request: Request) -> str | bytes:
         """Return the reports in this format.
 
         Raises:
             StoreError: none of them can be read to its end.
-            UsageError: a report cannot be broken down or sorted as asked.
+            UsageError: a report cannot be broken down or sorted as asked, or a package that the
+                format takes is not installed.
         """
         module = cast(_Module, import_module(f"unified_prof.report.{self.module}"))
         return module.produce(opened, request)
+
+    def text(self, opened: Opened, request: Request) -> str:
+        """Return the reports in this format, which is text; errors as of `produce`."""
+        content = self.produce(opened, request)
+        assert isinstance(content, str), f"{self.name} is no text"
+        return content
 
 
 FORMATS: tuple[Format, ...] = (
@@ -76,6 +85,8 @@ FORMATS: tuple[Format, ...] = (
     Format("csv", "csv_text", (".csv",)),
     Format("markdown", "markdown", (".md", ".markdown")),
     Format("html", "html", (".html", ".htm"), for_terminal=False, embeds_source=True),
+    Format("parquet", "parquet_file", (".parquet",), for_terminal=False, is_text=False),
+    Format("arrow", "arrow_file", (".arrow", ".feather"), for_terminal=False, is_text=False),
 )
 TEXT = FORMATS[0]
 NAMES = tuple(one.name for one in FORMATS)

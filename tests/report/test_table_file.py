@@ -1,0 +1,150 @@
+"""Breakdowns as Parquet and Arrow: the figures of JSON, in columns of types that do not change."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unified_prof
+from tests.analysis.builders import run_time_report, training_step
+from tests.cli.test_report import refused, uprof
+from unified_prof.analysis.kinds import KINDS
+from unified_prof.analysis.load import open_analyses
+from unified_prof.cli.app import main
+from unified_prof.errors import UsageError
+
+pyarrow = pytest.importorskip("pyarrow")
+
+pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def timeline(tmp_path: Path) -> Path:
+    training_step(path := tmp_path / "msprof_20260101000000.db")
+    return path
+
+
+def read(path: Path) -> Any:
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.read_table(path)
+    with pyarrow.ipc.open_file(path) as file:
+        return file.read_all()
+
+
+def rows_of(report: Path, by: str) -> list[dict[str, Any]]:
+    """Return the rows that JSON has."""
+    (told,) = json.loads(uprof("report", report, "--by", by, "--json").stdout)["reports"]
+    found: list[dict[str, Any]] = told["breakdowns"][by]["rows"]
+    return found
+
+
+@pytest.mark.quick(cases=3)
+@pytest.mark.parametrize("by", KINDS)
+def test_every_breakdown_has_the_figures_of_json(timeline: Path, tmp_path: Path, by: str) -> None:
+    with open_analyses(timeline) as (analysis,):
+        try:
+            analysis.breakdown(by)
+        except UsageError:
+            pytest.skip("the recording does not have it")
+    expected = rows_of(timeline, by)
+    output = tmp_path / "rows.parquet"
+    assert uprof("report", timeline, "--by", by, "-o", output).returncode == 0
+    table = read(output)
+    found = table.to_pylist()
+    assert [row.pop("report") for row in found] == [str(timeline)] * len(expected)
+    assert [row.pop("by") for row in found] == [by] * len(expected)
+    keys = dict.fromkeys(key for row in expected for key in row)
+    assert found == [{key: row.get(key) for key in keys} for row in expected]
+    for field in table.schema:
+        if field.name in ("report", "by", "name", "kind", "detail"):
+            assert field.type == pyarrow.string()
+        elif field.name in ("percent", "average_ns"):
+            assert field.type == pyarrow.float64()
+        elif field.name.endswith(("_ns", "_bytes")) or field.name == "count":
+            assert field.type == pyarrow.int64()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "feather"])
+def test_both_formats_hold_the_same(timeline: Path, tmp_path: Path, ending: str) -> None:
+    output = tmp_path / f"rows.{ending}"
+    done = uprof("report", timeline, "--by", "kernel", "--top", "2", "--stats", "-o", output)
+    assert done.returncode == 0, done.stderr
+    table = read(output)
+    assert table.num_rows == 2
+    assert table.schema.field("stddev_ns").type == pyarrow.float64()
+    assert table.schema.field("p99_ns").type == pyarrow.int64()
+    (answer,) = unified_prof.figures(timeline, by="kernel")
+    own = answer.to_arrow("kernel")
+    assert own.schema.field("total_ns") == table.schema.field("total_ns")
+    assert own.column("total_ns").to_pylist()[:2] == table.column("total_ns").to_pylist()
+    with pytest.raises(UsageError, match="was asked for no breakdown by 'step'"):
+        answer.to_arrow("step")
+
+
+def test_what_is_missing_is_a_row_and_every_rank_is_there(tmp_path: Path) -> None:
+    for rank in range(3):
+        run_time_report(tmp_path / f"run_time_rank{rank}.sqlite")
+    (tmp_path / "run_time_rank1.sqlite").write_bytes(b"")
+    output = tmp_path / "out.parquet"
+    done = uprof("report", tmp_path, "-o", output)
+    assert done.returncode == 7
+    table = read(output)
+    first, *others = table.to_pylist()
+    assert (first["kind"], first["total_ns"]) == ("missing", None)
+    assert "is empty" in first["detail"]
+    assert len({row["report"] for row in others}) == 2
+    assert {row["by"] for row in others} == {"operation"}
+
+
+def test_types_are_those_of_a_report_without_any_figure(tmp_path: Path, timeline: Path) -> None:
+    """Where nothing is known of a column it has the type that it has elsewhere."""
+    report = run_time_report(tmp_path / "run_time.sqlite")
+    one, other = tmp_path / "one.parquet", tmp_path / "other.parquet"
+    assert uprof("report", report, "-o", one).returncode == 0
+    assert uprof("report", timeline, "-o", other).returncode == 0
+    schemas = [read(path).schema for path in (one, other)]
+    for name in {*schemas[0].names} & {*schemas[1].names}:
+        assert schemas[0].field(name).type == schemas[1].field(name).type, name
+    assert read(one).column("weight_bytes").null_count == read(one).num_rows
+
+
+def test_without_pyarrow_its_name_is_told_and_nothing_is_left(
+    timeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    output = tmp_path / "rows.parquet"
+    done = uprof("report", timeline, "--by", "kernel", "-o", output)
+    refused(done, 2, "need pyarrow", "unified-prof[parquet]")
+    assert not output.exists()
+    (answer,) = unified_prof.figures(timeline, by="kernel")
+    with pytest.raises(UsageError, match="need pyarrow"):
+        answer.to_arrow("kernel")
+
+
+def test_a_table_goes_to_standard_output_as_it_is(timeline: Path, tmp_path: Path) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    with redirect_stdout(out), pytest.raises(SystemExit) as ended:
+        main(["report", str(timeline), "--by", "kernel", "--format", "arrow"])
+    assert not ended.value.code
+    buffer = out.buffer
+    assert isinstance(buffer, io.BytesIO)
+    with pyarrow.ipc.open_file(pyarrow.py_buffer(buffer.getvalue())) as file:
+        printed = file.read_all()
+    output = tmp_path / "rows.arrow"
+    assert uprof("report", timeline, "--by", "kernel", "-o", output).returncode == 0
+    assert printed == read(output)
+
+
+def test_a_table_does_not_replace_a_file_unasked(timeline: Path, tmp_path: Path) -> None:
+    output = tmp_path / "rows.parquet"
+    output.write_text("mine")
+    refused(uprof("report", timeline, "-o", output), 9, "exists")
+    assert output.read_text() == "mine"
+    assert uprof("report", timeline, "-o", output, "--force").returncode == 0
+    assert read(output).num_rows
