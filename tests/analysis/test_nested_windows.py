@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
+from unified_prof.analysis import held_calls
+from unified_prof.analysis.compare import runs
 from unified_prof.analysis.compare.compared import of_devices
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.read import framework, host_calls, host_ranges
 from unified_prof.analysis.read import tasks as read_tasks
+from unified_prof.analysis.trees import trees
 from unified_prof.analysis.views import idle_time
 from unified_prof.arrays import nest, nesting, packed
 from unified_prof.report import figures
@@ -43,7 +46,7 @@ def _small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nest, framework, idle_time):
+    for module in (read_tasks, nest, framework, idle_time, held_calls):
         patch.setattr(module, "WINDOW", window)
     patch.setattr(host_ranges, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)
@@ -122,6 +125,16 @@ def _recording(path: Path, seed: int, *, in_order: bool, steps: bool, launches: 
         }
         rows |= {"message": db.text("marked"), "eventType": 2}
         db.writer.write("MSTX_EVENTS", rows)
+        db.writer.write(
+            "UPROF_GPU_SYNCS",
+            {
+                "startNs": np.sort(rng.integers(0, 22_000, 40)) + db.T0,
+                "endNs": db.T0 + 22_000,
+                "kind": db.text("Stream Wait Event"),
+                "deviceId": rng.integers(0, 2, 40) if seed % 2 else 0,
+                "streamId": rng.integers(0, 3, 40),
+            },
+        )
     return path
 
 
@@ -129,7 +142,7 @@ def _told(path: Path) -> list[Any]:
     with open_reports(path) as opened:
         document = figures.as_document(figures.gather(opened, Request(), everything=True))
         (analysis,) = opened.analyses
-        told = [
+        told: list[Any] = [
             document,
             repr(analysis.advice()),
             analysis.kernels_of_operations(),
@@ -138,6 +151,10 @@ def _told(path: Path) -> list[Any]:
             analysis.launch_delay(),
             repr(analysis.path_track()),
         ]
+        drawn = trees(analysis)
+    run = runs.load([path])
+    told += [drawn, repr(run.operations.places), run.outside_steps_ns]
+    told += [repr(one.tolist()) for one in (run.operations.total_ns, run.operations.backward_ns)]
     compared = of_devices([path], [path])
     assert compared is not None
     leaves = compared.base.leaves
@@ -146,17 +163,17 @@ def _told(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "in_order", "steps", "launches"),
+    ("seed", "in_order", "steps", "launches", "most"),
     [
-        (1, True, True, "ids"),
+        (1, True, True, "ids", 200),
         *(
-            pytest.param(seed, order, steps, launches, marks=pytest.mark.slow)
-            for seed, order, steps, launches in (
-                (2, False, True, "ids"),
-                (3, True, False, "times"),
-                (4, False, False, "times"),
-                (5, False, True, "times"),
-                (6, True, True, "ids"),
+            pytest.param(seed, order, steps, launches, most, marks=pytest.mark.slow)
+            for seed, order, steps, launches, most in (
+                (2, False, True, "ids", 20),
+                (3, True, False, "times", 100),
+                (4, False, False, "times", 20_000),
+                (5, False, True, "times", 200),
+                (6, True, True, "ids", 20),
             )
         ),
     ],
@@ -167,12 +184,14 @@ def test_windows_of_any_size_tell_the_same(
     in_order: bool,
     steps: bool,
     launches: str,
+    most: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = _recording(
         tmp_path / "msprof_1.db", seed, in_order=in_order, steps=steps, launches=launches
     )
+    monkeypatch.setattr(runs, "_MAX_CALLS", most)
     whole = _told(path)
     for shift, window in ((5, 40), (6, 200)):
         _small_windows(monkeypatch, shift, window)

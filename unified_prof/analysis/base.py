@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from unified_prof.analysis.calls import Calls, Ints
+from unified_prof.analysis.calls import Calls, Ints, SomeCalls
 from unified_prof.analysis.finding import Advice
 from unified_prof.analysis.kinds import By, Place
 from unified_prof.analysis.model import (
@@ -80,6 +80,11 @@ class Analysis(ABC):
     @abstractmethod
     def calls(self) -> Calls:
         """One row per operation call, in program order."""
+
+    @property
+    def held_calls(self) -> SomeCalls:
+        """The same, to be looked at some at a time: of a long recording all take much memory."""
+        return self.calls
 
     @abstractmethod
     def breakdown(self, by: By) -> Breakdown:
@@ -188,8 +193,8 @@ class Analysis(ABC):
         """
         raise UsageError(f"{self.path} has no stacks of {measure}", slug="no-stacks")
 
-    def steps_of_calls(self) -> tuple[int, Ints] | None:
-        """Return the number of steps and the step of each call, numbered from 0.
+    def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
+        """Return the number of steps, and what tells the step of calls, numbered from 0.
 
         A call that began in no step is UNKNOWN. None where calls have no place among steps: one
         call is then one operation of a step already, or there are no steps.

@@ -6,9 +6,10 @@ reports call by call) is written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,40 @@ class Labels:
         return None if number == UNKNOWN else self.texts[number]
 
 
+class SomeCalls(Protocol):
+    """Calls to be summed up, however they are held."""
+
+    @property
+    def labels(self) -> Labels:
+        """The texts of their names, modules and lines."""
+
+    @property
+    def module_class(self) -> Mapping[str, str]:
+        """Module path -> class name, where the report has it."""
+
+    def __len__(self) -> int: ...
+
+    def has(self, column: str) -> bool:
+        """Tell whether a column was measured at all."""
+
+    def windows(self, least: int = 0) -> Iterator[Calls]:
+        """Yield all calls, some at a time, in their order.
+
+        Args:
+            least: do not yield fewer together: what is worked out of each yield costs as much as
+                of so many calls.
+        """
+
+    def whole(self) -> Calls:
+        """Return all calls at once."""
+
+    def known(self, column: str) -> int:
+        """Return of how many calls a column was measured."""
+
+    def sums(self) -> dict[str, int | None]:
+        """Return the sum of each column that adds up; None: nothing of it was measured."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
     """Columns of equal length, one row per call.
@@ -89,6 +124,23 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self.name)
+
+    def has(self, column: str) -> bool:
+        """Tell whether a column was measured at all."""
+        return getattr(self, column) is not None
+
+    def windows(self, least: int = 0) -> Iterator[Calls]:
+        """Yield all at once: they are there."""
+        yield self
+
+    def whole(self) -> Calls:
+        """Return all calls."""
+        return self
+
+    def known(self, column: str) -> int:
+        """Return of how many calls a column was measured."""
+        values: Ints | None = getattr(self, column)
+        return 0 if values is None else int((values != UNKNOWN).sum())
 
     def sums(self) -> dict[str, int | None]:
         """Return the sum of each column that adds up; None: nothing of it was measured."""
@@ -270,22 +322,6 @@ class Sums:
             if self._entries[number]
         ]
         return sort_rows(rows)
-
-
-def group(
-    calls: Calls, key: Ints, names: Sequence[str], details: Mapping[int, str] | None = None
-) -> list[Row]:
-    """Return one row for each key 0..len(names)-1 that occurs, in falling order of time and size.
-
-    Args:
-        calls: the calls to sum up.
-        key: the group of each call; UNKNOWN leaves the call out.
-        names: the groups' names.
-        details: key -> the group's detail, for groups that have one.
-    """
-    sums = Sums(len(names))
-    sums.add(calls, key)
-    return sums.rows(names, details)
 
 
 def sort_rows(rows: Iterable[Row]) -> list[Row]:

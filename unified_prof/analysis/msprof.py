@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,8 +11,9 @@ import numpy as np
 
 from unified_prof.analysis import later
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, SUMMED, UNKNOWN, Calls, Ints
+from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, Ints
 from unified_prof.analysis.finding import Advice
+from unified_prof.analysis.held_calls import HeldCalls
 from unified_prof.analysis.kinds import KINDS, By, Kind, Place
 from unified_prof.analysis.model import (
     Breakdown,
@@ -83,6 +84,11 @@ class MsprofAnalysis(Analysis):
     def calls(self) -> Calls:
         """Framework operations and other device work; host ranges if there is no device work."""
         return self.recording.calls
+
+    @property
+    def held_calls(self) -> HeldCalls:
+        """The same, to be looked at some at a time."""
+        return self.recording.held_calls
 
     @property
     def path(self) -> str:
@@ -204,14 +210,17 @@ class MsprofAnalysis(Analysis):
             return None
         return recording.work.summed()
 
-    def steps_of_calls(self) -> tuple[int, Ints] | None:
-        """Return how many steps there are and the step of each call, UNKNOWN if in none."""
-        if not self.recording.steps:
+    def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
+        """Return how many steps there are, and what tells the step of calls."""
+        steps = self.recording.steps
+        if not steps:
             return None
-        start_ns = self.recording.calls.start_ns
-        if start_ns is None:
-            return None
-        return len(self.recording.steps), step_of(start_ns.astype(np.int64), self.recording.steps)
+
+        def step(calls: Calls) -> Ints:
+            assert calls.start_ns is not None, "calls of a recording have their moments"
+            return step_of(calls.start_ns.astype(np.int64), steps)
+
+        return len(steps), step
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
@@ -308,7 +317,7 @@ class MsprofAnalysis(Analysis):
             # A call is a piece of work then, and of those nothing else is known.
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
         else:
-            sums = recording.calls.sums()
+            sums = recording.held_calls.sums()
         steps = recording.step_lengths_ns
         return Totals(
             total_ns=sums["total_ns"],
@@ -324,8 +333,7 @@ class MsprofAnalysis(Analysis):
     def _timed_calls(self) -> int:
         if self.recording.clock == "device" and not self.recording.has_operations:
             return len(self.recording.work)
-        total = self.recording.calls.total_ns
-        return 0 if total is None else int((total != UNKNOWN).sum())
+        return self.recording.held_calls.known("total_ns")
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording

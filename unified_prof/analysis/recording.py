@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import Calls, Ints
+from unified_prof.analysis.held_calls import HeldCalls
 from unified_prof.analysis.model import Clock
 from unified_prof.analysis.read import collectives, counters, groups, operators
 from unified_prof.analysis.read.collectives import Collectives, device_name
@@ -46,8 +47,13 @@ class Recording:
         self.findings = Findings()
         self.strings = Strings(source)
 
-    @cached_property
+    @property
     def calls(self) -> Calls:
+        """All of `held_calls` at once."""
+        return self.held_calls.whole()
+
+    @cached_property
+    def held_calls(self) -> HeldCalls:
         """Framework operations and other device work; host ranges if there is no device work."""
         if self.clock == "host":
             assert self.framework is not None

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
+from unified_prof.analysis.calls import SIZES, UNKNOWN, Calls, Ints, SomeCalls, sums_by
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.views.breakdowns import NO_LINE, NO_MODULE, module_parts
 
@@ -17,6 +17,9 @@ Kind = Literal["module", "line", "operation"]
 
 MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")
 """What a node's values measure, in their order."""
+
+_AS_MANY = 8
+"""Calls that are looked at together for each text that they may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,18 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
     pairs = analysis.kernels_of_operations()
     if pairs and not analysis.has_places:
         return (_of_pairs(builder, pairs, ("total_ns",)),)
-    calls = analysis.calls
+    calls = analysis.held_calls
     if not len(calls):
         return ()
     measures = _measures(calls)
     texts = calls.labels.texts
     result = []
-    if calls.module is not None:
-        result.append(_of_calls("module", calls, calls.module, _module_path, measures))
-    if calls.stack is not None:
-        result.append(_of_calls("line", calls, calls.stack, _frames, measures))
+    if calls.has("module"):
+        result.append(_of_calls("module", calls, lambda some: some.module, _module_path, measures))
+    if calls.has("stack"):
+        result.append(_of_calls("line", calls, lambda some: some.stack, _frames, measures))
     if not pairs:
-        for number, values, count in _grouped(calls, calls.name):
+        for number, values, count in _grouped(calls, lambda some: some.name):
             builder.add([texts[number]], values, count)
     result.append(_of_pairs(builder, pairs, measures))
     return tuple(result)
@@ -114,43 +117,53 @@ class _Builder:
 
 def _of_calls(
     kind: Kind,
-    calls: Calls,
-    label: Ints,
+    calls: SomeCalls,
+    label_of: Callable[[Calls], Ints | None],
     path_of: Callable[[str | None], list[str]],
     measures: tuple[str, ...],
 ) -> Tree:
     """Return the tree of the labels' paths, with the operations as leaves."""
     texts = calls.labels.texts
     builder = _Builder()
-    pairs = (label.astype(np.int64) + 1) * len(texts) + calls.name
+
+    def pairs(some: Calls) -> Ints:
+        label = label_of(some)
+        assert label is not None, "asked for calls that have it"
+        return (label.astype(np.int64) + 1) * len(texts) + some.name
+
     for pair, values, count in _grouped(calls, pairs):
         text = calls.labels.text(pair // len(texts) - 1)
         builder.add([*path_of(text), texts[pair % len(texts)]], values, count)
     return builder.tree(kind, measures)
 
 
-def _grouped(calls: Calls, key: Ints) -> list[tuple[int, tuple[int, ...], int]]:
+def _grouped(
+    calls: SomeCalls, key_of: Callable[[Calls], Ints]
+) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (key, values, calls) for each distinct key, in order of first occurrence."""
-    distinct, first, number = np.unique(key, return_index=True, return_inverse=True)
-    # Where there are times, a memory report's entries beside them are no further calls.
-    timed = calls.total_ns is None or calls.total_ns != UNKNOWN
-    count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
-    columns = [
-        [value or 0 for value in sums_by(number, len(distinct), getattr(calls, measure))]
-        for measure in MEASURES[:3]
-    ]
-    sizes = np.zeros(len(distinct), np.int64)
-    for column in SIZES:
-        known = [value or 0 for value in sums_by(number, len(distinct), getattr(calls, column))]
-        sizes += np.array(known, np.int64)
-    columns.append(sizes.tolist())
-    return [
-        (int(distinct[index]), tuple(column[index] for column in columns), int(count[index]))
-        for index in np.argsort(first).tolist()
-    ]
+    found: dict[int, list[int]] = {}
+    for some in calls.windows(least=_AS_MANY * len(calls.labels.texts)):
+        distinct, first, number = np.unique(key_of(some), return_index=True, return_inverse=True)
+        # Where there are times, a memory report's entries beside them are no further calls.
+        timed = some.total_ns is None or some.total_ns != UNKNOWN
+        count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
+        columns = [
+            [value or 0 for value in sums_by(number, len(distinct), getattr(some, measure))]
+            for measure in MEASURES[:3]
+        ]
+        sizes = np.zeros(len(distinct), np.int64)
+        for column in SIZES:
+            known = [value or 0 for value in sums_by(number, len(distinct), getattr(some, column))]
+            sizes += np.array(known, np.int64)
+        columns += [sizes.tolist(), [int(one) for one in count]]
+        for index in np.argsort(first).tolist():
+            sums = found.setdefault(int(distinct[index]), [0] * len(columns))
+            for place, values in enumerate(columns):
+                sums[place] += values[index]
+    return [(key, tuple(values), count) for key, (*values, count) in found.items()]
 
 
-def _measures(calls: Calls) -> tuple[str, ...]:
+def _measures(calls: SomeCalls) -> tuple[str, ...]:
     sums = calls.sums()
     has_size = any(sums[column] is not None for column in SIZES)
     return tuple(

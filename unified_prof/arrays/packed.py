@@ -100,6 +100,10 @@ class Column(NDArrayOperatorsMixin):
         return found
 
 
+Values = NDArray[np.integer] | Column
+"""Numbers that are looked at some at a time."""
+
+
 class Packed(Column):
     """A column that does not change any more; see `Packing`.
 
@@ -130,6 +134,11 @@ class Packed(Column):
     def nbytes(self) -> int:
         """Memory that the values take."""
         return sum(0 if block.above is None else block.above.nbytes for block in self._blocks)
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether any value is more than a hole."""
+        return any(block.most != self._hole for block in self._blocks)
 
     @property
     def bounds(self) -> tuple[Ints, Ints]:

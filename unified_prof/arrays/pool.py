@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.lookup import NOWHERE, find
+
 
 class Pool:
     """Replaces repeated 64-bit values by small dense indexes, in the order of first use."""
@@ -78,8 +80,39 @@ class Pool:
         self._slots[self._slots_of(new)] = index
 
 
+class FirstSeen:
+    """Numbers values in the order in which they come, some of them after others."""
+
+    def __init__(self) -> None:
+        self._sorted = np.zeros(0, np.int64)
+        self._number = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    @property
+    def values(self) -> NDArray[np.int64]:
+        """The values by number."""
+        result = np.empty(len(self._sorted), np.int64)
+        result[self._number] = self._sorted
+        return result
+
+    def numbers(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the number of every value; unseen ones get the next numbers, one by one."""
+        own, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+        place = find(self._sorted, own)
+        new = np.flatnonzero(place == NOWHERE)
+        number = np.append(self._number, 0)[place]
+        if len(new):
+            number[new[np.argsort(first[new])]] = np.arange(len(self), len(self) + len(new))
+            at = np.searchsorted(self._sorted, own[new])
+            self._sorted = np.insert(self._sorted, at, own[new])
+            self._number = np.insert(self._number, at, number[new])
+        return number[inverse]
+
+
 class Numbering:
-    """The same for numbers from 0: by a table of those that are not too large for one."""
+    """As `Pool`, for numbers from 0: by a table of those that are not too large for one."""
 
     _LARGE = 1 << 23
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.calls import (
@@ -17,7 +18,7 @@ from unified_prof.analysis.calls import (
     WEIGHT,
     Calls,
     Ints,
-    known_sum,
+    SomeCalls,
     region_names,
 )
 from unified_prof.analysis.compare.comparable import (
@@ -35,6 +36,7 @@ from unified_prof.analysis.compare.comparable import (
 from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.model import Gaps, Step
 from unified_prof.analysis.read.framework import NOT_ATTRIBUTED
+from unified_prof.arrays.pool import FirstSeen
 from unified_prof.errors import UsageError
 
 BETWEEN = "(between operations)"
@@ -43,6 +45,8 @@ BETWEEN = "(between operations)"
 # A recording of device work has one call for each execution; so many are compared one by one,
 # beyond that all of one module, line and name together.
 _MAX_CALLS = 20_000
+_HALF = 32
+"""Bits of a number that another one is put before."""
 _NAMED = 4
 """Of several runs in one folder."""
 
@@ -79,7 +83,8 @@ def _load(path: Path) -> Run:
 
 
 def _run(label: str, analysis: Analysis) -> Run:
-    calls, summary = analysis.summed_calls(above=_MAX_CALLS) or analysis.calls, analysis.summary
+    calls: SomeCalls = analysis.summed_calls(above=_MAX_CALLS) or analysis.held_calls
+    summary = analysis.summary
     stepped = _per_step(analysis, calls)
     steps = None if stepped is None else stepped.forward_ns.shape[1]
     return Run(
@@ -97,9 +102,9 @@ def _run(label: str, analysis: Analysis) -> Run:
     )
 
 
-def _left_out(calls: Calls, stepped: Operations) -> float:
+def _left_out(calls: SomeCalls, stepped: Operations) -> float:
     """Return the time of the calls that belong to no step."""
-    return float((known_sum(calls.total_ns) or 0) - np.nansum(stepped.total_ns))
+    return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
 
 
 def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
@@ -110,27 +115,22 @@ def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def _operations(analysis: Analysis, calls: Calls) -> Operations:
-    if calls.total_ns is None:
+def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
+    if not calls.has("total_ns"):
         return Operations.none()
-    timed = np.flatnonzero(calls.total_ns != UNKNOWN)
-    samples = analysis.samples()
-    if samples is not None and len(samples.forward_ns) == len(timed):
-        measured = Operations(
-            _places(calls, timed), samples.forward_ns, samples.backward_ns, _regions(calls, timed)
-        )
-        return _with_gaps(measured, analysis.gaps())
-    forward, backward = _passes(calls, timed)
-    if len(timed) <= _MAX_CALLS:
-        return Operations(
-            _places(calls, timed), forward[:, None], backward[:, None], _regions(calls, timed)
-        )
-    first, group = _grouped(calls, timed)
-    return Operations(
-        _places(calls, timed[first]),
-        _sum(forward, group, len(first))[:, None],
-        _sum(backward, group, len(first))[:, None],
-    )
+    count, samples = calls.known("total_ns"), analysis.samples()
+    measured = samples is not None and len(samples.forward_ns) == count
+    if not measured and count > _MAX_CALLS:
+        return _summed(calls, 1, lambda some: np.zeros(len(some), np.int64), split=False)
+    whole = calls.whole()
+    assert whole.total_ns is not None
+    timed = np.flatnonzero(whole.total_ns != UNKNOWN)
+    places = _places(whole, timed)
+    if samples is not None and measured:
+        found = Operations(places, samples.forward_ns, samples.backward_ns, _regions(whole, timed))
+        return _with_gaps(found, analysis.gaps())
+    forward, backward = _passes(whole, timed)
+    return Operations(places, forward[:, None], backward[:, None], _regions(whole, timed))
 
 
 def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
@@ -168,7 +168,7 @@ def _around_both(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, 
     return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _per_step(analysis: Analysis, calls: Calls) -> Operations | None:
+def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
     """Return the operations with a sample for each step, None where calls belong to no steps.
 
     Steps are alike, but for a few calls: those that come after one another with the same module,
@@ -176,38 +176,129 @@ def _per_step(analysis: Analysis, calls: Calls) -> Operations | None:
     recordings with another number of steps, or another start, can be compared.
     """
     found = analysis.steps_of_calls()
-    if found is None or calls.total_ns is None:
+    if found is None or not calls.has("total_ns"):
         return None
-    count, step = found
+    count, step_of = found
+    rows = sum(len(_timed(some, step_of)[0]) for some in calls.windows())
+    if not rows:
+        return None
+    return _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
+
+
+StepOf = Callable[[Calls], Ints]
+"""Returns the step of each of some calls, UNKNOWN if in none."""
+
+
+def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], Ints]:
+    """Return the rows that were timed and are in a step, and their steps."""
+    step = step_of(calls)
+    assert calls.total_ns is not None
     rows = np.flatnonzero((calls.total_ns != UNKNOWN) & (step != UNKNOWN))
-    if not len(rows):
-        return None
-    forward, backward = _passes(calls, rows)
-    first, group = _grouped(calls, rows)
-    if len(rows) <= _MAX_CALLS * count:
-        first, group = _by_occurrence(group, step[rows])
-    cell = group * count + step[rows]
-    shape = (len(first), count)
+    return rows, step[rows]
+
+
+def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
+    """Return calls of the same kind, name, module and line together, with a sample for each step.
+
+    Args:
+        calls: What to sum up, in order of their steps.
+        count: Of steps.
+        step_of: Tells which step a call is of.
+        split: Whether the first of them in a step is another operation than the second.
+    """
+    groups, rows = _Groups(), FirstSeen()
+    occurrences = _Occurrences()
+    forward, backward = _Cells(count), _Cells(count)
+    for some in calls.windows():
+        timed, step = _timed(some, step_of)
+        group = groups.of(some, timed)
+        occurrence = occurrences.of(group, step) if split else np.zeros(len(group), np.int64)
+        row = rows.numbers(group << _HALF | occurrence)
+        for cells, values in zip((forward, backward), _passes(some, timed), strict=True):
+            cells.add(row, step, values, len(rows))
     return Operations(
-        _places(calls, rows[first]),
-        _sum(forward, cell, len(first) * count).reshape(shape),
-        _sum(backward, cell, len(first) * count).reshape(shape),
+        tuple(groups.places[group] for group in (rows.values >> _HALF).tolist()),
+        forward.sums(),
+        backward.sums(),
     )
 
 
-def _by_occurrence(group: Ints, step: Ints) -> tuple[Ints, Ints]:
-    """Split groups by the number of the call among those of its group in its step.
+class _Groups:
+    """Numbers what calls have in common, in the order in which it comes."""
 
-    Returns the first row of each of the new groups, in program order, and the group of each row.
-    """
-    order = np.lexsort((np.arange(len(group)), step, group))
-    new = np.ones(len(group), bool)
-    new[1:] = (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)
-    start = np.maximum.accumulate(np.where(new, np.arange(len(group)), 0))
-    occurrence = np.empty(len(group), np.int64)
-    occurrence[order] = np.arange(len(group)) - start
-    key = group * (int(occurrence.max()) + 1) + occurrence
-    return _in_order(key)
+    def __init__(self) -> None:
+        self._numbered = [FirstSeen() for _ in range(3)]
+        self.places: list[Place] = []
+
+    def of(self, calls: Calls, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the group of each of some calls."""
+        group = calls.name[rows].astype(np.int64) * len(KINDS) + calls.kind[rows]
+        for numbered, labels in zip(self._numbered, (None, calls.module, calls.line), strict=True):
+            if labels is not None:
+                group = group << _HALF | (labels[rows].astype(np.int64) + 1)
+            group = numbered.numbers(group)
+        known = len(self.places)
+        if len(self._numbered[-1]) > known:
+            # The numbers of new groups rise in the order of their first calls.
+            fresh = np.flatnonzero(group >= known)
+            first = fresh[np.unique(group[fresh], return_index=True)[1]]
+            self.places += _places(calls, rows[first])
+        return group
+
+
+class _Occurrences:
+    """Counts the calls of each group within their step."""
+
+    def __init__(self) -> None:
+        self._step = UNKNOWN
+        self._counted = np.zeros(0, np.int64)
+        """Of each group in that step, which may go on."""
+
+    def of(self, group: NDArray[np.int64], step: Ints) -> NDArray[np.int64]:
+        """Return how many of its group came before each call in its step; steps never fall."""
+        if not len(group):
+            return group
+        order = np.lexsort((np.arange(len(group)), step, group))
+        new = np.ones(len(group), bool)
+        new[1:] = (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)
+        start = np.maximum.accumulate(np.where(new, np.arange(len(group)), 0))
+        occurrence = np.empty(len(group), np.int64)
+        occurrence[order] = np.arange(len(group)) - start
+        size = max(int(group.max()) + 1, len(self._counted))
+        self._counted = np.append(self._counted, np.zeros(size - len(self._counted), np.int64))
+        going_on = step == self._step
+        occurrence[going_on] += self._counted[group[going_on]]
+        last = int(step[-1])
+        if last != self._step:
+            self._step, self._counted = last, np.zeros(size, np.int64)
+        self._counted += np.bincount(group[step == last], minlength=size)
+        return occurrence
+
+
+class _Cells:
+    """Sums of times by operation and step; NaN is what nothing was added to."""
+
+    def __init__(self, steps: int) -> None:
+        self._total = np.zeros((0, steps))
+        self._known = np.zeros((0, steps), bool)
+
+    def add(self, row: NDArray[np.int64], step: Ints, values: Floats, rows: int) -> None:
+        """Add times, NaN being none."""
+        more = rows - len(self._total)
+        if more:
+            steps = self._total.shape[1]
+            self._total = np.concatenate((self._total, np.zeros((more, steps))))
+            self._known = np.concatenate((self._known, np.zeros((more, steps), bool)))
+        known = ~np.isnan(values)
+        if known.any():
+            cell = row[known] * self._total.shape[1] + step[known]
+            np.add.at(self._total.reshape(-1), cell, values[known])
+            self._known.reshape(-1)[cell] = True
+
+    def sums(self) -> Floats:
+        """Return all, a row for each operation."""
+        self._total[~self._known] = np.nan
+        return self._total
 
 
 def _passes(calls: Calls, rows: Ints) -> tuple[Floats, Floats]:
@@ -225,33 +316,6 @@ def _column(values: Ints | None, rows: Ints) -> Floats:
     column: Floats = np.array(values[rows], np.float64)
     column[column == UNKNOWN] = np.nan
     return column
-
-
-def _grouped(calls: Calls, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each group, in program order, and the group of each row."""
-    key = np.zeros(len(rows), np.int64)
-    for labels in (calls.kind, calls.name, calls.module, calls.line):
-        if labels is not None:
-            values = np.unique(labels[rows], return_inverse=True)[1]
-            # Renumbered after each column, so that the product never overflows.
-            key = np.unique(key * (int(values.max()) + 1) + values, return_inverse=True)[1]
-    return _in_order(key)
-
-
-def _in_order(key: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of each distinct key, in rising order, and the key's number by row."""
-    _, first, group = np.unique(key, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return first[order], rank[group]
-
-
-def _sum(values: Floats, group: Ints, groups: int) -> Floats:
-    known = ~np.isnan(values)
-    total = np.bincount(group[known], weights=values[known], minlength=groups).astype(np.float64)
-    total[np.bincount(group[known], minlength=groups) == 0] = np.nan
-    return total
 
 
 def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
@@ -276,18 +340,20 @@ def _regions(calls: Calls, rows: Ints) -> tuple[tuple[str, ...], ...]:
     return tuple(names[number] for number in calls.region[rows].tolist())
 
 
-def _sizes(calls: Calls) -> tuple[Sized, ...]:
+def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
     found: list[Sized] = []
-    for kind, column, called in (
-        (WEIGHT, calls.weight_bytes, "weight"),
-        (OPERATION, calls.activation_bytes, "activation"),
+    for kind, name, called in (
+        (WEIGHT, "weight_bytes", "weight"),
+        (OPERATION, "activation_bytes", "activation"),
     ):
-        if column is None:
+        if not calls.has(name):
             continue
-        rows = np.flatnonzero((calls.kind == kind) & (column != UNKNOWN))
+        whole = calls.whole()
+        column: Ints = getattr(whole, name)
+        rows = np.flatnonzero((whole.kind == kind) & (column != UNKNOWN))
         found += [
             Sized(Place(place.name, place.module, place.line, called), size)
-            for place, size in zip(_places(calls, rows), column[rows].tolist(), strict=True)
+            for place, size in zip(_places(whole, rows), column[rows].tolist(), strict=True)
         ]
     return tuple(found)
 

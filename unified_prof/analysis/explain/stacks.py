@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import Place
 from unified_prof.analysis.read.framework import BACKWARD, NONE, Framework
 from unified_prof.analysis.read.tasks import possible
@@ -18,7 +19,6 @@ from unified_prof.analysis.views.stacks import (
     Gathering,
     Stacks,
     frames_of_place,
-    measured,
     of_calls,
     of_paths,
     place_of,
@@ -42,7 +42,7 @@ def measures(recording: Recording) -> tuple[str, ...]:
         found.append("device")
     if recording.framework is not None or len(recording.host_calls) or _has_marks(recording):
         found.append("host")
-    if recording.framework is not None and measured(recording.calls, "memory"):
+    if recording.framework is not None and any(map(recording.held_calls.known, SIZES)):
         found.append("memory")
     return tuple(found)
 

@@ -10,7 +10,7 @@ from unified_prof.analysis.ways import Way
 
 
 def _has_calls(recording: Recording) -> bool:
-    return _is_of_device(recording) or len(recording.calls) > 0
+    return _is_of_device(recording) or len(recording.held_calls) > 0
 
 
 def _has_places(recording: Recording) -> bool:
@@ -20,7 +20,7 @@ def _has_places(recording: Recording) -> bool:
 def _operations(recording: Recording) -> Breakdown:
     if _is_of_device(recording) and not recording.has_operations:
         return breakdowns.finish("operation", recording.work.operation_rows())
-    return breakdowns.by_label(recording.calls, "operation")
+    return breakdowns.by_label(recording.held_calls, "operation")
 
 
 def _is_of_device(recording: Recording) -> bool:
@@ -69,12 +69,12 @@ def _steps(recording: Recording) -> list[Row]:
 WAYS = {
     "operation": Way(_has_calls, _operations),
     "module": Way(
-        lambda one: _has_places(one) and one.calls.module is not None,
-        lambda one: breakdowns.by_label(one.calls, "module"),
+        lambda one: _has_places(one) and one.held_calls.has("module"),
+        lambda one: breakdowns.by_label(one.held_calls, "module"),
     ),
     "line": Way(
-        lambda one: _has_places(one) and one.calls.line is not None,
-        lambda one: breakdowns.by_label(one.calls, "line"),
+        lambda one: _has_places(one) and one.held_calls.has("line"),
+        lambda one: breakdowns.by_label(one.held_calls, "line"),
     ),
     "kernel": Way(_is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())),
     "group": Way(lambda one: one.collective_names.in_groups, _groups),

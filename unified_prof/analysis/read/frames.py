@@ -21,7 +21,7 @@ from unified_prof.analysis.read.tasks import Strings
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.arrays.nest import WINDOW, Distances, Nest, Window
-from unified_prof.arrays.packed import Packed
+from unified_prof.arrays.packed import Packed, Values
 
 MODULE_PREFIX = "nn.Module: "
 
@@ -78,7 +78,7 @@ class Frames:
 
             self._around = nest.nearest(are_frames)
 
-    def stacks(self, ranges: NDArray[np.integer]) -> tuple[list[str | None], NDArray[np.int32]]:
+    def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct stacks (frames joined by newlines) and the number of each range's.
 
         A range of -1, and one around which no frame is known, has None.
@@ -137,7 +137,7 @@ class Frames:
 
 
 def numbered(
-    ranges: NDArray[np.integer], key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
+    ranges: Values, key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the distinct keys of ranges in rising order, and the number of each range's.
 

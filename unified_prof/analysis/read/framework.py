@@ -36,7 +36,7 @@ from unified_prof.analysis.read.tasks import Strings, recoded
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import find
 from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
-from unified_prof.arrays.packed import Packed, PackedLookup, Packing
+from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values
 from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import API_OPERATION, API_PYTHON
 
@@ -121,11 +121,11 @@ class Framework:
         """Return the distinct names, and the number of each range's; -1 has the last one."""
         return self._names, self._name_code[ranges].astype(np.int32)
 
-    def stacks(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.int32]]:
+    def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct stacks of source frames, and the number of each range's."""
         return self._frames.stacks(ranges)
 
-    def modules(self, ranges: Whole) -> tuple[list[str | None], NDArray[np.int32]]:
+    def modules(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct module paths, and the number of each range's.
 
         A module is a range around, or a frame of the range's call chain. None is outside any

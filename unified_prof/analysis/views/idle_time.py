@@ -16,12 +16,12 @@ from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Source
 from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, possible
 from unified_prof.analysis.views.device import DeviceWork, StepWindows
+from unified_prof.analysis.views.following import Following, awaiting
 from unified_prof.analysis.views.idle import (
     HOST,
     IN_WORDS,
     REASONS,
     HostSide,
-    Pieces,
     Segments,
     WhyIdle,
     explain,
@@ -124,10 +124,9 @@ class IdleTime:
     def rows(self) -> list[Row]:
         """Return one row for each reason, and one for each synchronising call and its line."""
         found: dict[tuple[int, int], list[int]] = {}
-        waited: dict[str, list[tuple[Ints, Ints]]] = {}
         labels = self._host.sync_label if self.is_told else np.zeros(0, np.int64)
         many = len(labels) + 1
-        for device, segments in ((one, part) for one in self._devices for part in self.parts(one)):
+        for segments in (part for one in self._devices for part in self.parts(one)):
             length = segments.end_ns - segments.start_ns
             label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
             keys, number = np.unique(
@@ -142,18 +141,13 @@ class IdleTime:
                 sums[0] += own[0]
                 sums[1] += int(own[1])
                 sums[2] = max(sums[2], own[2])
-            waited.setdefault(device, []).append(_waited_for_host(segments, length))
         rows = []
         for (reason, said), (gaps, time, most) in found.items():
             called, _, line = (
                 self._labels.texts[said].partition("\n") if said >= 0 else ("", "", "")
             )
             name = IN_WORDS[REASONS[reason]]
-            detail = (
-                self._most([_by_piece(parts) for parts in waited.values()])
-                if reason == HOST
-                else line or None
-            )
+            detail = self._most() if reason == HOST else line or None
             rows.append(
                 Row(
                     name=f"{name}: {called}" if called else name,
@@ -210,35 +204,39 @@ class IdleTime:
         asked = self._devices[name]
         return idle_gaps(asked.device.stretches(), asked.of)
 
-    def _most(self, waited: list[tuple[Ints, Ints]]) -> str | None:
+    def _most(self) -> str | None:
         """Name the operation that devices waited longest for the host to launch."""
-        pieces, host = (np.concatenate(columns) for columns in zip(*waited, strict=True))
-        if not len(pieces):
+        operator, time = self._work.operator, np.zeros(0)
+        for _, pieces, host in self._waited_for_host():
+            if len(pieces):
+                more = np.bincount(operator[pieces], host, minlength=len(time))
+                more[: len(time)] = more[: len(time)] + time
+                time = more.astype(np.float64)
+        if not time.any():
             return None
-        operator = self._work.operator[pieces]
-        time = np.bincount(operator, weights=host)
-        heaviest = np.flatnonzero(operator == int(time.argmax()))
-        name, line = self._work.place(int(pieces[heaviest[int(host[heaviest].argmax())]]))
+        most = int(time.argmax())
+        found: dict[str, list[tuple[Ints, Ints]]] = {}
+        for device, pieces, host in self._waited_for_host():
+            mine = operator[pieces] == most
+            found.setdefault(device, []).append((pieces[mine], host[mine]))
+        parts = [_by_piece(one) for one in found.values()]
+        pieces, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        name, line = self._work.place(int(pieces[int(host.argmax())]))
         return f"most before {name}" + (f", {line}" if line else "")
 
-    def _following(self, device: int | None) -> _Following:
-        """Return the work of a device in order of its starts, and which of all work that is."""
-        work = self._work
-        here = np.arange(len(work), dtype=np.int32)
-        if device is not None:
-            here = np.flatnonzero(work.device == device).astype(np.int32)
-        start = work.start_ns[here]
-        here = here[np.argsort(start, kind="stable")]
-        del start
-        starts, launched, kinds = Packing(), Packing(hole=_NOWHERE), Packing(np.int8)
-        for low in range(0, len(here), WINDOW):
-            rows = here[low : low + WINDOW]
-            starts.add(work.start_ns[rows])
-            launched.add(self._launched(work.connection[rows]))
-            kinds.add(work.kind[rows])
-        times = launched.done()
-        awaits = self._behind_waits(device, here, times)
-        return _Following(here, starts.done(), times, kinds.done(), self._waits(device), awaits)
+    def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
+        """Yield devices, pieces of work before which each waited for the host, and how long."""
+        for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
+            mine = (part.reason == HOST) & (part.next_piece >= 0)
+            yield device, part.next_piece[mine], (part.end_ns - part.start_ns)[mine]
+
+    def _following(self, device: int | None) -> Following:
+        """Return the work of a device, to explain its gaps with."""
+        stream, at_ns = self._stream_waits(device)
+        awaits = np.zeros(0, np.int32)
+        if len(stream):
+            awaits = awaiting(self._work.in_time(device), self._launched, stream, at_ns)
+        return Following(self._work.in_time(device), self._launched, self._waits(device), awaits)
 
     def _waits(self, device: int | None) -> intervals.IntervalSet:
         """Return when streams of a device waited for others."""
@@ -317,46 +315,22 @@ class IdleTime:
             labels.append(f"{called}\n{line}")
         return self._labels.numbers(labels)
 
-    def _behind_waits(
-        self, device: int | None, rows: NDArray[np.int32], times: Packed
-    ) -> NDArray[np.bool_]:
-        """Tell before which pieces their stream was made to wait for another stream's event.
-
-        That is: between the launches of the piece before on that stream and of this one.
-        """
-        result = np.zeros(len(rows), bool)
+    def _stream_waits(self, device: int | None) -> tuple[Ints, Ints]:
+        """Return the streams that were made to wait, and when."""
+        nothing = np.zeros(0, np.int64)
         if "UPROF_GPU_SYNCS" not in self._source.tables:
-            return result
+            return nothing, nothing
         columns = {"start": "startNs", "device": "deviceId", "stream": "streamId", "kind": "kind"}
         found = self._source.integers("UPROF_GPU_SYNCS", columns)
-        kinds = np.unique(found["kind"])
         stream_waits = [
             kind
-            for kind in kinds.tolist()
+            for kind in np.unique(found["kind"]).tolist()
             if (self._strings.get(kind) or "").lower().startswith(_STREAM_WAIT)
         ]
         chosen = np.isin(found["kind"], stream_waits)
         if device is not None:
             chosen &= found["device"] == device
-        at, waiting = found["start"][chosen], found["stream"][chosen]
-        if not len(at):
-            return result
-        stream, launched = self._work.stream[rows], times.whole()
-        for one in np.unique(waiting).tolist():
-            own = np.flatnonzero((stream == one) & (launched >= 0))
-            own = own[np.argsort(launched[own], kind="stable")]
-            moments = np.sort(at[waiting == one])
-            until = np.searchsorted(moments, launched[own], side="right")
-            result[own] = np.diff(until, prepend=0) > 0
-        return result
-
-
-def _blocks(column: Packed) -> Iterator[tuple[int, Ints]]:
-    """Yield some rows of a column at a time, with the number of the first."""
-    low = 0
-    for block in column.blocks():
-        yield low, block
-        low += len(block)
+        return found["stream"][chosen], found["start"][chosen]
 
 
 def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
@@ -364,42 +338,6 @@ def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     pieces, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     distinct, number = np.unique(pieces, return_inverse=True)
     return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
-
-
-def _waited_for_host(segments: Segments, length: Ints) -> tuple[Ints, Ints]:
-    """Return the pieces of work before which a device waited for the host, and how long."""
-    mine = (segments.reason == HOST) & (segments.next_piece >= 0)
-    pieces, number = np.unique(segments.next_piece[mine], return_inverse=True)
-    time = np.bincount(number, weights=length[mine], minlength=len(pieces))
-    return pieces, time.astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Following:
-    """The work of one device in order of its starts, as far as gaps before it are explained."""
-
-    rows: NDArray[np.int32]
-    """Which of all work each piece is."""
-    start_ns: Packed
-    launched_ns: Packed
-    kind: Packed
-    waits: intervals.IntervalSet
-    awaits: NDArray[np.bool_]
-
-    def ending(self, gaps: IntervalSet) -> tuple[Pieces, NDArray[np.int32]]:
-        """Return the pieces that may end some gaps, and which of all work each is."""
-        edges = np.array([gaps.end_ns[0] - 1, gaps.end_ns[-1] - 1]) if len(gaps) else gaps.end_ns
-        last = self.start_ns.last_not_after(edges, 0, len(self.rows))
-        low, high = (int(last[0]) + 1, int(last[1]) + 2) if len(gaps) else (0, 0)
-        some = slice(low, min(high, len(self.rows)))
-        pieces = Pieces(
-            self.start_ns[some],
-            self.launched_ns[some],
-            self.kind[some],
-            self.waits,
-            self.awaits[some],
-        )
-        return pieces, self.rows[some]
 
 
 class _Reasons:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis import held_calls
 from unified_prof.analysis.calls import (
     COMMUNICATION,
     COPY,
@@ -24,6 +25,7 @@ from unified_prof.analysis.calls import (
     Labels,
     Sums,
 )
+from unified_prof.analysis.held_calls import Columns, HeldCalls
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.counters import Allocations
@@ -32,19 +34,22 @@ from unified_prof.analysis.read.framework import (
     FORWARD,
     NONE,
     NOT_ATTRIBUTED,
+    OTHER_PASS,
     Framework,
     module_class,
 )
 from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
+from unified_prof.analysis.views.following import Begun
 from unified_prof.analysis.views.pieces import OfPieces, Pieces
 from unified_prof.analysis.views.replayed import Captured
-from unified_prof.arrays.packed import Packed, Packing
+from unified_prof.arrays.packed import Packed, Packing, Values
 from unified_prof.arrays.pool import Numbering
 
 Ints = NDArray[np.int64]
-Columns = dict[str, NDArray[np.integer]]
 
+_SPARSE = 8
+"""Numbers that lie so many times as far apart as there are some are looked up one by one."""
 
 Steps = Sequence[tuple[str, int, int]]
 """Name, start and end in nanoseconds, in order of time."""
@@ -93,6 +98,49 @@ class Work:
             first += len(pieces)
         if len(self._comms):
             yield Pieces(self, first, None, self._comms)
+
+    def in_time(self, device: int | None) -> Iterator[Begun]:
+        """Yield the pieces of a device (None: of all) in order of their starts, some at a time.
+
+        Of tasks that start together the file's order counts; collectives come behind them.
+        """
+        comms = self._begun_comms(device)
+        first = 0
+        for rows in self._tasks.in_time():
+            own = rows.where(self._is_work(rows))
+            if self._tasks.is_in_order:
+                piece = np.arange(first, first + len(own), dtype=np.int32)
+                first += len(own)
+            else:
+                piece = np.searchsorted(self._task, own.rows).astype(np.int32)
+            found = Begun(
+                piece,
+                own.start_ns,
+                own.kind,
+                own.stream.astype(np.int64),
+                own.connection.astype(np.int64),
+            )
+            if device is not None:
+                found = found.at(np.flatnonzero(own.device == device))
+            among = int(np.searchsorted(comms.start_ns, rows.until_ns))
+            if among:
+                found, comms = found.merged(comms.at(slice(among))), comms.at(slice(among, None))
+            yield found
+        if len(comms.piece):
+            yield comms
+
+    def _begun_comms(self, device: int | None) -> Begun:
+        """Return the collectives as a whole in order of their starts."""
+        comms = self._comms
+        found = Begun(
+            np.arange(self._task_count, len(self), dtype=np.int32),
+            comms.start_ns,
+            np.full(len(comms), COMMUNICATION, np.int8),
+            np.full(len(comms), UNKNOWN, np.int64),
+            comms.connection,
+        )
+        order = np.argsort(found.start_ns, kind="stable")
+        return found.at(order if device is None else order[comms.device[order] == device])
 
     @property
     def task(self) -> NDArray[np.int32]:
@@ -214,7 +262,7 @@ class Work:
         )
 
     @cached_property
-    def calls(self) -> Calls:
+    def calls(self) -> HeldCalls:
         """One row per framework operation that used the device, and per piece of other work.
 
         A row's time is device time. Kernels and copies belong to the operation that launched
@@ -229,7 +277,7 @@ class Work:
             parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(_allocated(self._framework, self.labels, self._allocations))
-        return _joined(self.labels, parts)
+        return _held(self.labels, parts)
 
     def _alone(self) -> Columns:
         """Return one row for each piece that is part of no operation."""
@@ -237,26 +285,22 @@ class Work:
         names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
         if self._framework is not None:
             names = (*names, "forward_ns", "backward_ns", "call")
-        found: dict[str, list[NDArray[np.integer]]] = {name: [] for name in names}
+        found = {name: held_calls.making(name) for name in names}
         for one in self.windows():
             left = np.flatnonzero(~(self._owned(one) | self._replayed(one)))
             duration = one.duration_ns[left]
-            found["when"].append(one.start_ns[left])
-            found["name"].append(one.operator[left])
-            found["kind"].append(one.kind[left])
-            found["total_ns"].append(duration)
+            found["when"].add(one.start_ns[left])
+            found["name"].add(one.operator[left])
+            found["kind"].add(one.kind[left])
+            found["total_ns"].add(duration)
             if self._framework is not None:
                 call, passes = (column[one.rows][left] for column in self.launches)
-                found["forward_ns"].append(np.where(passes == FORWARD, duration, UNKNOWN))
-                found["backward_ns"].append(np.where(passes == BACKWARD, duration, UNKNOWN))
-                found["call"].append(call)
-        nothing = np.zeros(0, np.int64)
-        columns: Columns = {
-            name: np.concatenate(values) if values else nothing for name, values in found.items()
-        }
+                found["forward_ns"].add(np.where(passes == FORWARD, duration, UNKNOWN))
+                found["backward_ns"].add(np.where(passes == BACKWARD, duration, UNKNOWN))
+                found["call"].add(call)
+        columns = {name: packing.done() for name, packing in found.items()}
         if self._framework is not None:
-            call = columns.pop("call").astype(np.int64)
-            columns |= _origin(self._framework, self.labels, call)
+            columns |= _origin(self._framework, self.labels, columns.pop("call"))
         return columns
 
     def kernel_rows(self) -> list[Row]:
@@ -487,24 +531,29 @@ class Work:
     def _operations(self, framework: Framework) -> Columns:
         """Sum the work of each framework operation, by pass."""
         chosen = self._owners
-        total = {which: np.zeros(len(chosen), np.int64) for which in (None, FORWARD, BACKWARD)}
-        there = {which: np.zeros(len(chosen), bool) for which in total}
+        times = {which: _Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
         for one in self.windows():
             owned = self._owned(one)
             call, passes = (column[one.rows][owned] for column in self.launches)
             key, duration = np.searchsorted(chosen, call), one.duration_ns[owned]
-            for which, times in total.items():
-                mine = slice(None) if which is None else passes == which
-                np.add.at(times, key[mine], duration[mine])
-                there[which][key[mine]] = True
-        columns: Columns = {
-            "when": framework.start_ns[chosen],
-            "name": _names(framework, self.labels, chosen),
-            "kind": np.full(len(chosen), OPERATION, np.int8),
-        }
-        for name, which in (("total_ns", None), ("forward_ns", FORWARD), ("backward_ns", BACKWARD)):
-            columns[name] = np.where(there[which], total.pop(which), UNKNOWN)
-        return columns | _origin(framework, self.labels, chosen)
+            for which, added in times.items():
+                mine = passes == which
+                added.add(key[mine], duration[mine])
+        columns = ("when", "name", "kind", "total_ns", "forward_ns", "backward_ns")
+        found = {name: held_calls.making(name) for name in columns}
+        numbers = self.labels.numbers(framework.names(chosen[:0])[0])
+        for low in range(0, len(chosen), held_calls.WINDOW):
+            rows = slice(low, low + held_calls.WINDOW)
+            found["when"].add(framework.start_ns[chosen[rows]])
+            found["name"].add(numbers[framework.names(chosen[rows])[1]])
+            found["kind"].add(np.full(len(chosen[rows]), OPERATION, np.int8))
+            total = [added.total_ns(rows) for added in times.values()]
+            found["total_ns"].add(np.sum(total, axis=0))
+            found["forward_ns"].add(times[FORWARD].known_ns(rows))
+            found["backward_ns"].add(times[BACKWARD].known_ns(rows))
+        del times
+        done = {name: packing.done() for name, packing in found.items()}
+        return done | _origin(framework, self.labels, chosen)
 
     def _of_captures(self, captured: Captured) -> Columns:
         """Sum the work of each captured operation, by replay."""
@@ -520,15 +569,15 @@ class Work:
             return np.where(some > 0, time.astype(np.int64), UNKNOWN)
 
         chosen = distinct % size
-        return {
+        columns = {
             "when": captured.launched_ns[own[first]],
             "name": _names(captured.framework, self.labels, chosen),
             "kind": np.full(len(distinct), OPERATION, np.int8),
             "total_ns": total(np.ones(len(key), bool)),
             "forward_ns": total(passes == FORWARD),
             "backward_ns": total(passes == BACKWARD),
-            **_origin(captured.framework, self.labels, chosen),
         }
+        return held_calls.packed(columns) | _origin(captured.framework, self.labels, chosen)
 
     def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate((tasks, comms)) if len(comms) else tasks
@@ -540,27 +589,26 @@ def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -
     owners = np.where(
         call != NONE, _names(framework, labels, call), labels.numbers(allocations.names)
     )
-    return {
+    columns = {
         "when": allocations.at_ns,
         "name": owners,
         "kind": np.full(len(call), OPERATION, np.int8),
         "allocated_bytes": allocations.size_bytes,
-        **_origin(framework, labels, call),
     }
+    return held_calls.packed(columns) | _origin(framework, labels, call)
 
 
-def host_calls(framework: Framework) -> Calls:
+def host_calls(framework: Framework) -> HeldCalls:
     """Return one row per framework operation, timed on the host: there is no device work."""
     labels = Labels()
     chosen = framework.calls
-    part: Columns = {
+    columns = {
         "when": framework.start_ns[chosen],
         "name": _names(framework, labels, chosen),
         "kind": np.full(len(chosen), OPERATION, np.int8),
         "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
-        **_origin(framework, labels, chosen),
     }
-    return _joined(labels, [part])
+    return _held(labels, [held_calls.packed(columns) | _origin(framework, labels, chosen)])
 
 
 def _names(framework: Framework, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -568,49 +616,72 @@ def _names(framework: Framework, labels: Labels, chosen: NDArray[np.integer]) ->
     return labels.numbers(names)[number]
 
 
-def _origin(framework: Framework, labels: Labels, ranges: NDArray[np.integer]) -> Columns:
+def _origin(framework: Framework, labels: Labels, ranges: Values) -> Columns:
     """Return module, line and stack of host ranges; -1 is a range that is not known."""
     columns: Columns = {}
     modules, number = framework.modules(ranges)
-    columns["module"] = labels.numbers(modules)[number]
+    columns["module"] = _of_numbers("module", labels.numbers(modules), number)
     stacks, number = framework.stacks(ranges)
     innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
-    columns["line"] = labels.numbers(innermost)[number]
-    columns["stack"] = labels.numbers(stacks)[number]
+    columns["line"] = _of_numbers("line", labels.numbers(innermost), number)
+    columns["stack"] = _of_numbers("stack", labels.numbers(stacks), number)
     return columns
 
 
-def _joined(labels: Labels, parts: list[Columns]) -> Calls:
+def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32]) -> Packed:
+    packing = held_calls.making(column)
+    for low in range(0, len(number), held_calls.WINDOW):
+        packing.add(labels[number[low : low + held_calls.WINDOW]])
+    return packing.done()
+
+
+def _held(labels: Labels, parts: list[Columns]) -> HeldCalls:
     """Join parts that have different columns, in the order of time."""
-    filled = [part for part in parts if len(part["name"])] or parts[:1]
-    columns = dict(filled[0])
-    if len(filled) > 1:
-        columns = {
-            name: np.concatenate(
-                [part.get(name, np.full(len(part["name"]), UNKNOWN, np.int64)) for part in filled]
-            )
-            for name in dict.fromkeys(name for part in filled for name in part)
-        }
-    parts.clear()  # a column in the old order exists beside the new one only while it is put there
-    filled.clear()
-    when = columns["start_ns"] = columns.pop("when")
-    if np.any(when[1:] < when[:-1]):
-        order = np.argsort(when, kind="stable")
-        del when
-        for name in list(columns):
-            columns[name] = columns[name][order]
+    columns = held_calls.joined(parts, by="when")
+    columns["start_ns"] = columns.pop("when")
     if "module" in columns:
         # Where no module is known at all, there is nothing to tell what is not recorded from.
-        in_none = (UNKNOWN, labels.number(NOT_ATTRIBUTED))
-        if np.isin(columns["module"], in_none).all():
+        in_none = {UNKNOWN, labels.number(NOT_ATTRIBUTED)}
+        if in_none.issuperset(columns["module"].distinct().tolist()):
             del columns["module"]
     for name in ("total_ns", "forward_ns", "backward_ns", "line", "stack"):
-        if name in columns and not (columns[name] != UNKNOWN).any():
+        if name in columns and not columns[name].knows_any:
             del columns[name]
     classes = {}
     if "module" in columns:
-        used = np.unique(columns["module"])
-        paths = {labels.texts[number] for number in used.tolist() if number != UNKNOWN}
+        used = columns["module"].distinct().tolist()
+        paths = {labels.texts[number] for number in used if number != UNKNOWN}
         classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
-    kind = columns.pop("kind").astype(np.int8)
-    return Calls(labels=labels, kind=kind, module_class=classes, **columns)
+    return HeldCalls(labels, columns, classes)
+
+
+class _Added:
+    """Times added up for each of many numbers, in four bytes each for as long as these do."""
+
+    def __init__(self, size: int) -> None:
+        self._sums: NDArray[np.integer] = np.zeros(size, np.uint32)
+        self._known = np.zeros(size, bool)
+
+    def add(self, key: Ints, times_ns: NDArray[np.integer]) -> None:
+        """Add times, each to its number."""
+        if not len(key):
+            return
+        self._known[key] = True
+        first, behind = int(key.min()), int(key.max()) + 1
+        if behind - first > _SPARSE * len(key):
+            keys, place = np.unique(key, return_inverse=True)
+        else:
+            keys, place = np.arange(first, behind), key - first
+        more = np.bincount(place, weights=times_ns, minlength=len(keys)).astype(np.int64)
+        more += self._sums[keys]
+        if more.max() > np.iinfo(self._sums.dtype).max:
+            self._sums = self._sums.astype(np.int64)
+        self._sums[keys] = more
+
+    def total_ns(self, rows: slice) -> Ints:
+        """Return the sums of some numbers."""
+        return self._sums[rows].astype(np.int64)
+
+    def known_ns(self, rows: slice) -> Ints:
+        """Return the same, UNKNOWN where nothing was added."""
+        return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)
