@@ -87,7 +87,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "gridDim": "`grid` as `x,y,z`",
             "blockDim": "`block` as `x,y,z`",
         },
-        "Kernels of NCCL, RCCL and MSCCL are not here but in COMMUNICATION_OP.",
+        "Kernels of NCCL, RCCL and MSCCL, and those of servers and of torch's symmetric memory that"
+        " reduce, gather or exchange without them, are not here but in COMMUNICATION_OP.",
     ),
     TableMapping(
         "MEMCPY_INFO",
@@ -119,7 +120,9 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "deviceId": "of TASK",
             "rankSize": "`Group size`",
         },
-        "Kernels named nccl*, rccl* or msccl*Kernel. The parameters are the kernel's own, else"
+        "Kernels named nccl*, rccl* or msccl*Kernel, and those of no such library: vLLM's and"
+        " SGLang's cross_device_reduce, multimem and one- and two-shot all-reduces, dispatch and"
+        " combine of deep_ep. The parameters are the kernel's own, else"
         " those of the `record_param_comms` operation around its launch, else what an `nccl:`"
         " annotation says.",
     ),

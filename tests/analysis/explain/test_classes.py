@@ -112,6 +112,13 @@ KERNELS = [
     (COLLECTIVES, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"),
     (COLLECTIVES, "void vllm::cross_device_reduce_1stage<__hip_bfloat16, 8>"),
     (COLLECTIVES, "hcom_allReduce__428_0_1"),
+    (
+        ELEMENT_WISE,
+        f"{NATIVE}unrolled_elementwise_kernel<at::native::CUDAFunctorOnSelf_add<int>,"
+        " at::native::memory::LoadWithoutCast, at::native::memory::StoreWithoutCast>",
+    ),
+    (REDUCTION, "void moe::dev::routing::routingIndicesOffsetsKernel<moe::dev::routing::P<4> >"),
+    (CONVOLUTION, "void cudnn::cnn::kern_precompute_indices<false>::computeOffsetsKernel"),
 ]
 
 OPERATIONS = [

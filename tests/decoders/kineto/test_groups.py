@@ -130,3 +130,42 @@ def test_bytes_are_those_of_the_larger_message(
 def test_bytes_of_an_unknown_type_are_unknown(tmp_path: Path) -> None:
     sink = on_kernel(tmp_path, "allreduce", dtype="Quarter")
     assert sink.rows("COMMUNICATION_TASK_INFO", "size", "bandwidth") == [(None, None)]
+
+
+@pytest.mark.parametrize(
+    ("kernel_name", "collective"),
+    [
+        ("void vllm::cross_device_reduce_1stage<__hip_bfloat16, 8>(vllm::RankData*)", "AllReduce"),
+        (
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::*)",
+            "AllReduce",
+        ),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 8>()", "AllReduce"),
+        ("void tensorrt_llm::kernels::oneShotAllReduceKernel<float, 8>(Params)", "AllReduce"),
+        ("void quickreduce::allreduce_prototype_twoshot<quickreduce::X>(int)", "AllReduce"),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)", "AllGather"),
+        ("void (anonymous namespace)::reduce_scatter_lastdim_kernel<16>()", "ReduceScatter"),
+        ("void deep_ep::intranode::dispatch<8, 768>(int4*)", "AllToAll"),
+    ],
+)
+def test_servers_and_symmetric_memory_communicate_without_a_library(
+    tmp_path: Path, kernel_name: str, collective: str
+) -> None:
+    sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=kernel_name))
+    assert "COMPUTE_TASK_INFO" not in sink.tables
+    assert sink.rows("COMMUNICATION_OP", "opType", texts=["opType"]) == [(collective,)]
+
+
+@pytest.mark.parametrize(
+    "kernel_name",
+    [
+        "triton_poi_fused_add_one_shot_all_reduce_wait_tensor_0",
+        "void mine::apply<cross_device_reduce_1stage>(int)",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float)",
+        "void deep_ep::layout::get_dispatch_layout<256, 4, 1>(int)",
+        "void mine::dispatch<8>(int)",
+    ],
+)
+def test_what_only_names_such_a_kernel_computes(tmp_path: Path, kernel_name: str) -> None:
+    sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=kernel_name))
+    assert "COMMUNICATION_OP" not in sink.tables

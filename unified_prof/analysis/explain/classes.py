@@ -98,7 +98,7 @@ _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         CAST,
         _any(
             r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|cnhw|transpose|permute_?kernel|trans_?data",
-            r"convert_?tensor|(?<!no)(?<!with)cast(?!_?[a-z]*gemm)|withcasttensor|[a-z\d]_copy_kernel|copyfunctor",
+            r"convert_?tensor|(?<!no)(?<!with)(?<!without)cast(?!_?[a-z]*gemm)|withcasttensor|[a-z\d]_copy_kernel|copyfunctor",
             r"direct_copy|triton_poi_fused__?to_copy_\d+$|quant(?:ize)?(?:_|d|kernel|$)|quantized",
             r"rowwise.*tofloat|floatto",
         ),
@@ -107,7 +107,8 @@ _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         CONVOLUTION,
         _any(
             r"conv(?!ert)|fprop|dgrad|wgrad|igemm_(?:fwd|bwd|wrw)|winograd|im2col|col2im|scudnn",
-            r"xdlops_bwd_weight|miopen.*(?:gemm|sp3)|vol2col|col2vol|fft2d|offsets_?kernel",
+            r"xdlops_bwd_weight|miopen.*(?:gemm|sp3)|vol2col|col2vol|fft2d",
+            r"(?<!indices)offsets_?kernel",
         ),
     ),
     (

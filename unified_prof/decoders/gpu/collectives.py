@@ -13,6 +13,21 @@ from unified_prof.vocabulary import NOT_AVAILABLE
 # same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.
 _COMMUNICATION_KERNEL = re.compile(r"(?:void\s+)?(?:nccl|rccl|msccl)\w*Kernel", re.IGNORECASE)
 
+# What servers and torch's symmetric memory do without such a library, by the names of functions:
+# what stands behind `<` and `(` are types.
+_DIRECT = {
+    collective: re.compile(words, re.IGNORECASE)
+    for collective, words in {
+        "AllReduce": r"cross_device_reduce|multimem_(?:one_shot_)?(?:all_)?reduce_kernel"
+        r"|(?:one|two)_?shot_?all_?reduce|allreduce_(?:prototype|fusion|one_?shot|two_?shot)",
+        "AllGather": r"multimem_all_gather_kernel",
+        "ReduceScatter": r"reduce_scatter_lastdim",
+        "AllToAll": r"deep_ep::\w+::(?:dispatch|combine)$",
+    }.items()
+}
+_GENERATED = "triton_"
+"""Begins the names of kernels that torch.compile made, which name operations that they follow."""
+
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|Send|Recv|Gather|Scatter)"
 )
@@ -67,8 +82,16 @@ _DATA_TYPES: dict[str, tuple[str, int]] = {
 
 
 def is_communication(kernel: str) -> bool:
-    """Tell from its name whether a kernel moves data between devices for NCCL, RCCL or MSCCL."""
-    return _COMMUNICATION_KERNEL.match(kernel) is not None
+    """Tell from its name whether a kernel moves data between devices."""
+    return _COMMUNICATION_KERNEL.match(kernel) is not None or _direct(kernel) is not None
+
+
+def _direct(kernel: str) -> str | None:
+    """Return the collective that a kernel of no library is, None where it is none."""
+    function = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
+    if function.startswith(_GENERATED):
+        return None
+    return next((one for one, words in _DIRECT.items() if words.search(function)), None)
 
 
 def algorithm(kernel: str) -> str:
@@ -79,6 +102,8 @@ def algorithm(kernel: str) -> str:
 
 def collective_of_kernel(kernel: str) -> str:
     """Return the collective that a kernel's name says, such as `AllReduce`."""
+    if (direct := _direct(kernel)) is not None:
+        return direct
     match = _KERNEL_COLLECTIVE.search(kernel)
     return match[1] if match else NOT_AVAILABLE
 

@@ -151,6 +151,13 @@ def test_attention_over_a_cache_is_told_by_its_batch(
         cost(name, *tensors)
 
 
+def test_a_cache_of_eight_bits_has_queries_of_eight() -> None:
+    tensors = [("2,8,64", FP8), ("2,2,64", BF16), ("2,2,64", BF16), ("2,8,64", BF16)]
+    found = cost("vllm::unified_attention_with_output", *tensors, around=GENERATION)
+    assert found.moved_bytes == 2 * 8 * 64 * (1 + 2) + 2 * 100 * 2 * 64
+    assert found.dtype == "fp8"
+
+
 def test_a_batch_norm_that_trains_writes_what_it_keeps() -> None:
     given = [("2,3,4,4", BF16), *[("3", BF16)] * 4, ("", "Scalar")]
     training = told("aten::native_batch_norm", *given, values=[""] * 5 + ["True"])[1]

@@ -57,8 +57,11 @@ def needs_lengths(name: str) -> bool:
     return plain(name) in _ATTENTION
 
 
-def _attention(q: int, k: int) -> Formula:
-    """Return the formula of attention over a cache: `q` and `k` are the places of both."""
+def _attention(q: int, k: int, result: int) -> Formula:
+    """Return the formula of attention over a cache, by the places of its arguments.
+
+    What is new of keys comes as it was calculated: a cache of eight bits has queries of eight.
+    """
 
     def cost(args: Arguments) -> Cost:
         queries, keys = args.tensor(q), args.tensor(k)
@@ -68,12 +71,14 @@ def _attention(q: int, k: int) -> Formula:
         if len(queries.shape) < 3 or len(keys.shape) < 3 or queries.shape[-1] != keys.shape[-1]:
             raise UntoldError("its queries and its keys do not go together")
         heads, key_heads, depth = queries.shape[-2], keys.shape[-2], queries.shape[-1]
-        read = 2 * batch.keys * key_heads * depth * item_size(keys.dtype)
+        size = min(item_size(queries.dtype), item_size(keys.dtype))
+        read = 2 * batch.keys * key_heads * depth * size
+        written = args.optional(result) or queries
         return Cost(
             "matrix",
             queries.dtype,
             4 * heads * depth * batch.pairs,
-            2 * queries.bytes + read,
+            queries.bytes + written.elements * item_size(written.dtype) + read,
             beside=5 * heads * batch.pairs,
             doubt="every key of its sequences is counted; within a window it is less",
         )
@@ -82,8 +87,8 @@ def _attention(q: int, k: int) -> Formula:
 
 
 _ATTENTION = {
-    "vllm::unified_attention_with_output": _attention(0, 1),
-    "sglang_profiler::attention_paged_attention_ragged": _attention(2, 3),
+    "vllm::unified_attention_with_output": _attention(0, 1, 3),
+    "sglang_profiler::attention_paged_attention_ragged": _attention(2, 3, 0),
 }
 
 
