@@ -8,7 +8,7 @@ from math import isinf
 from typing import Any
 
 from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.explain.path import IN_WORDS
+from unified_prof.analysis.explain.stretches import IN_WORDS
 from unified_prof.analysis.explain.supposed import Change, Supposed
 from unified_prof.analysis.load import Opened
 from unified_prof.report import tables, words

@@ -8,93 +8,38 @@ slack.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import KINDS, UNKNOWN, Labels
-from unified_prof.analysis.explain.schedule import graph, kinds
+from unified_prof.analysis.calls import KINDS
+from unified_prof.analysis.explain.path_limits import limits
 from unified_prof.analysis.explain.schedule.built import Scheduled
-from unified_prof.analysis.explain.schedule.graph import Segments
+from unified_prof.analysis.explain.stretches import (
+    CLASSES,
+    COPY,
+    EVENT,
+    GAP,
+    IN_WORDS,
+    LAUNCH,
+    SYNCHRONISING,
+    Stretches,
+    names_of_work,
+    stretches_of,
+)
 from unified_prof.analysis.explain.what_if import Selection, in_ranges_ns, schedule_of
 from unified_prof.analysis.model import Breakdown, Row
-from unified_prof.analysis.read.source import recorded_anomalies
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views.idle import is_input
 from unified_prof.analysis.views.tracks import Track
 from unified_prof.analysis.ways import Way
-from unified_prof.arrays import intervals, nesting
-from unified_prof.arrays.distinct import rising
-from unified_prof.arrays.runs import positions
 
 Ints = NDArray[np.int64]
 
-CLASSES = (
-    "kernel",
-    "communication",
-    "copy",
-    "host",
-    "input",
-    "synchronising",
-    "launch",
-    "event",
-    "gap",
-)
-"""What a stretch of the path is; `IN_WORDS` says it to people."""
-KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONISING, LAUNCH, EVENT, GAP = range(len(CLASSES))
-
-IN_WORDS = {
-    "kernel": "kernel",
-    "communication": "collective",
-    "copy": "copy",
-    "host": "host work",
-    "input": "input",
-    "synchronising": "synchronising call",
-    "launch": "launched, not yet begun",
-    "event": "after what it waited for",
-    "gap": "reason unknown",
-}
-
-_SHORT_NS = 10_000
-"""So long a stream may take from one piece to the next by itself."""
 _OFF_PATH = 10
 """Rows for what costs most and is not on the path."""
 _STEPS_SHOWN = 5
 """Up to so many steps have figures of their own; of more, the shortest and the longest are told."""
-_OF_NOBODY = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
-"""Ranges that are no operations and no marks of the program's: steps, Python frames, modules."""
-_OUTSIDE = "(outside any operation)"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """The critical path of all steps, piece by piece, in order."""
-
-    start_ns: Ints
-    end_ns: Ints
-    step: Ints
-    kind: NDArray[np.int8]
-    """Number in CLASSES."""
-    name: NDArray[np.int32]
-    """Number in `labels`."""
-    detail: NDArray[np.int32]
-    """Source line or operation, likewise; UNKNOWN where there is none."""
-    piece: Ints
-    """Row of `Recording.work` of kernels, copies and collectives; -1 of others."""
-    thread: Ints
-    """Host thread that this is time of; -1 of others."""
-    labels: Labels
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @property
-    def length_ns(self) -> Ints:
-        """Length of each stretch."""
-        return self.end_ns - self.start_ns
 
 
 class CriticalPath:
@@ -107,33 +52,7 @@ class CriticalPath:
     @cached_property
     def stretches(self) -> Stretches:
         """What the steps' time was spent on; the lengths of a step's stretches add up to it."""
-        segments = [self._scheduled.path(step) for step in range(len(self._scheduled.step_names))]
-        step = np.repeat(np.arange(len(segments)), [len(one) for one in segments])
-        joined = Segments(
-            np.concatenate([one.start_ns for one in segments]),
-            np.concatenate([one.end_ns for one in segments]),
-            np.concatenate([one.moment for one in segments]),
-            np.concatenate([one.kind for one in segments]),
-        )
-        on_host = np.isin(joined.kind, (kinds.HOST, kinds.SYNCHRONISING))
-        host = self._of_host(joined, step, np.flatnonzero(on_host))
-        other = self._of_others(joined, step, np.flatnonzero(~on_host))
-        order = np.argsort(np.concatenate((host.start_ns, other.start_ns)), kind="stable")
-
-        def both(column: str) -> NDArray[Any]:
-            return np.concatenate((getattr(host, column), getattr(other, column)))[order]
-
-        return Stretches(
-            start_ns=both("start_ns"),
-            end_ns=both("end_ns"),
-            step=both("step"),
-            kind=both("kind"),
-            name=both("name"),
-            detail=both("detail"),
-            piece=both("piece"),
-            thread=both("thread"),
-            labels=self._labels,
-        )
+        return stretches_of(self._recording, self._scheduled)
 
     def rows(self) -> list[Row]:
         """Return one row for each thing on the path; then the costliest of what is not on it."""
@@ -216,11 +135,7 @@ class CriticalPath:
 
     @cached_property
     def _names(self) -> NDArray[np.int32]:
-        """What each piece of work is called: its kernel, of a collective what it does."""
-        work = self._recording.work
-        collective = work.kind == KINDS.index("communication")
-        names: NDArray[np.int32] = np.where(collective, work.operator, work.kernel)
-        return names
+        return names_of_work(self._recording)
 
     @cached_property
     def _mine(self) -> Ints:
@@ -266,169 +181,6 @@ class CriticalPath:
             details.append(text or None)
         return details
 
-    def _of_others(self, segments: Segments, step: Ints, chosen: Ints) -> Stretches:
-        """Return the stretches of devices, and those of nobody."""
-        kind, moment = segments.kind[chosen], segments.moment[chosen]
-        length = segments.end_ns[chosen] - segments.start_ns[chosen]
-        piece = np.where(kind == graph.WORK, self._scheduled.piece_of[moment], -1)
-        work = self._recording.work
-        pieces = self._scheduled.pieces
-        is_work = np.flatnonzero((piece >= 0) & (piece < pieces.work))
-        row = np.append(pieces.row, -1)[np.where(piece < pieces.work, piece, -1)]
-        what = np.full(len(chosen), GAP, np.int8)
-        name = np.full(len(chosen), self._labels.number("gap of unknown reason"), np.int32)
-        of_kind = np.array([KERNEL] * len(KINDS), np.int8)
-        of_kind[KINDS.index("communication")] = COMMUNICATION
-        of_kind[KINDS.index("copy")] = COPY
-        what[is_work] = of_kind[work.kind[row[is_work]]]
-        name[is_work] = self._names[row[is_work]]
-        short = (kind == kinds.STREAM) & (length <= _SHORT_NS)
-        for which, own, text in (
-            (kind == kinds.LAUNCH, LAUNCH, "launch delay"),
-            (short, EVENT, "from one piece of a stream to the next"),
-            ((kind == kinds.EVENT) | (kind == kinds.SEEN), EVENT, "behind another stream"),
-            (kind == kinds.QUEUE, HOST, "from one thread's queue to another thread"),
-            (kind == kinds.HANDED, HOST, "from one thread to another"),
-        ):
-            what[which] = own
-            name[which] = self._labels.number(text)
-        nothing = np.full(len(chosen), UNKNOWN, np.int32)
-        return Stretches(
-            segments.start_ns[chosen],
-            segments.end_ns[chosen],
-            step[chosen],
-            what,
-            name,
-            nothing,
-            np.where(what <= COPY, row, -1),
-            np.full(len(chosen), -1, np.int64),
-            self._labels,
-        )
-
-    def _of_host(self, segments: Segments, step: Ints, chosen: Ints) -> Stretches:
-        """Return the stretches of host threads, each divided by what was called there."""
-        scheduled, skew = self._scheduled, self._scheduled.host.skew_ns
-        moment = segments.moment[chosen]
-        # A synchronising call on the path returns after a piece of work; the thread is the call's.
-        point = scheduled.point_of[moment]
-        waiting = np.flatnonzero(point < 0)
-        point[waiting] = self._returning(segments.end_ns[chosen[waiting]])
-        thread = np.where(point >= 0, np.append(scheduled.host.thread, -1)[point], -1)
-        start, end = segments.start_ns[chosen] + skew, segments.end_ns[chosen] + skew
-        begins, until, of = self._divided(thread, start, end)
-        middle = begins + (until - begins) // 2
-        name, detail, is_input_there = self._called(thread[of], middle)
-        what = np.where(is_input_there, INPUT, HOST).astype(np.int8)
-        what[segments.kind[chosen[of]] == kinds.SYNCHRONISING] = SYNCHRONISING
-        return Stretches(
-            begins - skew,
-            until - skew,
-            step[chosen[of]],
-            what,
-            name,
-            detail,
-            np.full(len(of), -1, np.int64),
-            thread[of],
-            self._labels,
-        )
-
-    def _returning(self, end_ns: Ints) -> Ints:
-        """Return the ends of synchronising calls that come at some times."""
-        ends = self._scheduled.host.waits.end
-        if not len(ends):
-            return np.full(len(end_ns), -1, np.int64)
-        time = self._scheduled.host.time_ns[ends]
-        order = np.argsort(time, kind="stable")
-        place = np.searchsorted(time[order], end_ns)
-        found: Ints = ends[order[np.minimum(place, len(order) - 1)]]
-        return found
-
-    def _divided(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Cut stretches of threads wherever a range or a call there begins or ends."""
-        calls, framework = self._recording.host_calls, self._recording.framework
-        parts: list[tuple[Ints, Ints, Ints]] = []
-        for one in np.unique(thread).tolist():
-            mine = np.flatnonzero(thread == one)
-            edges = []
-            own = calls.thread == one
-            edges += [calls.start_ns[own], calls.end_ns[own]]
-            if framework is not None:
-                own = framework.thread == one
-                edges += [framework.start_ns[own], framework.end_ns[own]]
-            cuts = rising(np.concatenate(edges))
-            low = np.searchsorted(cuts, start[mine], side="right")
-            high = np.searchsorted(cuts, end[mine], side="left")
-            many = np.maximum(high - low, 0) + 1
-            of = np.repeat(mine, many)
-            at = positions(many)
-            before = np.append(cuts, 0)[np.repeat(low, many) + at - 1]
-            after = np.append(cuts, 0)[np.minimum(np.repeat(low, many) + at, len(cuts))]
-            begins = np.where(at == 0, start[of], before)
-            until = np.where(at == np.repeat(many, many) - 1, end[of], after)
-            parts.append((begins, until, of))
-        nothing = np.zeros(0, np.int64)
-        begins, until, of = (
-            np.concatenate([nothing, *(part[index] for part in parts)]) for index in range(3)
-        )
-        return begins, until, of
-
-    def _called(
-        self, thread: Ints, at_ns: Ints
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-        """Return what threads were doing at some times, the line of it, and whether it was input.
-
-        That is the operation that was going on, else the call of the runtime, else whatever range.
-        """
-        framework, labels = self._recording.framework, self._labels
-        outside = labels.number(_OUTSIDE)
-        called = self._calls_at(thread, at_ns)
-        nothing = np.full(len(at_ns), UNKNOWN, np.int32)
-        if framework is None:
-            return np.where(called >= 0, called, outside), nothing, np.zeros(len(at_ns), bool)
-        place = framework.places_at(thread, at_ns)
-        stacks, stack = framework.stacks(place)
-        lines = labels.numbers([None if one is None else one.rpartition("\n")[2] for one in stacks])
-        line = lines[stack] if len(lines) else nothing
-        texts, number = framework.names(place)
-        shown = [_OUTSIDE if not text or _OF_NOBODY.search(text) else text for text in texts]
-        own = labels.numbers(shown)[number] if texts else nothing
-        own = np.where(place >= 0, own, outside)
-        operation = framework.is_operation(place)
-        # Between operations a program's own line says more than the frame that was open.
-        own = np.where(~operation & (line >= 0) & (own == outside), line, own)
-        name = np.where(operation | (called < 0), own, called).astype(np.int32)
-        fetching = framework.matching(is_input)
-        inside = np.zeros(len(at_ns), bool)
-        for one in np.unique(framework.thread[fetching]).tolist():
-            mine = fetching[framework.thread[fetching] == one]
-            waits = intervals.merge(framework.start_ns[mine], framework.end_ns[mine])
-            last = np.searchsorted(waits.start_ns, at_ns, side="right") - 1
-            inside |= (thread == one) & (last >= 0) & (at_ns < waits.end_ns[last])
-        return name, np.where(line == name, UNKNOWN, line).astype(np.int32), inside
-
-    def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the name of the runtime's call that was open at some times, UNKNOWN without."""
-        calls, strings = self._recording.host_calls, self._recording.strings
-        mine = np.flatnonzero(
-            np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
-        )
-        result = np.full(len(at_ns), UNKNOWN, np.int64)
-        if not len(mine):
-            return result
-        order = mine[
-            nesting.call_order(calls.thread[mine], calls.start_ns[mine], calls.end_ns[mine])
-        ]
-        start, end, own = calls.start_ns[order], calls.end_ns[order], calls.thread[order]
-        found = nesting.innermost_at(
-            own, start, end, nesting.parents(own, start, end), thread, at_ns
-        )
-        ids = np.unique(calls.name[order])
-        numbers = self._labels.numbers(strings.texts(ids.tolist()))
-        inside = found >= 0
-        at = np.searchsorted(ids, calls.name[order[found[inside]]])
-        result[inside] = numbers[at]
-        return result
-
 
 def _sums(number: Ints, values: Ints, count: int) -> Ints:
     total = np.zeros(count, np.int64)
@@ -461,74 +213,6 @@ def track(recording: Recording) -> Track | None:
         flow_first=none,
         flow_count=none,
     )
-
-
-def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
-    """Return what a recording cannot tell of its path: a name of its own, and a sentence."""
-    pieces, edges = scheduled.pieces, scheduled.schedule.edges
-    found = []
-    if not len(scheduled.host) and pieces.work:
-        found.append(
-            (
-                "path_without_host",
-                "no call of the host was recorded: the path is that of the devices alone, and why "
-                "they were idle cannot be told",
-            )
-        )
-    if not pieces.work:
-        found.append(
-            ("path_without_device", "no device work was recorded: the path is that of the host")
-        )
-    if not recording.steps:
-        found.append(
-            ("path_without_steps", "no step was recorded: the path is that of the whole recording")
-        )
-    if scheduled.steps_left_out:
-        found.append(
-            (
-                "path_of_first_steps",
-                f"the recording is long: its first {len(scheduled.step_names):,} steps are looked "
-                f"at, {scheduled.steps_left_out:,} are not",
-            )
-        )
-    streams = len(np.unique(pieces.stream[: pieces.work]))
-    recorded = "UPROF_GPU_SYNCS" in recording.source.tables or bool(pieces.waits.any())
-    if streams > 1 and not recorded:
-        found.append(
-            (
-                "path_without_events",
-                "no wait for an event was recorded: which stream waited for which is told by the "
-                "times alone"
-                + (" and by the order of calls" if (edges.kind == kinds.EVENT).any() else ""),
-            )
-        )
-    unlaunched = int((pieces.call[: pieces.work] < 0).sum())
-    if unlaunched and len(scheduled.host):
-        found.append(
-            (
-                "path_without_launches",
-                f"the launch of {unlaunched:,} of {pieces.work:,} pieces of device work was not "
-                "recorded: what they waited for is told by their streams alone",
-            )
-        )
-    found += [
-        (
-            "path_queue_full",
-            f"{one.detail}: their launches stay as late as they were, so that faster work of "
-            "devices may gain far more than a schedule run again tells",
-        )
-        for one in recorded_anomalies(recording.source)
-        if one.name == "launch_queue_full"
-    ]
-    if pieces.skew_ns:
-        found.append(
-            (
-                "path_clocks",
-                f"work began up to {pieces.skew_ns / 1000:.1f} µs before the call that launched "
-                "it: the host's times are taken for so much earlier",
-            )
-        )
-    return found
 
 
 def _breakdown(recording: Recording) -> Breakdown:

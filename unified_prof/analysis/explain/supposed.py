@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unified_prof.analysis.explain import path
+from unified_prof.analysis.explain.path_limits import limits
 from unified_prof.analysis.explain.what_if import (
     CLASSES,
     WITHOUT,
@@ -93,7 +94,7 @@ def suppose(recording: Recording, changes: Sequence[Change], *, top: int) -> Sup
         stepped=any(scheduled.step_names),
         gain=gain(recording, chosen) if chosen else None,
         worth=() if chosen else tuple(_worth(recording, top)),
-        limits=tuple(sentence for _, sentence in path.limits(recording, scheduled)),
+        limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
     )
 
 
