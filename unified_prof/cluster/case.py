@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from unified_prof.analysis.finding import Finding
+from unified_prof.cluster.change import Change
 from unified_prof.cluster.evidence import Evidence
 from unified_prof.cluster.matching import Matched
 from unified_prof.cluster.roles import Roles
 from unified_prof.cluster.waits import Waits
-from unified_prof.cluster.walk import Change, Walk
+from unified_prof.cluster.walk import Walk
 
 MS = 1e6
 LEAST_SHARE = 0.002

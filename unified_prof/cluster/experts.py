@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.finding import Finding
 from unified_prof.cluster.case import Case, cost_of, finding, listed
+from unified_prof.cluster.change import Change
 from unified_prof.cluster.matching import ClusterGroup
 from unified_prof.cluster.partial import END, START
 from unified_prof.cluster.spread import farthest
-from unified_prof.cluster.walk import Change
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

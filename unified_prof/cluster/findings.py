@@ -26,12 +26,12 @@ from unified_prof.cluster.case import (
     in_steps,
     listed,
 )
+from unified_prof.cluster.change import Change
 from unified_prof.cluster.evidence import slowness_in
 from unified_prof.cluster.experts import EXPERT_IMBALANCE, GENERAL, expert_imbalance
 from unified_prof.cluster.lateness import late_ranks
 from unified_prof.cluster.links import Slow
 from unified_prof.cluster.spread import deviation, farthest
-from unified_prof.cluster.walk import Change
 
 Floats = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.finding import Finding
 from unified_prof.cluster.case import MS, Case, cost_of, finding, in_steps
+from unified_prof.cluster.change import Change
 from unified_prof.cluster.partial import NONE, START, STEP
 from unified_prof.cluster.spread import deviation, farthest
-from unified_prof.cluster.walk import Change
 
 Floats = NDArray[np.float64]
 

@@ -10,64 +10,28 @@ than the waiting it caused: somebody else would then come last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.collective_kinds import POINT_TO_POINT as _TRANSFERS
+from unified_prof.cluster.change import Change
 from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import END, NONE, START, STEP, Columns, Partial
+from unified_prof.cluster.partial import NONE
+from unified_prof.cluster.program import (
+    AWAIT,
+    BEGIN,
+    GO,
+    INPUT,
+    STEP_BEGIN,
+    Ints,
+    Program,
+    program_of,
+)
 from unified_prof.cluster.waits import Waits
 
-Ints = NDArray[np.int64]
-
-# What a rank's program consists of.
-_GO, _BEGIN, _AWAIT, _STEP, _INPUT = range(5)
-_QUEUED_NS = 5_000
-"""An operation that begins this soon after another one of its group was waiting for it."""
-_LEAST_IDLE_NS = 10_000
-"""An end beside kernels that comes in less idle time came there by chance."""
 _MOST_OPERATIONS = 400_000
 """So many operations of all ranks are walked; of a longer run the first steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What is otherwise."""
-
-    work: Mapping[int, float] = field(default_factory=dict)
-    """Rank (by number) -> what its kernels' time is multiplied with."""
-    work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> the same in that step."""
-    gap_ns: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> what the idle time behind each of its kernels is shortened by."""
-    input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> what its idle time at the step's begin is shortened by."""
-    stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, mark) -> what the stretch behind that mark of its partial is shortened by."""
-
-    @property
-    def ranks(self) -> set[int]:
-        """Those whose own time is otherwise."""
-        by_rank = {*self.work, *self.gap_ns}
-        return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.stretch_ns)}
-
-    transfer: Mapping[int, float] = field(default_factory=dict)
-    """Event -> what its transfer is multiplied with."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    code: list[int]
-    first: list[float]
-    second: list[float]
-    third: list[int]
-    begin: float
-    """When it begins, on the common clock."""
-    mark: list[int] = field(default_factory=list)
-    """Of each entry, the mark of the partial that it comes of."""
 
 
 class Walk:
@@ -110,7 +74,7 @@ class Walk:
         return _takes(matched, waits)
 
     @cached_property
-    def _ranks(self) -> list[_Rank]:
+    def _ranks(self) -> list[Program]:
         """The programs; those of a healthy run nobody asks for."""
         matched, waits, offset = self._made_of
         event_of = _events_of_rows(matched, self.steps if self._is_part else None)
@@ -124,7 +88,7 @@ class Walk:
         )
         usual = _usual_transfer(matched, waits)
         return [
-            _program(
+            program_of(
                 one,
                 event_of[index],
                 int(offset[index]) - origin,
@@ -172,9 +136,9 @@ class Walk:
         for what, idle, number, mark in zip(
             program.code, program.second, program.third, program.mark, strict=True
         ):
-            if what == _STEP:
+            if what == STEP_BEGIN:
                 step = number
-            elif what == _GO and idle > 0:
+            elif what == GO and idle > 0:
                 stretches.setdefault(step, []).append((idle, mark))
         found: dict[tuple[int, int], float] = {}
         for step, wanted in idle_ns.items():
@@ -238,7 +202,7 @@ class Walk:
             time, place, count = now[index], at[index], len(code)
             while place < count:
                 what = code[place]
-                if what == _GO:
+                if what == GO:
                     idle = second[place]
                     if gap:
                         idle = max(idle - gap * third[place], 0.0)
@@ -246,7 +210,7 @@ class Walk:
                     if mark is not None:
                         took = max(took - change.stretch_ns.get((index, mark[place]), 0.0), 0.0)
                     time += took
-                elif what == _BEGIN:
+                elif what == BEGIN:
                     event, after, delay = third[place], int(second[place]), first[place]
                     # Operations of one communicator follow one another, whoever asks for them.
                     soonest = 0.0 if delay >= 0 else time
@@ -257,13 +221,13 @@ class Walk:
                         behind.setdefault(after, []).append((event, delay, soonest))
                     else:
                         begin(event, max(finish + delay, soonest))
-                elif what == _AWAIT:
+                elif what == AWAIT:
                     finish = end[third[place]]
                     if finish is None:
                         blocked.setdefault(third[place], []).append(index)
                         break
                     time = max(time, finish)
-                elif what == _INPUT:
+                elif what == INPUT:
                     time = max(time - change.input_ns.get((index, third[place]), 0.0), 0.0)
                 elif index in by_step:
                     usual = change.work.get(index, 1.0)
@@ -348,109 +312,3 @@ def _usual_transfer(matched: Matched, waits: Waits) -> float:
     """Return how long a transfer moves data, for those whose other end is not there."""
     whole = matched.transfers & matched.events.complete
     return float(np.median(waits.transfer[whole])) if whole.any() else float("inf")
-
-
-def _program(
-    one: Partial,
-    event_of: Ints,
-    shift: int,
-    steps: Sequence[int],
-    *,
-    cut: bool,
-    within: bool,
-    usual: float,
-) -> _Rank:
-    marks, ops = one.marks, one.communication
-    number = np.arange(len(marks["time"]))
-    if cut:
-        chosen = np.isin(one.steps["step"], list(steps))
-        last = int(one.steps["end"][chosen].max(initial=0))
-        kept = marks["time"] < last
-        if within:
-            kept &= marks["time"] >= int(one.steps["start"][chosen].min(initial=last))
-        number = number[kept]
-        marks = {name: values[kept] for name, values in marks.items()}
-    count = len(marks["time"])
-    if not count:
-        return _Rank([], [], [], [], 0.0)
-    what, op = marks["what"], marks["op"]
-    time, lead, busy, tail = marks["time"], marks["lead"], marks["busy"], marks["tail"]
-    kernels = marks["kernels"]
-    length = np.append(np.diff(time), lead[-1] + busy[-1] + tail[-1])
-    is_end = what == END
-    matched = np.full(count, NONE, np.int64)
-    of_op = what != STEP
-    matched[of_op] = event_of[op[of_op]]
-    # Time idle just before each mark, and whether the device is idle when it comes.
-    before = np.r_[0, np.where(busy > 0, tail, length)[:-1]]
-    gaps = int((length - lead - tail - busy)[busy > 0].sum()) / max(int(kernels.sum()), 1)
-    enough = max(_LEAST_IDLE_NS, 2 * gaps)
-    uncovered = np.zeros(count, bool)
-    uncovered[of_op] = ops["covered"][op[of_op]] == 0
-    in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
-    nothing = busy == 0
-    behind, delay = _queued(marks, ops, matched)
-    # What began there only because another operation had ended tells nothing of the device.
-    passed = np.append(delay >= 0, False)
-    passed[:count] &= nothing
-    ahead = np.where(passed, count, np.arange(count + 1))[1:]
-    ahead = np.minimum.accumulate(ahead[::-1])[::-1]
-    ends_next = np.r_[in_idle, False][ahead]
-    # Where the device stays idle until another end comes, it is that one that was waited for.
-    awaited = in_idle & ~(nothing & ends_next)
-    # The idle time before an end that is waited for goes when the end comes earlier.
-    waits_next = ends_next
-    idle = np.where(waits_next, np.where(nothing, 0, length - busy - tail), length - busy)
-    # Of a transfer without its other end it is not known what its wait was for.
-    kinds = np.isin(ops["kind"], [at for at, kind in enumerate(one.kinds) if kind in _TRANSFERS])
-    lost = is_end & (matched < 0) & uncovered
-    lost[of_op] &= kinds[op[of_op]]
-    next_lost = np.r_[lost[1:], False] & nothing
-    idle = np.where(next_lost, np.minimum(idle, usual), idle)
-    # A mark is up to four entries, in this order.
-    code = np.full((count, 4), [NONE, _STEP, _GO, _INPUT])
-    first, second, third = np.zeros((3, count, 4))
-    begins = (what == START) & (matched >= 0)
-    code[begins, 0], code[awaited, 0] = _BEGIN, _AWAIT
-    first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
-    of_step = (what == STEP) & (op >= 0)
-    step = np.full(count, NONE, np.int64)
-    step[of_step] = one.steps["step"][op[of_step]]
-    third[:, 1], third[:, 3] = step, step
-    first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
-    there = np.empty((count, 4), bool)
-    there[:, 0] = code[:, 0] != NONE
-    there[:, 1] = there[:, 3] = of_step & np.isin(step, list(steps))
-    there[:, 2] = (busy != 0) | (idle != 0)
-    return _Rank(
-        code[there].tolist(),
-        first[there].tolist(),
-        second[there].tolist(),
-        third[there].astype(np.int64).tolist(),
-        float(int(time[0]) + shift),
-        np.repeat(number, there.sum(axis=1)).tolist(),
-    )
-
-
-def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
-    """Return for each mark the event behind whose end, one of its group, it begins, and the delay.
-
-    One that follows at once was asked for earlier, when nobody knows: it begins when the other
-    one ends. The delay of one that does not is NONE: it begins where it stands, or later. Of all
-    other marks both are NONE.
-    """
-    behind, delays = np.full((2, len(matched)), NONE, np.int64)
-    of_event = np.flatnonzero((marks["what"] != STEP) & (matched >= 0))
-    op, is_end = marks["op"][of_event], marks["what"][of_event] == END
-    alike = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 1) + ops["kind"][op]
-    for one in np.unique(alike).tolist():
-        starts, ends = (of_event[(alike == one) & (is_end == side)] for side in (False, True))
-        if not len(ends):
-            continue
-        place = np.searchsorted(marks["time"][ends], marks["time"][starts], side="right") - 1
-        other = ends[np.maximum(place, 0)]
-        follows = (place >= 0) & (marks["op"][other] != marks["op"][starts])
-        delay = (marks["time"][starts] - marks["time"][other])[follows]
-        behind[starts[follows]] = matched[other[follows]]
-        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NONE)
-    return behind, delays
