@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.finding import Finding
-from unified_prof.cluster import links as moved
 from unified_prof.cluster.case import (
     LEAST_SHARE,
     MS,
@@ -30,7 +29,8 @@ from unified_prof.cluster.change import Change
 from unified_prof.cluster.evidence import slowness_in
 from unified_prof.cluster.experts import EXPERT_IMBALANCE, GENERAL, expert_imbalance
 from unified_prof.cluster.lateness import late_ranks
-from unified_prof.cluster.links import Slow
+from unified_prof.cluster.slow_links import Slow, slow_groups, slow_pairs
+from unified_prof.cluster.slow_steps import slow_at_times
 from unified_prof.cluster.spread import deviation, farthest
 
 Floats = NDArray[np.float64]
@@ -294,9 +294,9 @@ def _all_late(case: Case) -> Iterator[Finding]:
 
 def slow_links(case: Case) -> Iterator[Finding]:
     """Pairs and groups whose data moves more slowly than that of others like them."""
-    pairs = moved.slow_pairs(case.matched, case.waits)
-    groups = moved.slow_groups(case.matched, case.waits)
-    at_times = moved.slow_at_times(case.matched, case.waits)
+    pairs = slow_pairs(case.matched, case.waits)
+    groups = slow_groups(case.matched, case.waits)
+    at_times = slow_at_times(case.matched, case.waits)
     told = {(slow.ranks, slow.group) for slow in at_times}
     always = [slow for slow in (*pairs, *groups) if (slow.ranks, slow.group) not in told]
     for slow in (*always, *at_times):

@@ -1,4 +1,4 @@
-"""Which way data moved, how quickly, and which ways are slower than others like them.
+"""Which way data moved, and how quickly.
 
 Only moving data counts, never waiting: transfers by what the shorter of the two ends took,
 collectives by their least duration without set-up.
@@ -6,16 +6,12 @@ collectives by their least duration without set-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE
-from unified_prof.cluster.spread import deviation, farthest, median_of_others
 from unified_prof.cluster.waits import Waits
 
 Ints = NDArray[np.int64]
@@ -23,12 +19,6 @@ Floats = NDArray[np.float64]
 
 P2P, COLLECTIVE = "p2p", "collective"
 _NS = 1e9
-_LEAST_RATIO = 1.25
-"""What is slower by less is not worth a name, however sure."""
-_FEW_CELLS = 4
-"""So many medians of steps are needed to know what is usual among them."""
-_SURE_OF_TWO = 1.5
-"""Of two alike one is called slow only from here on: nobody else says which one is usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +37,6 @@ class Link:
     """bytes/ns, which is GB/s"""
     p99: float
     like: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A pair or a group whose data moves more slowly than that of others like it."""
-
-    ranks: tuple[int, ...]
-    """By number in `Matched.ranks`; of a pair two."""
-    pair: bool
-    ratio: float
-    events: tuple[int, ...]
-    gb_per_s: float
-    like_gb_per_s: float
-    group: int = NONE
-    steps: tuple[int, ...] = ()
-    """Those in which it is; none: in all."""
 
 
 def across(matched: Matched, a: int, b: int) -> bool | None:
@@ -173,230 +147,3 @@ def _like(between: list[bool | None], size: Ints, rate: Floats) -> list[float | 
         for index in members:
             result[index] = usual
     return result
-
-
-def slow_pairs(matched: Matched, waits: Waits) -> list[Slow]:
-    """Return pairs of ranks whose transfers take longer than those of like pairs."""
-    events = matched.events
-    usable = np.flatnonzero(
-        matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    )
-    by_class: dict[tuple[object, int], dict[tuple[int, int], list[int]]] = {}
-    for event in usable.tolist():
-        ends = (int(events.src[event]), int(events.dst[event]))
-        key = (across(matched, *ends), int(events.bytes[event]))
-        by_class.setdefault(key, {}).setdefault(ends, []).append(event)
-    worst: dict[tuple[int, int], Slow] = {}
-    for (_, size), pairs in by_class.items():
-        keys = list(pairs)
-        took = np.array([float(np.median(waits.transfer[pairs[key]])) for key in keys])
-        for place, ratio, usual in _outliers(took):
-            ends = keys[place]
-            pair = (min(ends), max(ends))
-            found = Slow(pair, True, ratio, tuple(pairs[ends]), size / took[place], size / usual)
-            old = worst.get(pair)
-            both = found if old is None or found.ratio > old.ratio else old
-            joined = found.events if old is None else (*old.events, *found.events)
-            worst[pair] = Slow(pair, True, both.ratio, joined, both.gb_per_s, both.like_gb_per_s)
-    return sorted(worst.values(), key=lambda one: -one.ratio)
-
-
-def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
-    """Return groups whose collectives move data more slowly than those of like groups."""
-    events = matched.events
-    usable = np.flatnonzero(
-        ~matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    )
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
-    hosts = [
-        len({matched.facts[number[rank]].host for rank in group.ranks if rank in number})
-        for group in matched.groups
-    ]
-    by_class: dict[tuple[int, int, int, int], dict[int, list[int]]] = {}
-    for event, group, kind, size in zip(
-        usable.tolist(),
-        events.group[usable].tolist(),
-        events.kind[usable].tolist(),
-        events.bytes[usable].tolist(),
-        strict=True,
-    ):
-        key = (kind, size, matched.groups[group].size, hosts[group])
-        by_class.setdefault(key, {}).setdefault(group, []).append(event)
-    worst: dict[int, Slow] = {}
-    for (_, size, *_), groups in by_class.items():
-        keys = list(groups)
-        took = np.array([float(np.median(waits.transfer[groups[key]])) for key in keys])
-        for place, ratio, usual in _outliers(took):
-            group = keys[place]
-            ranks = tuple(sorted(number[rank] for rank in matched.groups[group].ranks))
-            found = Slow(
-                ranks,
-                len(ranks) == 2,
-                ratio,
-                tuple(groups[group]),
-                size / took[place],
-                size / usual,
-                group,
-            )
-            old = worst.get(group)
-            # The largest messages say most about bandwidth.
-            best = found if old is None or len(found.events) * size > _moved(matched, old) else old
-            events_of = found.events if old is None else (*old.events, *found.events)
-            worst[group] = Slow(
-                ranks,
-                best.pair,
-                best.ratio,
-                events_of,
-                best.gb_per_s,
-                best.like_gb_per_s,
-                group,
-            )
-    return sorted(worst.values(), key=lambda one: -one.ratio)
-
-
-def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
-    """Return pairs and groups whose data moves more slowly in some steps than in others.
-
-    Compared are the medians of a step, with those of all steps and likes, and with those of
-    likes in the same step: what is slow for all at once is no link's fault.
-    """
-    events = matched.events
-    usable = np.flatnonzero(
-        events.complete & (waits.transfer > 0) & (events.bytes > 0) & (events.step >= 0)
-    )
-    if not len(usable) or int(events.step[usable].min()) == int(events.step[usable].max()):
-        return []
-    host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
-    host = np.array([host_of[facts.host] for facts in matched.facts])
-    sends = matched.transfers[usable]
-    src, dst = events.src[usable], events.dst[usable]
-    group = events.group[usable]
-    # Who: a pair in its direction, or a group; its likes: bytes, members, hosts, kind.
-    who = np.where(sends, -1 - (src * len(matched.ranks) + dst), group)
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
-    hosts = np.array(
-        [
-            len({matched.facts[number[rank]].host for rank in one.ranks if rank in number})
-            for one in matched.groups
-        ]
-        or [0]
-    )
-    sizes = np.array([one.size for one in matched.groups] or [0])
-    across_hosts = np.where(sends, host[src] != host[dst], hosts[group])
-    like = np.zeros(len(usable), np.int64)
-    for column in (
-        np.where(sends, NONE, events.kind[usable]),
-        events.bytes[usable],
-        np.where(sends, 2, sizes[group]),
-        across_hosts,
-    ):
-        found_here, code = np.unique(column, return_inverse=True)
-        like = like * len(found_here) + code.reshape(-1)
-    took, step = waits.transfer[usable], events.step[usable]
-    order = np.lexsort((took, step, who, like))
-    usable, who, like, took, step = (one[order] for one in (usable, who, like, took, step))
-    new = np.ones(len(order), bool)
-    new[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in (like, who, step)])
-    heads = np.flatnonzero(new)
-    n = np.diff(np.r_[heads, len(order)])
-    middle = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
-    found: dict[tuple[int, ...] | int, Slow] = {}
-    classes = like[heads]
-    edges = np.flatnonzero(np.r_[True, np.diff(classes) != 0, True])
-    for begin, end in pairwise(edges.tolist()):
-        if end - begin < _FEW_CELLS:
-            continue
-        cells = np.arange(begin, end)
-        for one, hot, ratio, usual in _at_times(
-            who[heads[cells]], step[heads[cells]], middle[cells]
-        ):
-            if one < 0:
-                ends = divmod(-1 - one, len(matched.ranks))
-                key: tuple[int, ...] | int = tuple(sorted(ends))
-                ranks = tuple(sorted(ends))
-            else:
-                key = one
-                ranks = tuple(sorted(number[rank] for rank in matched.groups[one].ranks))
-            chosen = cells[hot]
-            mine = [
-                event
-                for cell in chosen.tolist()
-                for event in usable[heads[cell] : heads[cell] + n[cell]].tolist()
-            ]
-            size = int(events.bytes[mine[0]])
-            slow = Slow(
-                ranks,
-                len(ranks) == 2,
-                ratio,
-                tuple(mine),
-                size / (usual * ratio),
-                size / usual,
-                NONE if one < 0 else one,
-                tuple(sorted(set(step[heads[chosen]].tolist()))),
-            )
-            old = found.get(key)
-            if old is not None:
-                best = slow if _moved(matched, slow) > _moved(matched, old) else old
-                slow = replace(
-                    best,
-                    events=(*old.events, *slow.events),
-                    steps=tuple(sorted({*old.steps, *slow.steps})),
-                )
-            found[key] = slow
-    return sorted(found.values(), key=lambda one: -one.ratio)
-
-
-def _at_times(
-    who: Ints, step: Ints, took: Floats
-) -> Iterator[tuple[int, NDArray[np.intp], float, float]]:
-    """Yield (who, which cells, ratio, what is usual) of whoever is slow in some steps alone."""
-    usual = median_of_others(took)
-    away = np.log(took / usual)
-    then = np.full(len(took), np.nan)
-    for one in np.unique(step).tolist():
-        mine = np.flatnonzero(step == one)
-        if len(mine) > 2:
-            then[mine] = np.log(took[mine] / median_of_others(took[mine]))
-    least = np.log(_LEAST_RATIO)
-    hot = away > max(farthest(len(took)) * _scatter(took), least)
-    # Where nobody did the same in that step, the first one may be slow for all.
-    hot &= np.where(np.isfinite(then), then > least, step > step.min())
-    for one in np.unique(who[hot]).tolist():
-        mine = np.flatnonzero(who == one)
-        chosen = mine[hot[mine]]
-        rest = away[np.setdiff1d(mine, chosen)]
-        level = float(np.median(away[chosen]))
-        if len(rest) and (rest < level / 2).all():
-            yield one, chosen, float(np.exp(level)), float(np.median(usual[chosen]))
-
-
-def _moved(matched: Matched, slow: Slow) -> int:
-    return int(matched.events.bytes[list(slow.events)].sum())
-
-
-def _scatter(took: Floats) -> float:
-    """Return how far times usually lie apart, as logarithms.
-
-    From the middle of all: of three the slow one takes the others' median of others with it.
-    """
-    logs = np.log(took)
-    return deviation(logs - np.median(logs))
-
-
-def _outliers(took: Floats) -> list[tuple[int, float, float]]:
-    """Return (place, ratio, what is usual) of times that are longer than chance allows."""
-    if len(took) < 2:
-        return []
-    usual = median_of_others(took)
-    away = np.log(took / usual)
-    if len(took) == 2:
-        return [
-            (place, float(np.exp(away[place])), float(usual[place]))
-            for place in range(2)
-            if away[place] > np.log(_SURE_OF_TWO)
-        ]
-    limit = max(farthest(len(took)) * _scatter(took), np.log(_LEAST_RATIO))
-    return [
-        (int(place), float(np.exp(away[place])), float(usual[place]))
-        for place in np.flatnonzero(away > limit)
-    ]
