@@ -18,8 +18,10 @@ from unified_prof.analysis.read import collectives, counters, groups, operators
 from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import NOTHING_KNOWN, Strings, Tasks, possible
+from unified_prof.analysis.read.strings import NOTHING_KNOWN, Strings
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views import annotated, regions, step_trace
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import DeviceWork, OfSteps, StepWindows, step_windows

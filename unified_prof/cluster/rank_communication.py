@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from unified_prof.analysis import collective_kinds as kinds_of
-from unified_prof.analysis.read.tasks import possible
+from unified_prof.analysis.read.possible import possible
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_columns as columns_of

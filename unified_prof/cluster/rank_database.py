@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unified_prof.analysis.read import groups as read_groups
 from unified_prof.analysis.read.source import Findings
-from unified_prof.analysis.read.tasks import Strings, Tasks
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.store.reader import Report
 
 

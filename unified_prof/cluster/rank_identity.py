@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unified_prof.analysis.read.folder import rank_near
-from unified_prof.analysis.read.tasks import NOTHING_KNOWN
+from unified_prof.analysis.read.strings import NOTHING_KNOWN
 from unified_prof.cluster.partial import RankFacts
 from unified_prof.cluster.rank_database import Database
 from unified_prof.errors import StoreError

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import sort_rows
 from unified_prof.analysis.model import Breakdown, Row
-from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.breakdowns import finish
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.launched import Launched
 from unified_prof.analysis.ways import Way
+from unified_prof.arrays.codes import codes
 from unified_prof.units import NS_PER_US
 
 Ints = NDArray[np.int64]

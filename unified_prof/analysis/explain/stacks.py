@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import Place
 from unified_prof.analysis.read.framework import BACKWARD, NONE, Framework
-from unified_prof.analysis.read.tasks import possible
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.stacks import (
     Frame,

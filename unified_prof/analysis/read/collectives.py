@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import UNKNOWN
 from unified_prof.analysis.read.messages import ELEMENT_BYTES
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import Tasks, possible
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
 

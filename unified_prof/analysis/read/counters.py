@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.model import PmuFigure, Series
 from unified_prof.analysis.read.collectives import device_name
+from unified_prof.analysis.read.possible import MAX_TIME_NS
 from unified_prof.analysis.read.source import Source, recorded_facts
-from unified_prof.analysis.read.tasks import MAX_TIME_NS, NOTHING_KNOWN, Strings
+from unified_prof.analysis.read.strings import NOTHING_KNOWN, Strings
 
 TORCH = "PTA"
 """Component of MEMORY_RECORD: torch's caching allocator on an accelerator, whoever made it."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.arrays import nesting
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.arrays.nest import WINDOW, Distances, Nest, Window

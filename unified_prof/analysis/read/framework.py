@@ -32,8 +32,9 @@ from unified_prof.analysis.read.frames import (
 from unified_prof.analysis.read.host_calls import UNCONNECTED, HostCalls
 from unified_prof.analysis.read.input_texts import input_text
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import Strings, recoded
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.arrays import nesting
+from unified_prof.arrays.codes import recoded
 from unified_prof.arrays.lookup import find
 from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values

@@ -7,8 +7,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import possible, recoded
+from unified_prof.arrays.codes import recoded
 from unified_prof.arrays.lookup import NOWHERE
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing
 from unified_prof.store.integers import MISSING

@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.arrays.packed import BLOCK, Column, Packed, Packing
 from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import API_OPERATION, API_QUEUE

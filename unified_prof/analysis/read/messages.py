@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis import collective_kinds
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings, codes, possible
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.arrays.codes import codes
 from unified_prof.store.integers import MISSING
 
 Ints = NDArray[np.int64]

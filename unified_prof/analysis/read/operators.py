@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.read import groups
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.store.integers import MISSING
 
 Ints = NDArray[np.int64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from unified_prof.analysis.read.source import Source, recorded_facts, without_secrets
-from unified_prof.analysis.read.tasks import NOTHING_KNOWN
+from unified_prof.analysis.read.strings import NOTHING_KNOWN
 
 Facts = list[tuple[str, str]]
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings, codes, possible
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.arrays.codes import codes
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import API_QUEUE

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
 from unified_prof.vocabulary import NO_NUMBER

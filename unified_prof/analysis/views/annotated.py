@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, sort_rows
 from unified_prof.analysis.model import Breakdown, Row
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings, Tasks, possible
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.device import DeviceWork
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays import intervals

@@ -14,9 +14,10 @@ from unified_prof.analysis.model import Row
 from unified_prof.analysis.read import groups
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.groups import Groups
-from unified_prof.analysis.read.tasks import Strings, codes
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays import intervals
+from unified_prof.arrays.codes import codes
 from unified_prof.arrays.intervals import IntervalSet
 
 Ints = NDArray[np.int64]

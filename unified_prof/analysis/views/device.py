@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.analysis.model import DeviceTime, Row
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.tasks import WAIT, TaskRows, Tasks
+from unified_prof.analysis.read.task_kinds import WAIT
+from unified_prof.analysis.read.task_rows import TaskRows
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.idle import meet
 from unified_prof.analysis.views.step_trace import StepTrace

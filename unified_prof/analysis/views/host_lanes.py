@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import Labels
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
-from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.analysis.read.possible import possible
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.timeline import Timeline
 from unified_prof.arrays import nesting

@@ -13,8 +13,11 @@ from unified_prof.analysis.calls import Labels
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, possible
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.analysis.read.task_kinds import WAIT
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.device import DeviceWork, StepWindows
 from unified_prof.analysis.views.following import Following, awaiting
 from unified_prof.analysis.views.idle import (

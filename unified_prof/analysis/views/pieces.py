@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, UNKNOWN
 from unified_prof.analysis.read.collectives import Collectives
-from unified_prof.analysis.read.tasks import TaskRows
+from unified_prof.analysis.read.task_rows import TaskRows
 from unified_prof.arrays.packed import Column
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import sort_rows
 from unified_prof.analysis.model import Breakdown, Row
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import Strings, possible
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.analysis.views.annotated import STEP
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.nesting import NONE

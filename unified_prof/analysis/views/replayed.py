@@ -19,7 +19,8 @@ from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
 from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.tasks import Strings, Tasks
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.arrays.nesting import NONE

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL
-from unified_prof.analysis.read.tasks import FOREVER
+from unified_prof.analysis.read.task_rows import FOREVER
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, Labels
 from unified_prof.analysis.read.collectives import Collectives, device_name
-from unified_prof.analysis.read.tasks import TaskRows, Tasks
+from unified_prof.analysis.read.task_rows import TaskRows
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 
 Ints = NDArray[np.int64]

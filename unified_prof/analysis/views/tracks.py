@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.analysis.read.collectives import Collectives, device_name
 from unified_prof.analysis.read.host_calls import UNCONNECTED
+from unified_prof.analysis.read.possible import possible
 from unified_prof.analysis.read.source import Source
-from unified_prof.analysis.read.tasks import WAIT, Strings, Tasks, codes, possible
+from unified_prof.analysis.read.strings import Strings
+from unified_prof.analysis.read.task_kinds import WAIT
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.arrays import nesting
+from unified_prof.arrays.codes import codes
 from unified_prof.vocabulary import API_QUEUE
 
 Ints = NDArray[np.int64]

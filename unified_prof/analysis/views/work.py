@@ -38,7 +38,9 @@ from unified_prof.analysis.read.framework import (
     Framework,
     module_class,
 )
-from unified_prof.analysis.read.tasks import TaskNames, TaskRows, Tasks
+from unified_prof.analysis.read.task_names import TaskNames
+from unified_prof.analysis.read.task_rows import TaskRows
+from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.following import Begun
 from unified_prof.analysis.views.pieces import OfPieces, Pieces

@@ -20,7 +20,7 @@ from unified_prof.analysis.explain.roofline.peaks import Device
 from unified_prof.analysis.model import DeviceTime
 from unified_prof.analysis.msprof import MsprofAnalysis
 from unified_prof.analysis.read import counters, provenance
-from unified_prof.analysis.read.tasks import NOTHING_KNOWN
+from unified_prof.analysis.read.strings import NOTHING_KNOWN
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import REASONS
 

@@ -25,8 +25,8 @@ from unified_prof.analysis.explain.roofline.tensors import UntoldError, dtype_of
 from unified_prof.analysis.read import operation_inputs, operators
 from unified_prof.analysis.read.framework import NONE, Framework
 from unified_prof.analysis.read.operation_inputs import numbered
-from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.recording import Recording
+from unified_prof.arrays.codes import codes
 from unified_prof.store.integers import MISSING
 
 Ints = NDArray[np.int64]

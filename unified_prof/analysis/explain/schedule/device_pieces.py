@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COMMUNICATION, UNKNOWN
 from unified_prof.analysis.explain.schedule.graph import Ints
-from unified_prof.analysis.read.tasks import WAIT
+from unified_prof.analysis.read.task_kinds import WAIT
 from unified_prof.analysis.recording import Recording
 from unified_prof.arrays.lookup import Lookup
 

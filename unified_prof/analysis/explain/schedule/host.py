@@ -13,10 +13,11 @@ from unified_prof.analysis.explain.schedule.graph import Edges, Ints
 from unified_prof.analysis.read import queues
 from unified_prof.analysis.read.framework import Framework
 from unified_prof.analysis.read.host_calls import HostCalls
-from unified_prof.analysis.read.tasks import Strings, codes
+from unified_prof.analysis.read.strings import Strings
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import is_synchronising
 from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.codes import codes
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.lookup import NOWHERE
 

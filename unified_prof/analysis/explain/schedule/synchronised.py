@@ -11,9 +11,9 @@ from unified_prof.analysis.explain.schedule.device_pieces import Pieces
 from unified_prof.analysis.explain.schedule.graph import Ints
 from unified_prof.analysis.explain.schedule.launch_order import TRIES, Launched
 from unified_prof.analysis.read import waits
-from unified_prof.analysis.read.tasks import codes
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.groups import by_key
+from unified_prof.arrays.codes import codes
 from unified_prof.arrays.lookup import NOWHERE
 
 

@@ -11,8 +11,8 @@ from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, percent, times
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.counters import MAX_BYTES, TORCH
-from unified_prof.analysis.read.tasks import codes
 from unified_prof.arrays import intervals
+from unified_prof.arrays.codes import codes
 
 MEMORY_PRESSURE = "memory_pressure"
 MEMORY_FRAGMENTATION = "memory_fragmentation"

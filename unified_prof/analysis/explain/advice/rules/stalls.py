@@ -17,7 +17,7 @@ from unified_prof.analysis.explain.advice.limits import (
     times,
 )
 from unified_prof.analysis.finding import Evidence, Finding
-from unified_prof.analysis.read.tasks import possible
+from unified_prof.analysis.read.possible import possible
 from unified_prof.arrays import intervals
 
 GARBAGE_COLLECTION = "garbage_collection"
