@@ -40,6 +40,7 @@ def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
     times as fast as sorting the places of others.
     """
     count = len(keys)
+    keys = np.ascontiguousarray(keys)
     if count < 2 or not (keys[1:] < keys[:-1]).any():
         return None
     packed = _with_places(keys, count.bit_length())
@@ -52,7 +53,7 @@ def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
 
 def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | None:
     """Return numbers that order as keys do, and end with the place of each; None: too many bits."""
-    bits = np.ascontiguousarray(keys).view(np.uint64)
+    bits = keys.view(np.uint64)
     differing = int(np.bitwise_or.reduce(bits ^ bits[0]))
     if keys.dtype.kind == "i" and differing >> 63:  # negative ones are below the others
         return None

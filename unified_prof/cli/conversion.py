@@ -94,8 +94,10 @@ def convert(
     json_: AsJson = False,
 ) -> None:
     """Convert what is named; both commands."""
+    from unified_prof.cli.thrift import keep_memory
     from unified_prof.pipeline.conversions import convert_all, worst_exit_code
 
+    keep_memory()
     outcomes: list[Outcome] = []
     enabled = streams.is_terminal() and not quiet
     with printing.progress_line(enabled=enabled) as progress:

@@ -34,3 +34,19 @@ def stacked(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     dtype = parts[0].dtype
     return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
+
+
+def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None:
+    """Write records into a field of some rows, as bytes.
+
+    Args:
+        rows: where they go.
+        name: a field that consists of columns itself.
+        places: of the rows, ascending, each once.
+        records: one for each of them.
+    """
+    assert rows.dtype.fields is not None
+    dtype, offset = rows.dtype.fields[name][:2]
+    as_bytes = f"V{dtype.itemsize}"
+    target = np.ndarray((len(rows),), as_bytes, rows, offset, rows.strides)
+    target[places if len(places) < len(rows) else slice(None)] = records.view(as_bytes)

@@ -37,7 +37,7 @@ from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
 from unified_prof.decoders.prof.raw.timeline import Timeline
 from unified_prof.decoders.prof.raw.workspace import Workspace
 from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.rows import Rows, put
 from unified_prof.decoders.windows import windows
 
 _LEVEL0 = ("l0", "level0")
@@ -207,7 +207,7 @@ class HostSide:
         rows["step"][chosen] = to.add_steps(steps)
         chosen, found, hashes = operators_of(launches, knowledge, self._sink)
         rows["is_operator"][chosen] = True
-        rows["operator"][chosen] = found
+        put(rows, "operator", chosen, found)
         scheduling = np.flatnonzero(found["scheduler"])
         if len(scheduling):
             kernels = np.zeros(len(scheduling), KERNEL)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from unified_prof.decoders.prof.host import tensors
 from unified_prof.decoders.prof.host.tensors import TensorTexts, data_type_text, format_text
 
 
@@ -43,6 +44,28 @@ def test_a_number_of_tensors_beyond_the_record_counts_as_five() -> None:
     texts = TensorTexts()
     lists = texts.signatures(np.stack([record([0, 2, 0, 1])]), np.array([4_000_000_000]))
     assert texts.texts(int(lists[0]))[0].formats.count(";") == 4
+
+
+@pytest.mark.parametrize("most_known", [1 << 16, 1])
+@pytest.mark.parametrize("checksums_differ", [True, False])
+def test_records_are_told_apart_whatever_their_checksums(
+    monkeypatch: pytest.MonkeyPatch, *, checksums_differ: bool, most_known: int
+) -> None:
+    monkeypatch.setattr(tensors, "_MOST_KNOWN", most_known)
+    if not checksums_differ:
+        monkeypatch.setattr(tensors, "_MIX", np.zeros(55, np.uint64))
+    texts = TensorTexts()
+    dims = np.array([7, 5, 7, 9, 5, 11, 7])
+    rows = np.stack([record([0, 2, 0, dim], [0, 2, 0, dim + 1]) for dim in dims.tolist()])
+    number = np.array([1, 2, 2, 1, 2, 1, 1])
+    for part in (slice(0, 4), slice(3, 7), slice(0, 7)):
+        lists = texts.signatures(rows[part], number[part])
+        shapes = [texts.texts(index)[0].shapes for index in lists.tolist()]
+        assert shapes == [
+            f'"{dim}"' if filled == 1 else f'"{dim};{dim + 1}"'
+            for dim, filled in zip(dims[part].tolist(), number[part].tolist(), strict=True)
+        ]
+    assert len(texts) == 1 + len({(*pair,) for pair in zip(dims, number, strict=True)})
 
 
 @pytest.mark.parametrize(

@@ -264,13 +264,14 @@ def _joined(
         result[name] = NOWHERE
     known = np.flatnonzero(launch != NOWHERE)
     found = selected(launches, launch[known])
-    for name in ("connection_id", "model_id", "launched", "type_index", "step"):
-        result[name][known] = found[name]
     is_operator = np.zeros(len(launches), bool)
     is_operator[operators] = True
     runs = is_operator[launch[known]]
     result["kernel"][known[runs]] = found["kernel"][runs]
     result["is_compute"][known[runs]] = found["operator"]["counts_as_compute"][runs]
+    places = known if len(known) < len(rows) else slice(None)
+    for name in ("connection_id", "model_id", "launched", "type_index", "step"):
+        result[name][places] = found[name]
     return result
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.pool import Pool
 from unified_prof.vocabulary import NOT_AVAILABLE
 
 TENSORS_PER_RECORD = 5
 _WORDS = 11
+_MOST_KNOWN = 1 << 16
+"""So many different records are remembered, of 0.25 KB each."""
 # By number, as the graph engine has them.
 _FORMATS = (
     "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"
@@ -68,6 +72,7 @@ class TensorTexts:
     def __init__(self) -> None:
         self._lists: list[bytes] = [b""]
         self._index: dict[bytes, int] = {b"": 0}
+        self._known = _Known()
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -82,19 +87,28 @@ class TensorTexts:
             number: how many of the five are filled.
         """
         words = np.ascontiguousarray(tensors)
-        number = np.minimum(number, TENSORS_PER_RECORD)
-        mixed = words.astype(np.uint64) @ _MIX + number * np.uint64(0x9E3779B97F4A7C15)
-        _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        if not (
-            np.array_equal(words, words[first][inverse])
-            and np.array_equal(number, number[first][inverse])
-        ):  # two lists with one checksum: compare the words themselves
-            rows = np.column_stack([words, number])
-            _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        index = [
-            self.intern(words[row, : int(number[row]) * _WORDS].tobytes()) for row in first.tolist()
-        ]
-        return np.array(index, np.uint32)[inverse.ravel()]
+        number = np.minimum(number, TENSORS_PER_RECORD).astype(np.uint32)
+        checksum = words.astype(np.uint64) @ _MIX + number * np.uint64(0x9E3779B97F4A7C15)
+        if len(self._known) > _MOST_KNOWN:
+            self._known = _Known()  # what is of many shapes seldom has one again
+        place = self._known.places(checksum, words, number, self._interned)
+        index = self._known.lists[place]
+        # Two lists with one checksum: those of the second are told by their words.
+        if not self._known.are(place, words, number):
+            other = np.flatnonzero(self._known.differ(place, words, number))
+            index[other] = self._interned(words[other], number[other])
+        return index
+
+    def _interned(
+        self, words: NDArray[np.uint32], number: NDArray[np.uint32]
+    ) -> NDArray[np.uint32]:
+        return np.array(
+            [
+                self.intern(words[row, : filled * _WORDS].tobytes())
+                for row, filled in enumerate(number.tolist())
+            ],
+            np.uint32,
+        )
 
     def joined(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
         """Return the index of every list of `before` continued by one of `after`."""
@@ -126,6 +140,61 @@ class TensorTexts:
         if index == len(self._lists):
             self._lists.append(words)
         return index
+
+
+class _Known:
+    """Records that were seen, by their checksums: the first of each, and its list."""
+
+    def __init__(self) -> None:
+        self._checksums = Pool()
+        self._words = np.zeros((0, TENSORS_PER_RECORD * _WORDS), np.uint32)
+        self._number = np.zeros(0, np.uint32)
+        self.lists = np.zeros(0, np.uint32)
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+    def places(
+        self,
+        checksum: NDArray[np.uint64],
+        words: NDArray[np.uint32],
+        number: NDArray[np.uint32],
+        lists: Callable[[NDArray[np.uint32], NDArray[np.uint32]], NDArray[np.uint32]],
+    ) -> NDArray[np.uint32]:
+        """Return where the first record of each checksum stands.
+
+        Args:
+            checksum: of some records.
+            words: of the same.
+            number: likewise.
+            lists: gives the lists of new ones.
+        """
+        place = self._checksums.index_of(checksum)
+        known, found = len(self), len(self._checksums)
+        if found > known:
+            new = np.flatnonzero(place >= known)
+            first = np.empty(found - known, np.int64)
+            first[place[new[::-1]] - known] = new[::-1]
+            self._words = np.concatenate([self._words, words[first]])
+            self._number = np.concatenate([self._number, number[first]])
+            self.lists = np.concatenate([self.lists, lists(words[first], number[first])])
+        return place
+
+    def are(
+        self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
+    ) -> bool:
+        """Tell whether records are those known at some places."""
+        row_bytes = f"V{self._words.shape[1] * self._words.itemsize}"
+        known = self._words.view(row_bytes)[:, 0].take(place).view(np.uint32)
+        return np.array_equal(known.reshape(words.shape), words) and np.array_equal(
+            self._number[place], number
+        )
+
+    def differ(
+        self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
+    ) -> NDArray[np.bool_]:
+        """Tell which records are not those known at some places."""
+        return (self._words[place] != words).any(axis=1) | (self._number[place] != number)
 
 
 # Powers of an odd number: a checksum of the words of a record, modulo 2**64.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,8 @@ class TableTree:
         """Return pages that lead to `children`, and which of these is the last of each page."""
         widths = varints.widths_of(keys)
         sizes = layout.CHILD_BYTES + widths
+        places = np.concatenate(([0], np.cumsum(sizes)))
+        flat = _cells(children, keys, widths)
         room = self._usable - layout.INTERIOR_HEADER_BYTES
         pages = []
         lasts = []
@@ -89,15 +92,10 @@ class TableTree:
                 stop = len(children)
             elif stop == len(children) - 1:
                 stop -= 1
-            cells = bytearray()
-            for child, key in zip(
-                children[start : stop - 1].tolist(), keys[start : stop - 1].tolist(), strict=True
-            ):
-                cells += child.to_bytes(layout.CHILD_BYTES, "big") + varints.encoded(key)
             pages.append(
                 page_of(
                     layout.TABLE_INTERIOR,
-                    np.frombuffer(cells, np.uint8),
+                    flat[places[start] : places[stop - 1]],
                     sizes[start : stop - 1],
                     self._page_bytes,
                     self._usable,
@@ -141,3 +139,19 @@ class TableTree:
         pages[:, : layout.CHILD_BYTES] = following.astype(">u4").view(np.uint8).reshape(count, -1)
         file.append(pages)
         return int(numbers[0])
+
+
+def _cells(
+    children: NDArray[np.int64], keys: NDArray[np.int64], widths: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """Return interior cells one after the other: of each a page and its last rowid, a varint."""
+    parts = []
+    changes = np.flatnonzero(np.diff(widths)) + 1
+    for start, stop in pairwise([0, *changes.tolist(), len(keys)]):
+        width = int(widths[start])
+        cells = np.empty((stop - start, layout.CHILD_BYTES + width), np.uint8)
+        pages = children[start:stop].astype(">u4").view(np.uint8)
+        cells[:, : layout.CHILD_BYTES] = pages.reshape(-1, layout.CHILD_BYTES)
+        varints.place(cells, layout.CHILD_BYTES, keys[start:stop], width)
+        parts.append(cells.reshape(-1))
+    return np.concatenate(parts)

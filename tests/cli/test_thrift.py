@@ -1,0 +1,53 @@
+"""What a command does about the memory of its process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from unified_prof.cli import thrift
+
+_FAULTS = """
+import resource, sys
+import numpy as np
+from unified_prof.cli import thrift
+if sys.argv[1] == "keep":
+    thrift.keep_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def some():
+    columns = [np.ones(300_000) for _ in range(8)]
+    return sum(column[0] for column in columns)
+some()
+before = faults()
+for _ in range(10):
+    some()
+print(faults() - before)
+"""
+
+
+def _faults(how: str) -> int:
+    command = [sys.executable, "-c", _FAULTS, how]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return int(result.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the GNU C library alone")
+def test_memory_that_was_freed_is_had_again_without_the_kernel() -> None:
+    assert _faults("as usual") > 10 * _faults("keep") + 1000
+
+
+def test_another_c_library_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in (lambda _: object(), _raising):
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        thrift.keep_memory()
+
+
+def _raising(_: object) -> object:
+    raise OSError
