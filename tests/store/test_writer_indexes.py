@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unified_prof.store.inserts import Index
 from unified_prof.store.writer import ReportWriter
 
 SORTED = np.arange(1000)
@@ -23,6 +24,51 @@ BATCHES: dict[str, list[dict[str, Any]]] = {
     "floats": [{"startNs": np.array([2.5, 1.5])}],
     "one row each": [{"startNs": [i]} for i in (1, 5, 3)],
 }
+MANY = np.arange(70_000)
+SCALES = (1, 1 << 20, 1 << 40)
+STARTS: dict[str, list[dict[str, Any]]] = {
+    "in order": [{"startNs": MANY}, {"startNs": MANY + 70_000}],
+    "in order, of other widths": [{"startNs": MANY * scale + scale} for scale in SCALES],
+    "ties out of order": [{"startNs": MANY // 8, "globalTaskId": -MANY}],
+    "two devices": [{"startNs": MANY, "deviceId": device} for device in (0, 1)],
+    "in order, then few": [{"startNs": MANY}, {"startNs": [70_001, 3]}],
+    "in order, then NULL": [{"startNs": MANY}, {"startNs": [None, 3]}],
+    "NULL among them": [{"startNs": np.ma.MaskedArray(MANY, MANY == 69_000)}],
+    "no key at all": [{"startNs": MANY, "globalTaskId": None}],
+    "floats": [{"startNs": MANY}, {"startNs": MANY + 70_000.5}],
+}
+BATCHES_OF_PAGES: dict[str, list[dict[str, Any]]] = {
+    name: [{"globalTaskId": MANY[: np.size(batch["startNs"])], **batch} for batch in batches]
+    for name, batches in STARTS.items()
+}
+MADE_AS_PAGES = ("in order", "in order, of other widths", "ties out of order")
+
+
+@pytest.mark.parametrize("case", BATCHES_OF_PAGES)
+def test_task_is_indexed_where_rows_become_pages(
+    tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "msprof.db"
+    rows_when_created = []
+    create = Index.create
+
+    def noted(index: Index, db: sqlite3.Connection) -> None:
+        if index.name == "TaskIndex":
+            rows_when_created.append(db.execute("SELECT count(*) FROM TASK").fetchone()[0])
+        create(index, db)
+
+    monkeypatch.setattr(Index, "create", noted)
+    with ReportWriter(path) as report:
+        count = sum(report.write("TASK", batch) for batch in BATCHES_OF_PAGES[case])
+    with closing(sqlite3.connect(path)) as db:
+        plan = db.execute("EXPLAIN QUERY PLAN SELECT * FROM TASK WHERE startNs > 4").fetchall()
+        assert "TaskIndex (startNs>?)" in str(plan)
+        assert db.execute("SELECT count(*) FROM TASK INDEXED BY TaskIndex").fetchone() == (count,)
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert rows_when_created == ([0] if case in MADE_AS_PAGES else [0, count])
+        db.execute("INSERT INTO TASK (startNs) VALUES (17)")
+        db.execute("DELETE FROM TASK WHERE startNs % 3 = 1")
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.mark.parametrize("case", BATCHES)

@@ -32,6 +32,18 @@ def stable_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.arange(len(key)) if order is None else order
 
 
+def are_in_order(columns: Sequence[NDArray[np.int64]]) -> bool:
+    """Tell whether rows come in the order of the first column, then of the second, and so on."""
+    undecided = np.ones(len(columns[0]) - 1, np.bool_)
+    for column in columns:
+        if bool(np.any(undecided & (column[1:] < column[:-1]))):
+            return False
+        undecided &= column[1:] == column[:-1]
+        if not undecided.any():
+            break
+    return True
+
+
 def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
     """Return the places of 64-bit integers in rising order, equal ones as they stand.
 

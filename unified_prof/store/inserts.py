@@ -7,6 +7,7 @@ that are the same in every row of a batch are bound once a statement.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.ordering import are_in_order
 from unified_prof.store.batches import Constant, Numbers, Source, is_text
 from unified_prof.store.layouts import Layout
 from unified_prof.store.shared_file import SharedFile
 
 _ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_PLAIN_INDEX = re.compile(r'CREATE INDEX "?\w+"? ON "?\w+"? ?\("?\w+"?(?:, ?"?\w+"?)*\)')
 _ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
 TEXT_AT_ONCE = 1_000_000
 """Characters; more go in row by row, to keep memory flat."""
@@ -40,8 +43,8 @@ class Inserts:
         marks = ", ".join("?" * len(self._columns))
         self._one_row = f'INSERT INTO "{self._table}" VALUES ({marks})'
         self._many_rows: dict[tuple[tuple[int, ...], int], str] = {}
-        self._indexes = [
-            _Index(name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
+        self.indexes = [
+            Index(name, sql, layout.index_columns[name]) for name, sql in layout.spec.indexes
         ]
 
     def append(self, ordered: Sequence[Source], rows: int) -> None:
@@ -53,18 +56,18 @@ class Inserts:
         """
         db = self._file.statements()
         by_file_name = dict(zip(self._names, ordered, strict=True))
-        for index in self._indexes:
+        for index in self.indexes:
             index.before(db, by_file_name, rows)
         self._insert(db, [_reduced(source, rows) for source in ordered], rows)
 
     def index_later(self) -> None:
-        """Leave indexes to the end: the table has rows that these know nothing of."""
-        for index in self._indexes:
+        """Leave indexes to the end, if they are not there: they know nothing of the rows so far."""
+        for index in self.indexes:
             index.wait()
 
     def finish(self) -> None:
         """Create the indexes that were cheaper to leave until now."""
-        for index in self._indexes:
+        for index in self.indexes:
             index.finish(self._file.statements())
 
     def _insert(self, db: sqlite3.Connection, ordered: list[Source], rows: int) -> None:
@@ -145,7 +148,7 @@ def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
     return of_any_type
 
 
-class _Index:
+class Index:
     """One index, made at the cheaper moment.
 
     Rows that come in the index's order cost half as much with the index in place as indexing
@@ -154,12 +157,27 @@ class _Index:
     """
 
     def __init__(self, name: str, create_sql: str, columns: tuple[str, ...]) -> None:
-        self._name = name
+        self.name = name
+        self.columns = columns
         self._create_sql = create_sql
-        self._columns = columns
         self._last: tuple[int, ...] | None = None
         self._exists = False
         self._waits = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the values of its columns are all that it has."""
+        return _PLAIN_INDEX.fullmatch(self._create_sql) is not None
+
+    def create(self, db: sqlite3.Connection) -> None:
+        """Create the index now."""
+        db.execute(self._create_sql)
+        self._exists = True
+
+    def drop(self, db: sqlite3.Connection) -> None:
+        """Remove it again, and leave it to the end."""
+        db.execute(f'DROP INDEX "{self.name}"')
+        self._exists, self._waits = False, True
 
     def wait(self) -> None:
         """Leave the index to the end."""
@@ -169,20 +187,17 @@ class _Index:
         """Prepare for a batch that is about to be appended."""
         if self._waits:
             return
-        keys = [integers(sources[name], rows) for name in self._columns]
+        keys = [integers(sources[name], rows) for name in self.columns]
         self._waits = not self._follows(keys)
         if self._waits and self._exists:
-            db.execute(f'DROP INDEX "{self._name}"')
-            self._exists = False
+            self.drop(db)
         elif not self._waits and not self._exists:
-            db.execute(self._create_sql)
-            self._exists = True
+            self.create(db)
 
     def finish(self, db: sqlite3.Connection) -> None:
         """Create the index if it is not there yet."""
         if not self._exists:
-            db.execute(self._create_sql)
-            self._exists = True
+            self.create(db)
 
     def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
         """Tell whether the batch is sorted and begins where the last one ended."""
@@ -193,19 +208,7 @@ class _Index:
         if self._last is not None and first < self._last:
             return False
         self._last = tuple(int(key[-1]) for key in known)
-        return _is_sorted(known)
-
-
-def _is_sorted(keys: list[NDArray[np.int64]]) -> bool:
-    """Tell whether rows come in the order of the first key, then of the second, and so on."""
-    undecided = np.ones(len(keys[0]) - 1, np.bool_)
-    for key in keys:
-        if bool(np.any(undecided & (key[1:] < key[:-1]))):
-            return False
-        undecided &= key[1:] == key[:-1]
-        if not undecided.any():
-            break
-    return True
+        return are_in_order(known)
 
 
 def integers(source: Source, rows: int) -> NDArray[np.int64] | None:

@@ -32,6 +32,7 @@ from unified_prof.store.shared_file import SharedFile
 
 if TYPE_CHECKING:
     from unified_prof.store.btree.writing.tree import TableTree
+    from unified_prof.store.index_pages import IndexPages
 
 ROWS_WORTH_PAGES = 4_000
 """As many rows are put together before they become pages; fewer in all are inserted."""
@@ -60,6 +61,7 @@ class TableWriter:
         self._pending_rows = 0
         self._pending_text = 0
         self._tree: TableTree | None = None
+        self._index_pages: IndexPages | None = None
 
     def create(self) -> None:
         """Create the table if it is not there yet."""
@@ -93,6 +95,8 @@ class TableWriter:
         if self.exists:
             if self._tree is not None:
                 self._write_pending()
+            if self._index_pages is not None:
+                self._index_pages.finish()
             self._leave_to_statements()
             self._inserts.finish()
 
@@ -172,11 +176,17 @@ class TableWriter:
             for source, affinity in zip(ordered, self._affinities, strict=True)
         ]
         self._tree.append(self._file.pages(), fields, rowids)
+        if self._index_pages is not None:
+            self._index_pages.append(ordered, rows, rowids)
         return True
 
     def _new_tree(self) -> TableTree:
         from unified_prof.store.btree.writing.tree import TableTree
 
+        if self._inserts.indexes:
+            from unified_prof.store.index_pages import IndexPages
+
+            self._index_pages = IndexPages(self._file, self._columns, self._inserts.indexes)
         root = self._file.statements().execute(
             "SELECT rootpage FROM sqlite_master WHERE name = ?", (self.layout.spec.name,)
         )
@@ -193,6 +203,9 @@ class TableWriter:
         """Complete the table as far as it has come; it grows by statements from here on."""
         self._as_pages = False
         if self._tree is not None:
+            if self._index_pages is not None:
+                self._index_pages.leave_to_sqlite()
+                self._index_pages = None
             self._tree.finish(self._file.pages())
             self._tree = None
             self._inserts.index_later()

@@ -194,7 +194,8 @@ class _Known:
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> NDArray[np.bool_]:
         """Tell which records are not those known at some places."""
-        return (self._words[place] != words).any(axis=1) | (self._number[place] != number)
+        different = (self._words[place] != words).any(axis=1) | (self._number[place] != number)
+        return np.asarray(different, bool)
 
 
 # Powers of an odd number: a checksum of the words of a record, modulo 2**64.

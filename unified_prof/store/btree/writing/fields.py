@@ -140,7 +140,7 @@ def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) ->
         return _fixed(least)
     if least >= 0 and most <= 1:
         return Varying(_kinds(nulls), array.astype(np.uint8) + np.uint8(layout.ZERO))
-    kind, width = _integer_type(least, most)
+    kind, width = integer_type(least, most)
     return Varying(_kinds(nulls), kind, width, array)
 
 
@@ -216,7 +216,7 @@ def _fixed(value: Plain) -> Fixed:
         return Fixed(layout.FLOAT, struct.pack(">d", value))
     if value in (0, 1):
         return Fixed(layout.ZERO + value, b"")
-    kind, width = _integer_type(value, value)
+    kind, width = integer_type(value, value)
     return Fixed(kind, value.to_bytes(width, "big", signed=True))
 
 
@@ -249,7 +249,7 @@ def _bytes(text: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8)
 
 
-def _integer_type(least: int, most: int) -> tuple[int, int]:
+def integer_type(least: int, most: int) -> tuple[int, int]:
     """Return the serial type, and its bytes, that holds all integers from `least` to `most`."""
     bits = max((value if value >= 0 else ~value).bit_length() for value in (least, most))
     for kind, width in layout.INTEGER_BYTES.items():

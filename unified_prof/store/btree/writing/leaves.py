@@ -29,7 +29,7 @@ def page_of(
     """Return one page.
 
     Args:
-        kind: TABLE_LEAF or TABLE_INTERIOR.
+        kind: TABLE_LEAF, TABLE_INTERIOR, or those of an index.
         cells: The cells one after the other.
         sizes: Bytes of each.
         page_bytes: Bytes of a page.
@@ -38,7 +38,7 @@ def page_of(
     """
     page = np.zeros(page_bytes, np.uint8)
     header = layout.LEAF_HEADER_BYTES
-    if kind == layout.TABLE_INTERIOR:
+    if kind in (layout.TABLE_INTERIOR, layout.INDEX_INTERIOR):
         header = layout.INTERIOR_HEADER_BYTES
         page[8:header] = np.frombuffer(right.to_bytes(layout.CHILD_BYTES, "big"), np.uint8)
     first = usable - len(cells)

@@ -181,7 +181,7 @@ class _Piece:
         for at, values in self._bytes:
             _put_items(cells, at, values)
         for at, integers, width in self._numbers:
-            _place(cells, at, integers, width)
+            place_integers(cells, at, integers, width)
         for at, integers, width in self._varints:
             varints.place(cells, at, integers, width)
         return cells
@@ -286,7 +286,9 @@ def _put_items(cells: NDArray[np.uint8], at: int, values: NDArray[np.uint8]) -> 
         target[:] = values.view(f"V{width}")[:, 0]
 
 
-def _place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
+def place_integers(
+    cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int
+) -> None:
     """Write the last `width` bytes of each integer into its row of `cells`, from `at` on."""
     rows, size = cells.shape
     if width == 1:
