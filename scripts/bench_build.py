@@ -1,10 +1,13 @@
 """Measures `uprof build`: CPU, wall time and peak memory, the median of several runs.
 
     python scripts/bench_build.py PROF_DIR... [--runs 5]
-    python scripts/bench_build.py --generator make_prof.py [--runs 5]
+    python scripts/bench_build.py --generator make_prof.py [--runs 5] [--before REV]
 
 The second form makes the inputs first: 1,000 and 100,000 operators with PMU counters, 500,000
 without. A generator is called as `GENERATOR OUT --seed N --ops N ...`, and prints the PROF_* path.
+
+With a revision to compare with, both build each input in turn; the last columns are the median
+and the least CPU time of each, and the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
-from checkouts import plain_environment
+from checkouts import ROOT, checkout, environment
 
 INPUTS = {
     "1,000 operators with PMU": "--seed 5 --ops 1000 --threads 4 --with pmu,freq,hccl,memcpy,ext",
@@ -37,17 +41,25 @@ def main() -> None:
     parser.add_argument("recordings", nargs="*", type=Path)
     parser.add_argument("--generator", type=Path)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--before", metavar="REV", help="build with this revision in turn")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        before = stack.enter_context(checkout(options.before)) if options.before else None
         inputs = {path.name: path for path in options.recordings}
         if options.generator:
             inputs |= {
                 name: made(options.generator, arguments, Path(folder) / str(number))
                 for number, (name, arguments) in enumerate(INPUTS.items())
             }
-        print("| input | raw MB | rows | CPU s | wall s | peak MB |\n|---|---|---|---|---|---|")
+        heads = ["input", "raw MB", "rows", "CPU s", "wall s", "peak MB"]
+        if before:
+            heads += [f"CPU s (least), {options.before}", "now", "now / before"]
+        print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         for name, recording in inputs.items():
-            print(row(name, recording, Path(folder) / "out.db", options.runs), flush=True)
+            output = Path(folder) / "out.db"
+            print(row(name, recording, output, options.runs, before), flush=True)
+        print(f"{options.runs} runs each, load {os.getloadavg()[0]:.1f}")
 
 
 def made(generator: Path, arguments: str, target: Path) -> Path:
@@ -56,23 +68,34 @@ def made(generator: Path, arguments: str, target: Path) -> Path:
     return Path(result.stdout.split()[-1])
 
 
-def row(name: str, recording: Path, output: Path, runs: int) -> str:
+def row(name: str, recording: Path, output: Path, runs: int, before: Path | None) -> str:
     size = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
-    measured = [run(recording, output) for _ in range(runs)]
+    measured, earlier = [], []
+    for number in range(runs):
+        sides = [(ROOT, measured)] + ([(before, earlier)] if before else [])
+        for code, found in sides if number % 2 else sides[::-1]:
+            found.append(run(recording, output, code))
     cpu, wall, peak = (
         statistics.median(column) for column in list(zip(*measured, strict=True))[:3]
     )
-    rows = measured[0][3]
-    return f"| {name} | {size / 1e6:.0f} | {rows:,} | {cpu:.2f} | {wall:.2f} | {peak:.0f} |"
+    cells = [name, f"{size / 1e6:.0f}", f"{measured[0][3]:,}"]
+    cells += [f"{cpu:.2f}", f"{wall:.2f}", f"{peak:.0f}"]
+    if before:
+        for found in (earlier, measured):
+            times = [one[0] for one in found]
+            cells.append(f"{statistics.median(times):.2f} ({min(times):.2f})")
+        ratios = [now[0] / then[0] for now, then in zip(measured, earlier, strict=True)]
+        cells.append(f"{statistics.median(ratios):.2f}")
+    return f"| {' | '.join(cells)} |"
 
 
-def run(recording: Path, output: Path) -> tuple[float, float, float, int]:
+def run(recording: Path, output: Path, code: Path) -> tuple[float, float, float, int]:
     """Build once in a process of its own; return CPU s, wall s, peak MB and rows."""
     command = [sys.executable, "-m", "unified_prof", "build", str(recording), "-o", str(output)]
     command += ["--schema", "latest", "--force", "-q", "--json"]
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(command, stdout=out, env=plain_environment())
+        process = subprocess.Popen(command, stdout=out, env=environment(code))
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
