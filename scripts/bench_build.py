@@ -36,6 +36,10 @@ INPUTS = {
 }
 
 
+_Run = tuple[float, float, float, int]
+"""CPU s, wall s, peak MB and rows of one build."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recordings", nargs="*", type=Path)
@@ -70,7 +74,8 @@ def made(generator: Path, arguments: str, target: Path) -> Path:
 
 def row(name: str, recording: Path, output: Path, runs: int, before: Path | None) -> str:
     size = sum(path.stat().st_size for path in recording.rglob("*") if path.is_file())
-    measured, earlier = [], []
+    measured: list[_Run] = []
+    earlier: list[_Run] = []
     for number in range(runs):
         sides = [(ROOT, measured)] + ([(before, earlier)] if before else [])
         for code, found in sides if number % 2 else sides[::-1]:
@@ -89,7 +94,7 @@ def row(name: str, recording: Path, output: Path, runs: int, before: Path | None
     return f"| {' | '.join(cells)} |"
 
 
-def run(recording: Path, output: Path, code: Path) -> tuple[float, float, float, int]:
+def run(recording: Path, output: Path, code: Path) -> _Run:
     """Build once in a process of its own; return CPU s, wall s, peak MB and rows."""
     command = [sys.executable, "-m", "unified_prof", "build", str(recording), "-o", str(output)]
     command += ["--schema", "latest", "--force", "-q", "--json"]
