@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE, START, Partial
+from unified_prof.cluster.partial import NONE, Partial
 
 Ints = NDArray[np.int64]
 
@@ -102,12 +102,3 @@ class Covered:
         if not len(self._at):
             return np.zeros(len(at))
         return np.interp((at - self._origin).astype(np.float64), self._at, self._sum)
-
-
-def start_marks(one: Partial) -> Ints:
-    """Return the mark at which each operation of a rank begins."""
-    marks = one.marks
-    at = np.flatnonzero(marks["what"] == START)
-    result = np.empty(len(at), np.int64)
-    result[marks["op"][at]] = at
-    return result

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from unified_prof.columns import Sink
+from unified_prof.decoders import json_files
 from unified_prof.decoders.gpu import description
 from unified_prof.decoders.memory_snapshot import plain_pickle
 from unified_prof.decoders.memory_snapshot.callers import Callers
@@ -75,15 +74,11 @@ def _read(path: Path) -> Any:
         with path.open("rb") as file:
             if file.read(1) == _PICKLE:
                 return plain_pickle.load(path)
-        return msgspec.json.decode(path.read_bytes())
     except OSError as err:
         raise RawFormatError(
             f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
         ) from err
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise RawFormatError(
-            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
-        ) from err
+    return json_files.read(path)
 
 
 def _decoded(snapshot: dict[Any, Any], sink: Sink) -> DecodedSnapshot:

@@ -67,7 +67,6 @@ class Tasks:
         self._fields = fields
         self._parts = fields.parts
         self._copy_names: dict[tuple[int, int, int], int] = {}
-        self._set_names: dict[int, int] = {}
         self._geometries: dict[tuple[int, ...], int] = {}
 
     def read(self) -> None:

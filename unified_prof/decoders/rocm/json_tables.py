@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from unified_prof.columns import Cells
+from unified_prof.decoders import json_files
 from unified_prof.errors import RawFormatError
 
 TOOL = "rocprofiler-sdk-tool"
@@ -35,16 +36,7 @@ class JsonTables:
         Raises:
             RawFormatError: it is damaged, or no recording of rocprofv3.
         """
-        try:
-            document = msgspec.json.decode(path.read_bytes())
-        except OSError as err:
-            raise RawFormatError(
-                f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
-            ) from err
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-            raise RawFormatError(
-                f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
-            ) from err
+        document = json_files.read(path)
         sessions = document.get(TOOL) if isinstance(document, dict) else None
         if not isinstance(sessions, list):
             raise RawFormatError(

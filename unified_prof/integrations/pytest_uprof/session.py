@@ -52,7 +52,7 @@ class Session:
     ) -> None:
         self.is_one_run = one_run
         """Whether it only measures for another session."""
-        self._config, self._folder = config, folder
+        self._folder = folder
         self._begun = again.Begun(config, told)
         option = config.option
         self._save: str | None = option.uprof_save

@@ -139,7 +139,6 @@ class _Rows:
         self.in_communication = self.in_node & (self.tasks.communication != NOWHERE)
         self.node = np.where(self.in_node, self.tasks.node, 0)
         self.described = self.in_node & ~np.bool_(host.level0)
-        self.type_names = np.array(host.types.names, object)
 
         self.captured = host.captured_rows(self.tasks)
         self.captured[self.in_node] = -1

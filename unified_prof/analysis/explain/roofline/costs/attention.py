@@ -83,10 +83,9 @@ class Attention:
         """Return what fused attention costs: its scores are never written."""
         return self._cost(self.depth + self.value_depth, 1)
 
-    def backward(self, *, recomputes: bool = True) -> Cost:
+    def backward(self) -> Cost:
         """Return what its gradients cost; fused kernels calculate the scores once more."""
-        depths = (3 if recomputes else 2) * self.depth + 2 * self.value_depth
-        return self._cost(depths, 2)
+        return self._cost(3 * self.depth + 2 * self.value_depth, 2)
 
     def _cost(self, depths: int, passes: int) -> Cost:
         planes, size = self.batch * self.heads, item_size(self.dtype)

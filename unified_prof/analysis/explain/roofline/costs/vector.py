@@ -70,25 +70,12 @@ def normalisation_backward(kind: str, x: Tensor, params: Iterable[Tensor | None]
     return Cost("vector", x.dtype, operations * x.elements, moved)
 
 
-def cross_entropy(scores: Tensor, *, backward: bool = False) -> Cost:
-    """Return what the loss of scores of N, V costs."""
-    moved = scores.bytes * (2 if backward else 1)
-    return Cost("vector", scores.dtype, 5 * scores.elements, moved)
-
-
-# Optimizers
-
-
-def optimizer(
-    kind: str, params: Sequence[Tensor], *, grads: str | None = None, state: str | None = None
-) -> Cost:
-    """Return what one fused step costs: sgd, momentum, adam, or adamax-like ones with two states.
+def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:
+    """Return what one fused step costs; gradients and state are of the parameters' type.
 
     Args:
-        kind: which.
+        kind: sgd, momentum, adagrad or adam.
         params: the parameters.
-        grads: type of the gradients, the parameters' unless said.
-        state: type of the state, the parameters' unless said.
     """
     if not params:
         raise UntoldError("its list of parameters was not recorded (torch leaves out more than 30)")
@@ -97,5 +84,7 @@ def optimizer(
     ]
     elements = sum(one.elements for one in params)
     dtype = params[0].dtype
-    size = 2 * item_size(dtype) + item_size(grads or dtype) + 2 * states * item_size(state or dtype)
-    return Cost("vector", dtype, operations * elements, elements * size)
+    # Parameters are read and written, gradients read, each state read and written.
+    return Cost(
+        "vector", dtype, operations * elements, elements * (3 + 2 * states) * item_size(dtype)
+    )
