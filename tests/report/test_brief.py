@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from unified_prof.analysis.load import open_analyses
-from unified_prof.report import brief, tables, text
+from unified_prof.report import brief, heading, text
 from unified_prof.report.figures import collect
 
 
@@ -66,7 +66,7 @@ def test_the_parts_of_an_iteration_add_up_to_it(tmp_path: Path) -> None:
     """Medians of parts would say forward 2, backward 2 of an iteration of 11 ms."""
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS)
     with open_analyses(path) as analyses:
-        headline = dict(tables.headline(collect(analyses[0], [])))
+        headline = dict(heading.headline(collect(analyses[0], [])))
     assert headline["iteration"] == (
         "11.0 ms, median of 3; forward 7.00 ms, backward 2.00 ms, optimizer and other 2.00 ms"
     )
@@ -89,7 +89,7 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
         db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
         db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     with open_analyses(path) as analyses:
-        headline = dict(tables.headline(collect(analyses[0], [])))
+        headline = dict(heading.headline(collect(analyses[0], [])))
     assert headline["iteration"].endswith(
         "; 4.00 ms of it waiting for a processor: the machine was busy"
     )

@@ -9,9 +9,10 @@ from typing import Any
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.finding import Advice, Finding
 from unified_prof.analysis.load import Opened
-from unified_prof.report import markdown, names, tables, words
+from unified_prof.report import markdown, names, words
 from unified_prof.report.documents import dumped
 from unified_prof.report.figures import advice_fields, answers, coverage_fields
+from unified_prof.report.heading import title
 from unified_prof.report.sheet import Sheet
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
@@ -44,7 +45,7 @@ def gather(opened: Opened) -> list[Advised]:
 
     def ask(analysis: Analysis) -> Advised:
         advice, summary = analysis.advice(), analysis.summary
-        return Advised(summary.path, summary.family, tables.title(summary), advice)
+        return Advised(summary.path, summary.family, title(summary), advice)
 
     return answers(opened, ask)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.load import open_files
 from unified_prof.errors import UprofError
-from unified_prof.report import sections, tables, words
+from unified_prof.report import heading, sections, words
 from unified_prof.report.figures import Figures, collect
 from unified_prof.report.sheet import Sheet
 from unified_prof.report.terminal import Page
@@ -62,4 +62,4 @@ def _report(page: Sheet, figures: Figures, more: str) -> None:
     sections.headline(page, figures)
     for selection in figures.selections:
         sections.rows(page, selection, more=more)
-    sections.remarks(page, tables.warnings(figures))
+    sections.remarks(page, heading.warnings(figures))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
-from unified_prof.report import names, tables, words
+from unified_prof.report import heading, names, tables, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request
 from unified_prof.report.tables import Column
@@ -44,10 +44,10 @@ def escape(text: str) -> str:
 
 
 def _report(figures: Figures, full_names: bool) -> str:
-    lines = [f"## {escape(tables.title(figures.summary))}", ""]
-    if first := tables.first_to_do(figures):
+    lines = [f"## {escape(heading.title(figures.summary))}", ""]
+    if first := heading.first_to_do(figures):
         lines += ["### To do first", "", *(f"- {escape(line)}" for line in first), ""]
-    lines += [f"- **{what}**: {escape(text)}" for what, text in tables.headline(figures)]
+    lines += [f"- **{what}**: {escape(text)}" for what, text in heading.headline(figures)]
     if figures.summary.devices:
         lines += ["", *table(tables.device_columns(figures.summary.devices))]
     for selection in figures.selections:
@@ -58,7 +58,7 @@ def _report(figures: Figures, full_names: bool) -> str:
             lines.append(f"No {selection.breakdown.by} was recorded.")
         if selection.left_out:
             lines += ["", f"and {words.number(selection.left_out)} more"]
-    remarks = tables.remarks(figures)
+    remarks = heading.remarks(figures)
     if remarks:
         lines += ["", "### Warnings", ""]
         lines += [f"- {escape(what)}: {escape(why)}" for what, why in remarks]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unified_prof.report import tables, words
+from unified_prof.report import heading, tables, words
 from unified_prof.report.figures import Figures, Selection
 from unified_prof.report.sheet import Sheet
 
 
 def first_to_do(page: Sheet, figures: Figures) -> None:
     """Add what to do first, if anything was found, and an empty line."""
-    lines = tables.first_to_do(figures)
+    lines = heading.first_to_do(figures)
     for number, line in enumerate(lines):
         page.fact("" if number else "to do first", line)
     if lines:
@@ -20,7 +20,7 @@ def first_to_do(page: Sheet, figures: Figures) -> None:
 
 def headline(page: Sheet, figures: Figures) -> None:
     """Add the headline figures, and a table of the devices if there are any."""
-    for what, text in tables.headline(figures):
+    for what, text in heading.headline(figures):
         page.fact(what, text)
     if figures.summary.devices:
         page.gap()

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from unified_prof.analysis.calls import SIZES
 from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.model import (
-    THEN,
-    DeviceTime,
-    Distribution,
-    ModelUse,
-    Row,
-    Summary,
-    Totals,
-)
-from unified_prof.analysis.read.collectives import device_name
-from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
-from unified_prof.analysis.views.step_trace import StepTrace
-from unified_prof.report import names, oddities, words
-from unified_prof.report.figures import Figures, Selection
+from unified_prof.analysis.model import THEN, DeviceTime, Row
+from unified_prof.report import names, words
+from unified_prof.report.figures import Selection
 
-_FAMILIES = {
-    "skyline-run-time": "Skyline run time report",
-    "skyline-memory": "Skyline memory report",
-    "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
-    "msprof": "msprof database",
-}
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
-_OTHER = "optimizer and other"
-_FIRST = 3
-"""Findings that stand above the figures of a report."""
-_WIDEST_FINDING = 180
-_ALL_TOLD = 0.99
-"""Share of the time of kernels from which what is not known of the rest is not worth a word."""
-_WORTH_A_WORD = 0.02
-"""Share of an iteration from which its waiting for a processor is told."""
-# Facts worth a place in the headline, by the names their makers use.
-_HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
+OTHER = "optimizer and other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,175 +183,3 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
 def _of_time(value_ns: int | None, whole_ns: int) -> str:
     text = words.duration(value_ns)
     return text if value_ns is None else f"{text} ({words.share(value_ns, whole_ns)})"
-
-
-def title(summary: Summary) -> str:
-    """Return what the report is."""
-    family = _FAMILIES.get(summary.family, summary.family)
-    return f"{words.neutral(summary.path)}: {family}, revision {summary.revision}"
-
-
-def first_to_do(figures: Figures) -> list[str]:
-    """Return the costliest findings, a line each, and where the others stand; none: healthy."""
-    if figures.advice is None or not figures.advice.findings:
-        return []
-    found = figures.advice.findings
-    lines = [
-        names.middle(f"{words.neutral(one.text)} ({one.sure})", _WIDEST_FINDING)
-        for one in found[:_FIRST]
-    ]
-    left = len(found) - _FIRST
-    more = f"{words.number(left)} more, " if left > 0 else ""
-    return [*lines, f"uprof advise shows {more}the evidence and what to try"]
-
-
-def headline(figures: Figures) -> list[tuple[str, str]]:
-    """Return the headline figures as (what, figure in words), those that were measured."""
-    summary, totals = figures.summary, figures.summary.totals
-    lines = []
-    facts = dict(summary.facts)
-    known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
-    known += [value for name, value in summary.facts if name.startswith("device ")][:1]
-    if known:
-        lines.append(("made with", words.neutral(", ".join(known))))
-    if totals.total_ns is not None:
-        passes = (
-            ("forward", totals.forward_ns),
-            ("backward", totals.backward_ns),
-            (_OTHER, totals.other_ns),
-        )
-        parts = [
-            f"{name} {words.duration(value)} ({words.share(value, totals.total_ns)})"
-            for name, value in passes
-            if value is not None
-        ]
-        what = {"device": "device work", "host": "host time", "operation": "operations"}
-        text = f"{words.duration(totals.total_ns)} in {words.number(totals.count)} calls"
-        lines.append((what[summary.clock], "; ".join((text, ", ".join(parts))).rstrip("; ")))
-    if totals.iteration_ns is not None:
-        lines.append(("iteration", _iteration(totals)))
-    sizes = (
-        ("peak", totals.peak_bytes),
-        ("weights", totals.weight_bytes),
-        ("gradients", totals.gradient_bytes),
-        ("activations", totals.activation_bytes),
-    )
-    known = [f"{name} {words.size(value)}" for name, value in sizes if value is not None]
-    if known:
-        lines.append(("memory", ", ".join(known)))
-    lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
-    lines += [("idle", text) for text in _why_idle(figures.why_idle, summary.devices)]
-    lines += [("matrix work", text) for text in _model_use(figures.model_use)]
-    if (delay := figures.launch_delay) is not None:
-        lines.append(("launch delay", _launch_delay(delay)))
-    return lines
-
-
-def _launch_delay(delay: Distribution) -> str:
-    """Say how long after the host had called for it work began: waiting its turn is included."""
-    if delay.count == 1:
-        return f"the only launch began {words.duration(delay.max_ns)} after its call on the host"
-    return (
-        f"half of {words.number(delay.count)} launches began within "
-        f"{words.duration(delay.median_ns)} of their call on the host, 90 % within "
-        f"{words.duration(delay.p90_ns)}, the latest after {words.duration(delay.max_ns)}"
-    )
-
-
-def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
-    """Say for each device what the vendor's own analysis says of its steps together."""
-    of_device: dict[int, list[StepTrace]] = {}
-    for trace in traces:
-        of_device.setdefault(trace.device_id, []).append(trace)
-    lines = []
-    for device, found in of_device.items():
-        free, stage, preparing, bubble = (
-            sum(getattr(one, figure) for one in found)
-            for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")
-        )
-        steps = f"{words.number(len(found))} steps" if len(found) > 1 else f"step {found[0].step}"
-        if found[0].step is None:
-            steps = "the recording"
-        lines.append(
-            f"{device_name(device)}, {steps}: free {words.duration(free)}, stage "
-            f"{words.duration(stage)}, preparing {words.duration(preparing)}, bubble "
-            f"{words.duration(bubble)}"
-        )
-    return lines
-
-
-def _model_use(found: Sequence[ModelUse]) -> list[str]:
-    """Say for each device what its matrix units did, against their peak (MFU) where it is known."""
-    lines = []
-    for one in found:
-        rate = one.flops / one.time_ns * 1e9
-        length = words.duration(one.time_ns)
-        if one.steps is None:
-            where = f"a window of {length}"
-        elif one.steps > 1:
-            where = f"{words.number(one.steps)} steps, {length} in all"
-        else:
-            where = f"1 step of {length}"
-        text = f"{words.flops(one.flops)} in {where}: {words.flops(rate)}/s"
-        if one.share is not None:
-            mark = ", a peak that sources disagree on" if one.uncertain else ""
-            text += f", MFU {words.percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
-        elif not one.peak:
-            text += ", for which no peak of this device is known ([tool.uprof.devices])"
-        text += "; counted from recorded operations, those run again too"
-        if one.told_share < _ALL_TOLD:
-            text += f", shapes known for {words.percent(100 * one.told_share)} of kernel time"
-        lines.append(f"{words.neutral(one.device)}: {text}" if len(found) > 1 else text)
-    return lines
-
-
-def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
-    """Say of each device how long it was idle, of what, and what it was waiting for."""
-    stepped = {one.device for one in devices if one.steps is not None}
-    whole = [one for one in found if one.step is None and one.idle_ns]
-    lines = []
-    for one in whole:
-        parts = sorted(((one.of(reason), reason) for reason in REASONS), reverse=True)
-        told = "; ".join(
-            f"{IN_WORDS[reason]} {words.duration(ns)} ({words.share(ns, one.idle_ns)})"
-            for ns, reason in parts
-            if ns
-        )
-        within = "the steps" if one.device in stepped else "the window"
-        told = f"{words.duration(one.idle_ns)} of {within}: {told}"
-        lines.append(f"{words.neutral(one.device)}, {told}" if len(whole) > 1 else told)
-    return lines
-
-
-def _iteration(totals: Totals) -> str:
-    """Say how long an iteration took, what it is made of, and whether the machine was busy."""
-    whole_ns = totals.iteration_ns
-    assert whole_ns is not None
-    text = words.duration(whole_ns)
-    if totals.iterations != 1:
-        text += f", median of {words.number(totals.iterations)}"
-    forward_ns, backward_ns = totals.iteration_forward_ns, totals.iteration_backward_ns
-    if forward_ns is not None:
-        other_ns = max(0, whole_ns - forward_ns - (backward_ns or 0))
-        parts = [("forward", forward_ns), ("backward", backward_ns), (_OTHER, other_ns)]
-        text += "; " + ", ".join(
-            f"{name} {words.duration(value)}" for name, value in parts if value is not None
-        )
-    waited_ns = totals.iteration_waited_ns
-    if waited_ns is not None and waited_ns > _WORTH_A_WORD * whole_ns:
-        text += f"; {words.duration(waited_ns)} of it waiting for a processor: the machine was busy"
-    return text
-
-
-def remarks(figures: Figures) -> list[tuple[str, str]]:
-    """Return what was odd and what was not measured, as (what, why)."""
-    missing = [
-        (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
-        for one in figures.summary.not_measured
-    ]
-    return warnings(figures) + missing
-
-
-def warnings(figures: Figures) -> list[tuple[str, str]]:
-    """Return what was odd about the report, as (what, the first case and how often)."""
-    return [(oddities.name(one.name), oddities.case(one)) for one in figures.summary.anomalies]

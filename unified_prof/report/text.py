@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unified_prof.analysis.load import Opened
 from unified_prof.analysis.read.coverage import Coverage
-from unified_prof.report import sections, tables, words
+from unified_prof.report import heading, sections, words
 from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, gather
 from unified_prof.report.formats import Request
 from unified_prof.report.sheet import Sheet
@@ -55,7 +55,7 @@ def render(
 
 def add(page: Sheet, figures: Figures, *, more: str) -> None:
     """Add one report to a page; `more` says where rows that were left out are."""
-    page.title(tables.title(figures.summary))
+    page.title(heading.title(figures.summary))
     sections.first_to_do(page, figures)
     sections.headline(page, figures)
     for selection in figures.selections:
@@ -64,4 +64,4 @@ def add(page: Sheet, figures: Figures, *, more: str) -> None:
         else:
             page.gap()
             page.plain(f"no {selection.breakdown.by} was recorded")
-    sections.remarks(page, tables.remarks(figures))
+    sections.remarks(page, heading.remarks(figures))

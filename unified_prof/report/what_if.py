@@ -11,7 +11,7 @@ from unified_prof.analysis.base import Analysis
 from unified_prof.analysis.explain.stretches import IN_WORDS
 from unified_prof.analysis.explain.supposed import Change, Supposed
 from unified_prof.analysis.load import Opened
-from unified_prof.report import tables, words
+from unified_prof.report import heading, words
 from unified_prof.report.documents import dumped
 from unified_prof.report.figures import answers, coverage_fields
 from unified_prof.report.tables import Column
@@ -45,7 +45,7 @@ def gather(opened: Opened, changes: Sequence[Change], *, top: int) -> list[Answe
 
     def ask(analysis: Analysis) -> Answer:
         supposed, summary = analysis.what_if(changes, top=top), analysis.summary
-        return Answer(summary.path, summary.family, tables.title(summary), supposed)
+        return Answer(summary.path, summary.family, heading.title(summary), supposed)
 
     return answers(opened, ask)
 
