@@ -59,9 +59,12 @@ def by_label(calls: SomeCalls, by: By) -> Breakdown:
         )
     assert calls.has(by), f"asked for {by}, which `available` does not offer"
 
+    # Texts may come to them while calls are summed up: paths of classes that no call has.
+    untold = len(texts)
+
     def label(some: Calls) -> Ints:
         own: Ints = getattr(some, by)
-        return np.where(own == UNKNOWN, len(texts), own)
+        return np.where(own == UNKNOWN, untold, own)
 
     if by == "line":
         rows = _rows(calls, [*texts, NO_LINE], label, _MainLabels(texts, "name"))
