@@ -35,7 +35,7 @@ from unified_prof.analysis.read.source import (
     recorded_anomalies,
 )
 from unified_prof.analysis.recording import Recording
-from unified_prof.analysis.views.work import step_of
+from unified_prof.analysis.views.steps import step_of
 from unified_prof.analysis.ways import way_of
 from unified_prof.errors import UsageError
 

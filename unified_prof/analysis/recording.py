@@ -27,9 +27,11 @@ from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.device import DeviceWork, OfSteps, StepWindows, step_windows
 from unified_prof.analysis.views.idle_time import IdleTime
 from unified_prof.analysis.views.launched import Launched, launched
+from unified_prof.analysis.views.operation_calls import host_calls
 from unified_prof.analysis.views.replayed import Capture
 from unified_prof.analysis.views.step_trace import Ran, StepTrace
-from unified_prof.analysis.views.work import Work, host_calls, step_of
+from unified_prof.analysis.views.steps import step_of
+from unified_prof.analysis.views.work import Work
 from unified_prof.store.integers import MISSING
 
 

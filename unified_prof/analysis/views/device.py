@@ -19,8 +19,8 @@ from unified_prof.analysis.read.tasks import Tasks
 from unified_prof.analysis.views.groups import by_key
 from unified_prof.analysis.views.idle import meet
 from unified_prof.analysis.views.step_trace import StepTrace
+from unified_prof.analysis.views.steps import Steps
 from unified_prof.analysis.views.sweep import Stretch, Sums, Sweep
-from unified_prof.analysis.views.work import Steps
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 

@@ -34,7 +34,8 @@ from unified_prof.analysis.views.idle import (
     totals,
     unexplained,
 )
-from unified_prof.analysis.views.work import Steps, Work
+from unified_prof.analysis.views.steps import Steps
+from unified_prof.analysis.views.work import Work
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing

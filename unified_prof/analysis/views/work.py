@@ -6,7 +6,7 @@ many small tasks of a collective are part of it, not beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -29,41 +29,19 @@ from unified_prof.analysis.held_calls import Columns, HeldCalls
 from unified_prof.analysis.model import Row
 from unified_prof.analysis.read.collectives import Collectives
 from unified_prof.analysis.read.counters import Allocations
-from unified_prof.analysis.read.framework import (
-    BACKWARD,
-    FORWARD,
-    NONE,
-    NOT_ATTRIBUTED,
-    OTHER_PASS,
-    Framework,
-    module_class,
-)
+from unified_prof.analysis.read.framework import BACKWARD, FORWARD, NONE, OTHER_PASS, Framework
 from unified_prof.analysis.read.task_names import TaskNames
 from unified_prof.analysis.read.task_rows import TaskRows
 from unified_prof.analysis.read.tasks import Tasks
+from unified_prof.analysis.views.added import Added
 from unified_prof.analysis.views.communication import CollectiveNames
 from unified_prof.analysis.views.following import Begun
+from unified_prof.analysis.views.operation_calls import allocated, joined_calls, names_of, origin_of
 from unified_prof.analysis.views.pieces import OfPieces, Pieces
 from unified_prof.analysis.views.replayed import Captured
-from unified_prof.arrays.packed import Packed, Packing, Values
+from unified_prof.analysis.views.steps import Ints, Steps, step_of
+from unified_prof.arrays.packed import Packed, Packing
 from unified_prof.arrays.pool import Numbering
-
-Ints = NDArray[np.int64]
-
-_SPARSE = 8
-"""Numbers that lie so many times as far apart as there are some are looked up one by one."""
-
-Steps = Sequence[tuple[str, int, int]]
-"""Name, start and end in nanoseconds, in order of time."""
-
-
-def step_of(start_ns: Ints, steps: Steps) -> Ints:
-    """Return the index of the step that each moment lies in, UNKNOWN where in none."""
-    starts = np.array([start for _, start, _ in steps], np.int64)
-    ends = np.array([end for _, _, end in steps], np.int64)
-    step = np.searchsorted(starts, start_ns, side="right") - 1
-    result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
-    return result
 
 
 class Work:
@@ -278,8 +256,8 @@ class Work:
         if self.captured is not None:
             parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
-            parts.append(_allocated(self._framework, self.labels, self._allocations))
-        return _held(self.labels, parts)
+            parts.append(allocated(self._framework, self.labels, self._allocations))
+        return joined_calls(self.labels, parts)
 
     def _alone(self) -> Columns:
         """Return one row for each piece that is part of no operation."""
@@ -302,7 +280,7 @@ class Work:
                 found["call"].add(call)
         columns = {name: packing.done() for name, packing in found.items()}
         if self._framework is not None:
-            columns |= _origin(self._framework, self.labels, columns.pop("call"))
+            columns |= origin_of(self._framework, self.labels, columns.pop("call"))
         return columns
 
     def kernel_rows(self) -> list[Row]:
@@ -332,7 +310,7 @@ class Work:
         """
         _ = self.kernel_numbers, self.operator_numbers
         if self._framework is not None:
-            names = _names(self._framework, self.labels, self._owners)
+            names = names_of(self._framework, self.labels, self._owners)
         captured = self._captured_names()
         texts = self.labels.texts
         pairs, sums = Numbering(), Sums(0)
@@ -362,7 +340,7 @@ class Work:
         """Return how many pieces of work each operation launched, by its name and kind."""
         _ = self.operator_numbers
         if self._framework is not None:
-            names = _names(self._framework, self.labels, self._owners)
+            names = names_of(self._framework, self.labels, self._owners)
         captured = self._captured_names()
         launches: dict[int, int] = {}
         for one in self.windows():
@@ -394,7 +372,7 @@ class Work:
             call = self.launches[0][piece : piece + 1]
         if framework is None or call[0] == NONE:
             return name, None
-        (chosen,) = _names(framework, self.labels, call).tolist()
+        (chosen,) = names_of(framework, self.labels, call).tolist()
         stacks, number = framework.stacks(call)
         stack = stacks[int(number[0])]
         return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
@@ -444,7 +422,7 @@ class Work:
     def _owner_names(self) -> NDArray[np.int32]:
         """Names of `_owners`, as numbers in `labels`."""
         assert self._framework is not None
-        return _names(self._framework, self.labels, self._owners)
+        return names_of(self._framework, self.labels, self._owners)
 
     def _owned(self, some: Pieces) -> NDArray[np.bool_]:
         """Tell which pieces are part of a framework operation's row."""
@@ -474,7 +452,7 @@ class Work:
         if self.captured is None:
             return None
         call = self.captured.call
-        names = _names(self.captured.framework, self.labels, call)
+        names = names_of(self.captured.framework, self.labels, call)
         return np.where(call != NONE, names, UNKNOWN).astype(np.int32)
 
     def by_kernel(self) -> Calls:
@@ -533,7 +511,7 @@ class Work:
     def _operations(self, framework: Framework) -> Columns:
         """Sum the work of each framework operation, by pass."""
         chosen = self._owners
-        times = {which: _Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
+        times = {which: Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
         for one in self.windows():
             owned = self._owned(one)
             call, passes = (column[one.rows][owned] for column in self.launches)
@@ -555,7 +533,7 @@ class Work:
             found["backward_ns"].add(times[BACKWARD].known_ns(rows))
         del times
         done = {name: packing.done() for name, packing in found.items()}
-        return done | _origin(framework, self.labels, chosen)
+        return done | origin_of(framework, self.labels, chosen)
 
     def _of_captures(self, captured: Captured) -> Columns:
         """Sum the work of each captured operation, by replay."""
@@ -573,117 +551,13 @@ class Work:
         chosen = distinct % size
         columns = {
             "when": captured.launched_ns[own[first]],
-            "name": _names(captured.framework, self.labels, chosen),
+            "name": names_of(captured.framework, self.labels, chosen),
             "kind": np.full(len(distinct), OPERATION, np.int8),
             "total_ns": total(np.ones(len(key), bool)),
             "forward_ns": total(passes == FORWARD),
             "backward_ns": total(passes == BACKWARD),
         }
-        return held_calls.packed(columns) | _origin(captured.framework, self.labels, chosen)
+        return held_calls.packed(columns) | origin_of(captured.framework, self.labels, chosen)
 
     def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
         return np.concatenate((tasks, comms)) if len(comms) else tasks
-
-
-def _allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
-    """Return one row per allocation, under the operation that asked for it."""
-    call = framework.calls_at(allocations.names, allocations.at_ns)
-    owners = np.where(
-        call != NONE, _names(framework, labels, call), labels.numbers(allocations.names)
-    )
-    columns = {
-        "when": allocations.at_ns,
-        "name": owners,
-        "kind": np.full(len(call), OPERATION, np.int8),
-        "allocated_bytes": allocations.size_bytes,
-    }
-    return held_calls.packed(columns) | _origin(framework, labels, call)
-
-
-def host_calls(framework: Framework) -> HeldCalls:
-    """Return one row per framework operation, timed on the host: there is no device work."""
-    labels = Labels()
-    chosen = framework.calls
-    columns = {
-        "when": framework.start_ns[chosen],
-        "name": _names(framework, labels, chosen),
-        "kind": np.full(len(chosen), OPERATION, np.int8),
-        "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
-    }
-    return _held(labels, [held_calls.packed(columns) | _origin(framework, labels, chosen)])
-
-
-def _names(framework: Framework, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
-    names, number = framework.names(chosen)
-    return labels.numbers(names)[number]
-
-
-def _origin(framework: Framework, labels: Labels, ranges: Values) -> Columns:
-    """Return module, line and stack of host ranges; -1 is a range that is not known."""
-    columns: Columns = {}
-    modules, number = framework.modules(ranges)
-    columns["module"] = _of_numbers("module", labels.numbers(modules), number)
-    stacks, number = framework.stacks(ranges)
-    innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
-    columns["line"] = _of_numbers("line", labels.numbers(innermost), number)
-    columns["stack"] = _of_numbers("stack", labels.numbers(stacks), number)
-    return columns
-
-
-def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32]) -> Packed:
-    packing = held_calls.making(column)
-    for low in range(0, len(number), held_calls.WINDOW):
-        packing.add(labels[number[low : low + held_calls.WINDOW]])
-    return packing.done()
-
-
-def _held(labels: Labels, parts: list[Columns]) -> HeldCalls:
-    """Join parts that have different columns, in the order of time."""
-    columns = held_calls.joined(parts, by="when")
-    columns["start_ns"] = columns.pop("when")
-    if "module" in columns:
-        # Where no module is known at all, there is nothing to tell what is not recorded from.
-        in_none = {UNKNOWN, labels.number(NOT_ATTRIBUTED)}
-        if in_none.issuperset(columns["module"].distinct().tolist()):
-            del columns["module"]
-    for name in ("total_ns", "forward_ns", "backward_ns", "line", "stack"):
-        if name in columns and not columns[name].knows_any:
-            del columns[name]
-    classes = {}
-    if "module" in columns:
-        used = columns["module"].distinct().tolist()
-        paths = {labels.texts[number] for number in used if number != UNKNOWN}
-        classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
-    return HeldCalls(labels, columns, classes)
-
-
-class _Added:
-    """Times added up for each of many numbers, in four bytes each for as long as these do."""
-
-    def __init__(self, size: int) -> None:
-        self._sums: NDArray[np.integer] = np.zeros(size, np.uint32)
-        self._known = np.zeros(size, bool)
-
-    def add(self, key: Ints, times_ns: NDArray[np.integer]) -> None:
-        """Add times, each to its number."""
-        if not len(key):
-            return
-        self._known[key] = True
-        first, behind = int(key.min()), int(key.max()) + 1
-        if behind - first > _SPARSE * len(key):
-            keys, place = np.unique(key, return_inverse=True)
-        else:
-            keys, place = np.arange(first, behind), key - first
-        more = np.bincount(place, weights=times_ns, minlength=len(keys)).astype(np.int64)
-        more += self._sums[keys]
-        if more.max() > np.iinfo(self._sums.dtype).max:
-            self._sums = self._sums.astype(np.int64)
-        self._sums[keys] = more
-
-    def total_ns(self, rows: slice) -> Ints:
-        """Return the sums of some numbers."""
-        return self._sums[rows].astype(np.int64)
-
-    def known_ns(self, rows: slice) -> Ints:
-        """Return the same, UNKNOWN where nothing was added."""
-        return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)

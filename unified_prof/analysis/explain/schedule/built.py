@@ -13,7 +13,7 @@ from unified_prof.analysis.explain.schedule.graph import Edges, Ints, Schedule, 
 from unified_prof.analysis.explain.schedule.host import Host
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.groups import by_key
-from unified_prof.analysis.views.work import step_of
+from unified_prof.analysis.views.steps import step_of
 from unified_prof.arrays.distinct import distinct, rising
 from unified_prof.arrays.lookup import NOWHERE
 
