@@ -1,0 +1,196 @@
+"""The analysis stands beside its report, in folders as torch_npu lays them out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.ascend_pt.made import Framework
+from tests.pipeline.test_sources import MAKERS
+from tests.pipeline.two_stages import pipeline
+from tests.prof_generator import Recipe, generate
+from unified_prof.pipeline import analysis_db
+from unified_prof.pipeline.conversions import convert_all
+from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.sources import Sign, by_kind
+
+
+def test_a_built_prof_directory_has_what_viewers_ask_for(tmp_path: Path) -> None:
+    prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
+    convert(prof)
+    with closing(sqlite3.connect(prof / "analyze" / "communication_analyzer.db")) as db:
+        names = [row[0] for row in db.execute("SELECT name FROM sqlite_master ORDER BY 1")]
+        assert names == ["CommAnalyzerBandwidth", "CommAnalyzerMatrix", "CommAnalyzerTime"]
+        own = db.execute("SELECT count(*) FROM CommAnalyzerTime").fetchone()
+    with closing(sqlite3.connect(prof / "analysis.db")) as db:
+        assert db.execute("SELECT count(*) FROM CommAnalyzerTime").fetchone() == own
+        assert db.execute("SELECT count(*) FROM StepTraceTime").fetchone() != (0,)
+    assert own != (0,)
+
+
+def test_what_others_analysed_stays_unless_it_is_forced(tmp_path: Path) -> None:
+    prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
+    theirs = prof / "analyze" / "communication_analyzer.db"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"theirs")
+    convert(prof)
+    assert theirs.read_bytes() == b"theirs"
+    convert(prof, force=True)
+    assert theirs.read_bytes() != b"theirs"
+
+
+def test_without_collectives_a_prof_directory_gets_its_report_only(tmp_path: Path) -> None:
+    prof = generate(tmp_path, Recipe(operators=3)).path
+    before = {path.name for path in prof.iterdir()}
+    made = convert(prof)
+    assert {path.name for path in prof.iterdir()} == before | {made.database.name}
+
+
+def test_a_folder_made_for_a_report_says_its_devices_and_is_no_recording(tmp_path: Path) -> None:
+    recordings = [
+        generate(tmp_path / f"in{n}", Recipe(operators=3, devices=(n,))).path for n in (0, 1)
+    ]
+    for recording in recordings:
+        for info in recording.glob("device_*/info.json.?"):
+            told = json.loads(info.read_text())
+            told.pop("rank_id", None)
+            info.write_text(json.dumps(told))
+    found = list(convert_all(recordings, tmp_path / "out"))
+    assert [outcome.error for outcome in found] == [None, None]
+    for number, outcome in enumerate(found):
+        assert outcome.converted is not None
+        folder = outcome.converted.database.parent
+        names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        device = f"device_{number}/info.json.{number}"
+        assert names == {outcome.converted.database.name, "analysis.db", device}
+        assert json.loads((folder / device).read_text())["rank_id"] == -1
+        assert by_kind("prof").sniff(folder) is Sign.NO
+        assert by_kind("prof").sniff(recordings[number]) is Sign.SURE
+    with closing(sqlite3.connect(folder / "analysis.db")) as db:
+        assert db.execute("SELECT DISTINCT deviceId FROM StepTraceTime").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize(("level", "there"), [("Level1", True), ("Level_none", False)])
+def test_a_torch_npu_folder_is_laid_out_as_torch_npu_does(
+    level: str, there: bool, tmp_path: Path
+) -> None:
+    made = Framework()
+    made.operator("aten::mm", 1, 2)
+    folder = made.write(tmp_path / "host_1_20260101_ascend_pt", rank=2, metadata={"a": 1})
+    generate(folder, Recipe(operators=3)).path.rename(folder / "PROF_000001_20260101_ABC")
+    info = folder / "profiler_info_2.json"
+    info.write_text(info.read_text().replace("Level1", level))
+    found = list(convert_all([folder], tmp_path / "out"))
+    assert [outcome.error for outcome in found] == [None]
+    base = tmp_path / "out" / folder.name
+    names = {str(path.relative_to(base)) for path in base.rglob("*") if path.is_file()}
+    assert names == {
+        "profiler_info_2.json",
+        "profiler_metadata.json",
+        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_2.db",
+        *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if there else []),
+    }
+    again = list(convert_all([folder], tmp_path / "out"))
+    assert "there already" in str(again[0].error)
+
+
+def torch_npu_folder(path: Path) -> Path:
+    made = Framework()
+    made.operator("aten::mm", 1, 2)
+    folder = made.write(path / "host_1_20260101_ascend_pt", rank=2)
+    generate(folder, Recipe(operators=3)).path.rename(folder / "PROF_000001_20260101_ABC")
+    return folder
+
+
+def gpu_trace(path: Path) -> Path:
+    return pipeline(path / "trace.json")
+
+
+@pytest.mark.parametrize(
+    ("make", "layout", "database"),
+    [
+        (torch_npu_folder, "plain", "ascend_pytorch_profiler_2.db"),
+        (gpu_trace, "ascend-pt", "ascend_pytorch_profiler_6.db"),
+    ],
+)
+def test_a_report_that_is_there_has_its_analysis_whenever_its_maker_was_killed(
+    make: Callable[[Path], Path], layout: str, database: str, tmp_path: Path
+) -> None:
+    recording, out = make(tmp_path), tmp_path / "out"
+    child = os.fork()
+    if not child:  # dies where the report is complete and its analysis is not
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(analysis_db, "write_analysis", lambda *_, **__: os._exit(9))
+                list(convert_all([recording], out, layout=layout))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert not list(out.rglob(database))
+    (outcome,) = convert_all([recording], out, layout=layout)
+    assert outcome.error is None
+    assert outcome.converted is not None
+    assert outcome.converted.database.name == database
+    folder = outcome.converted.database.parent
+    assert sorted(path.name for path in folder.iterdir()) == ["analysis.db", database]
+
+
+def test_the_folder_of_a_trace_says_what_it_is(tmp_path: Path) -> None:
+    groups = [{"pg_name": "pp_1", "pg_desc": "pp", "ranks": [2, 6]}]
+    trace = pipeline(tmp_path / "trace.json")
+    about = json.loads(trace.read_text())
+    about["distributedInfo"]["pg_config"] = groups
+    trace.write_text(json.dumps(about))
+    (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt")
+    assert outcome.converted is not None
+    folder = outcome.converted.database.parents[1]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "ASCEND_PROFILER_OUTPUT",
+        "profiler_info_6.json",
+        "profiler_metadata.json",
+    ]
+    info = json.loads((folder / "profiler_info_6.json").read_text())
+    assert info["rank_id"] == 6
+    assert info["config"]["common_config"]["activities"] == [
+        "ProfilerActivity.CPU",
+        "ProfilerActivity.NPU",
+    ]
+    assert "torch.profiler" in info["made_by"]
+    told = json.loads((folder / "profiler_metadata.json").read_text())
+    expected = {"group_name": "pp", "group_rank": 1, "global_ranks": [2, 6]}
+    assert told == {"parallel_group_info": {"pp_1": expected}}
+
+
+def test_the_folder_of_a_trace_of_another_rank_is_of_that_rank(tmp_path: Path) -> None:
+    for rank in (6, None, 2):
+        trace = pipeline(tmp_path / "trace.json", rank=rank)
+        (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt", force=True)
+        assert outcome.converted is not None
+        number = "" if rank is None else f"_{rank}"
+        folder = outcome.converted.database.parents[1]
+        assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
+            "analysis.db",
+            f"ascend_pytorch_profiler{number}.db",
+            f"profiler_info{number}.json",
+            "profiler_metadata.json",
+        ]
+
+
+@pytest.mark.parametrize("kind", ["nsys", "rocm", "ascend_pt", "ascend_text"])
+def test_other_recordings_are_laid_out_the_same_way(kind: str, tmp_path: Path) -> None:
+    recording = MAKERS[kind](tmp_path / "in")
+    (outcome,) = convert_all([recording], tmp_path / "out", layout="ascend-pt")
+    assert outcome.error is None
+    assert outcome.converted is not None
+    database = outcome.converted.database
+    assert database.parents[1].name.endswith("_ascend_pt")
+    assert database.with_name("analysis.db").exists()
+    infos = [path.name for path in database.parents[1].glob("profiler_info*.json")]
+    number = database.stem.removeprefix("ascend_pytorch_profiler")
+    assert infos == [f"profiler_info{number}.json"]
