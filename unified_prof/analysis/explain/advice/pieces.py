@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from unified_prof.analysis.calls import KERNEL
 from unified_prof.analysis.explain import classes
 from unified_prof.analysis.explain.advice.case import Case, Flags
+from unified_prof.analysis.recording import Recording
 from unified_prof.arrays.lookup import Lookup
 from unified_prof.store.integers import MISSING
 
@@ -40,12 +42,26 @@ def computing(case: Case) -> Flags:
     return found
 
 
-def highest_ratio(case: Case, counters: re.Pattern[str]) -> NDArray[np.float64]:
-    """Return the highest of some ratios of pipes of each piece; NaN where none was recorded."""
-    found = case.recording.source.integers(
+_kept: WeakKeyDictionary[Recording, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
+_MOST_KEPT = 500_000
+"""Rows that are kept for the next rule: of more, reading them again costs less than their room."""
+
+
+def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
+    if (kept := _kept.get(recording)) is not None:
+        return kept
+    found: dict[str, NDArray[np.int64]] = recording.source.integers(
         "TASK_PMU_INFO",
         {"id": "globalTaskId", "name": "name", "value": f"CAST(value * {_PARTS} AS INTEGER)"},
     )
+    if len(found["id"]) <= _MOST_KEPT:
+        _kept[recording] = found
+    return found
+
+
+def highest_ratio(case: Case, counters: re.Pattern[str]) -> NDArray[np.float64]:
+    """Return the highest of some ratios of pipes of each piece; NaN where none was recorded."""
+    found = _counters(case.recording)
     ids = np.unique(found["name"])
     texts = case.recording.strings.texts(ids.tolist())
     ratios = ids[[bool(counters.match(text or "")) for text in texts]]

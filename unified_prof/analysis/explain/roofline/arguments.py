@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from unified_prof.analysis.explain.roofline.tensors import (
     SIZES,
@@ -152,18 +153,19 @@ def parsed(
     return Arguments(tuple(given), _values(values))
 
 
-def told(shapes: str | None, types: str | None) -> tuple[list[str], list[str]]:
+def told(shapes: str | None, types: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return shapes and types of arguments; torch_npu has written each in the other's column."""
     if types and shapes and not _LETTER.search(types) and _LETTER.search(shapes):
         shapes, types = types, shapes
     return split(shapes), split(types)
 
 
-def split(text: str | None) -> list[str]:
-    """Split the text of several arguments."""
+@lru_cache(maxsize=1 << 12)
+def split(text: str | None) -> tuple[str, ...]:
+    """Split the text of several arguments; types and formats of many operators are alike."""
     if not text:
-        return []
-    return [one.strip() for one in text.strip().strip('"').split(";")]
+        return ()
+    return tuple(one.strip() for one in text.strip().strip('"').split(";"))
 
 
 def dims(text: str) -> Shape:

@@ -161,13 +161,15 @@ class Charged:
         number = numbered(*columns)
         texts = self._recording.work.labels.texts
         result = []
+        nothing: dict[str, str | None] = dict.fromkeys(inputs)
         for members in groups(number):
             first = members[0]
             strings = self._recording.strings
             laid = {name: strings.get(int(values[first])) for name, values in tensors.items()}
+            given = nothing
             if (place := int(self._side[first])) != NONE:
                 strings = self._sides[place].recording.strings
-            given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
+                given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
             named = strings.get(int(name_id[first])) or ""
             kernel = texts[int(self._kernel[first])]
             operator = texts[int(self._operator[first])]
@@ -346,17 +348,24 @@ def _of_operation(
         return name, shapes, "operation", None, str(err)
 
 
+_NO_FRAMEWORK = recorded.Framework("", Arguments(()))
+
+
 def _of_operator(
     op_type: str, laid: dict[str, str | None], named: str, given: dict[str, str | None]
 ) -> Described:
     """Describe an operator of an Ascend."""
     shapes = in_words(laid["inputs"], laid["input_types"])
     try:
-        arguments = Arguments(())
-        with suppress(UntoldError):
-            # What the framework says is of help only where it is known.
-            arguments = parsed(given["shapes"], given["types"], given["strides"], given["values"])
-        around = recorded.Framework(named.rpartition("::")[2], arguments)
+        around = _NO_FRAMEWORK
+        if named or any(given.values()):
+            arguments = Arguments(())
+            with suppress(UntoldError):
+                # What the framework says is of help only where it is known.
+                arguments = parsed(
+                    given["shapes"], given["types"], given["strides"], given["values"]
+                )
+            around = recorded.Framework(named.rpartition("::")[2], arguments)
         operator = recorded.Operator(
             op_type,
             recorded.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
