@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ ROOT = Path(__file__).resolve().parent.parent
 settings.register_profile("uprof", deadline=None)
 settings.load_profile("uprof")
 SETTINGS = "_hypothesis_internal_use_settings"
+
+# Where Python may not keep bytecode, each worker rewrites the assertions of all tests, and each
+# process that a test starts compiles all of uprof: a third of what the quick suite takes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Under nohup a hang-up is ignored, in the background of a shell Ctrl-C, by the processes that tests
 # start as well; tests send both.
