@@ -61,7 +61,7 @@ def with_fewer_examples(item: pytest.Item) -> None:
         return
     # Where `settings` as a decorator keeps them; a test that was made cannot be decorated again.
     asked = getattr(test, SETTINGS, None) or settings()
-    fewer = max(5, asked.max_examples // 4)
+    fewer = max(5, asked.max_examples // 8)
     setattr(test, SETTINGS, settings(asked, max_examples=min(fewer, asked.max_examples)))
     test.tries_fewer = True
 
@@ -70,7 +70,7 @@ def with_fewer_examples(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Make those cases slow that a test with many has beyond its ``quick(cases=...)``.
 
-    Where slow tests are left out, properties are tried with a fourth of their examples.
+    Where slow tests are left out, properties are tried with an eighth of their examples.
     """
     seen: Counter[str] = Counter()
     for item in items:

@@ -81,6 +81,7 @@ def test_an_entry_says_cause_and_fix(slug: str) -> None:
     assert re.fullmatch(r"- \*\*Cause:\*\* .{20,}\n- \*\*Fix:\*\* .{15,}", entry.strip()), entry
 
 
+@pytest.mark.slow
 def test_the_site_lists_the_messages_of_each() -> None:
     shown = SITE["with_messages"](PAGE)
     entry = shown.partition("\n### no-report\n")[2].partition("\n#")[0]

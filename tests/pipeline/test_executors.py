@@ -196,6 +196,7 @@ def test_what_is_cancelled_wakes_who_waits_for_it() -> None:
         assert wait(tasks, 20.0).not_done == set()
 
 
+@pytest.mark.slow
 def test_a_notebook_after_a_reset_may_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython's `%reset` takes `__spec__` from the main module, which multiprocessing reads."""
     monkeypatch.delattr(sys.modules["__main__"], "__spec__")
@@ -400,6 +401,7 @@ def test_workers_end_with_the_command_and_the_next_one_goes_on(
 
 
 @linux
+@pytest.mark.slow
 def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) -> None:
     """A single one in this folder, under the name of another second."""
     recording = generate(tmp_path, Recipe(operators=1)).path

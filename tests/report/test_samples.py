@@ -40,7 +40,7 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
         return db.execute(sql).fetchall()
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATABASES)
 def test_databases_of_real_devices_give_every_format(
     shared: Path, tmp_path: Path, name: str

@@ -204,7 +204,7 @@ def test_the_diff_and_the_gate_never_contradict_each_other(
     }
 
 
-@pytest.mark.quick(cases=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [3, 2, 5, 8])
 @pytest.mark.parametrize("noise", [0.05, 0.01, 0.12])
 def test_of_runs_that_differ_by_chance_hardly_any_verdict_is_wrong(runs: int, noise: float) -> None:

@@ -51,9 +51,10 @@ def test_steps_are_marked_where_they_happen_and_nothing_else() -> None:
     assert change.reason == f"{(change.ratio - 1) * 100:+.1f} %, beyond the limit"
 
 
-def test_a_history_without_change_is_not_marked() -> None:
-    for seed in range(10):
-        assert not any(kinds(history(of([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))
+@pytest.mark.quick(cases=2)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_history_without_change_is_not_marked(seed: int) -> None:
+    assert not any(kinds(history(of([10] * 20, noise=0.03, seed=seed), TOTAL, Limits())))
 
 
 def test_a_slow_drift_is_marked_once_it_is_sure() -> None:
