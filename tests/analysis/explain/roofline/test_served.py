@@ -113,6 +113,9 @@ def test_a_batch_is_named_by_the_range_around_it() -> None:
     assert Batch.named(name) == Batch(keys=36, pairs=3 + 4 + 5 + 6 + 30)
     flat = "execute_16_context_0_sq0sk0sqsq0sqsk0_generation_16_sq16sk8209sqsq16sqsk8209"
     assert Batch.named(flat) == Batch(keys=8209, pairs=8209)
+    # Of two prompts of 2 and 3 tokens the squares are told; of a batch that goes on, no keys.
+    assert Batch.named("execute_context_2(5_13)_generation_0(0)") == Batch(keys=5, pairs=3 + 6)
+    assert Batch.named("execute_context_2(5_13)_generation_4(4)") is None
     assert Batch.named("ProfilerStep#3") is None
 
 
@@ -156,6 +159,45 @@ def test_a_cache_of_eight_bits_has_queries_of_eight() -> None:
     found = cost("vllm::unified_attention_with_output", *tensors, around=GENERATION)
     assert found.moved_bytes == 2 * 8 * 64 * (1 + 2) + 2 * 100 * 2 * 64
     assert found.dtype == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "causal", "passes"),
+    [
+        ("aiter::_flash_attn_forward", 0, 5, 4),
+        ("aiter::mha_fwd", 0, 5, 4),
+        ("aiter::fmha_v3_fwd", 0, 5, 4),
+        ("aiter::wrapper_fmha_v3_fwd", 1, 6, 4),
+        ("flash_attn_3::fwd", 0, 24, 4),
+        ("aiter::mha_bwd", 1, 8, 10),
+        ("aiter::wrapper_fmha_v3_bwd", 1, 9, 10),
+        ("aiter::_flash_attn_backward", 1, 12, 10),
+    ],
+)
+def test_flash_attention_of_others(name: str, first: int, causal: int, passes: int) -> None:
+    rows = ("2,16,8,64", BF16)
+    tensors = [rows] * first + [rows, ("2,16,2,64", BF16), ("2,16,2,64", BF16)]
+    values = [""] * causal
+    assert cost(name, *tensors, values=[*values, "False"]).flops == passes * 2 * 8 * 256 * 64
+    assert cost(name, *tensors, values=[*values, "True"]).flops == passes * 2 * 8 * 136 * 64
+
+
+def test_attention_within_attention_counts_once(tmp_path: Path) -> None:
+    rows = "2,16,8,64;2,16,8,64;2,16,8,64"
+    types, values = ";".join([BF16] * 3), ["", "", "", "0.0", "0.1", "False"]
+    with Shaped(path := tmp_path / "a.db") as device:
+        device.named("AMD Instinct MI300X")
+        wrapper = "aiter::wrapper_fmha_v3_fwd"
+        given = f"1;{rows}", f"{BF16};{types}"
+        device.operation(10, 900, wrapper, *given, launches=1, values=["", *values])
+        device.operation(100, 800, "aiter::fmha_v3_fwd", rows, types, launches=2, values=values)
+        device.kernel(1000, 2000, "layout", 1)
+        device.kernel(2000, 9000, "fmha_fwd", 2)
+    found, _ = roofline(path, None)
+    inner = only(found, "aiter::fmha_v3_fwd")
+    assert inner.cost is not None
+    assert inner.cost.flops == 4 * 2 * 8 * 256 * 64
+    assert only(found, wrapper).cost is None
 
 
 def test_a_batch_norm_that_trains_writes_what_it_keeps() -> None:

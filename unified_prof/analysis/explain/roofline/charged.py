@@ -313,7 +313,8 @@ def _has_sizes(text: str | None) -> bool:
 
 
 _MATRIX = re.compile(
-    r"mm$|mm_|matmul|linear|conv|attention|attn|FlashAttn|^aten::(?:dot|vdot|mv|addmv)$"
+    r"mm$|mm_|gemm|matmul|linear|conv|attention|attn|FlashAttn|::(?:wrapper_)?f?mha_|^flash_attn"
+    r"|^aten::(?:dot|vdot|mv|addmv)$"
 )
 
 

@@ -135,6 +135,15 @@ FORMULAS: dict[str, Formula] = {
     "flash_attn::_flash_attn_forward": _flash(5, None),
     "flash_attn::_flash_attn_backward": _flash(11, None, q=1, backward=True),
     "FlashAttnFunc": _flash(5, None),
+    "flash_attn_3::fwd": _flash(24, 7),
+    **{
+        f"aiter::{name}": _flash(5, None)
+        for name in ("_flash_attn_forward", "mha_fwd", "fmha_v3_fwd")
+    },
+    "aiter::wrapper_fmha_v3_fwd": _flash(6, None, q=1),
+    "aiter::_flash_attn_backward": _flash(12, None, q=1, backward=True),
+    "aiter::mha_bwd": _flash(8, None, q=1, backward=True),
+    "aiter::wrapper_fmha_v3_bwd": _flash(9, None, q=1, backward=True),
     "npu::npu_fusion_attention": _npu_attention(),
     "npu::npu_fusion_attention_grad": _npu_attention(backward=True),
 }

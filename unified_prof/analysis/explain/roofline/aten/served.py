@@ -23,6 +23,8 @@ _NUMBERED = re.compile(r"^(sglang_profiler::.*?)_\d+$")
 _BATCH = re.compile(
     r"(?:context|generation)_\d+[_(]sq(?P<sq>\d+)sk(?P<sk>\d+)sqsq(?P<sqsq>\d+)sqsk(?P<sqsk>\d+)"
 )
+_FRESH = re.compile(r"context_\d+\((?P<sq>\d+)_(?P<sqsq>\d+)\)_generation_0\(0\)")
+"""An older form: tokens of new prompts and their squares; of tokens that follow, no keys."""
 
 
 def plain(name: str) -> str:
@@ -42,6 +44,9 @@ class Batch:
     @classmethod
     def named(cls, text: str) -> Batch | None:
         """Return what the name of a range says of a batch, None where it says nothing."""
+        if (fresh := _FRESH.search(text)) is not None:
+            tokens = int(fresh["sq"])
+            return cls(tokens, (int(fresh["sqsq"]) + tokens) // 2)
         found = [
             {name: int(value) for name, value in one.groupdict().items()}
             for one in _BATCH.finditer(text)
