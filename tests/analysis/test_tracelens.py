@@ -9,6 +9,7 @@ which floating point keeps to a thousandth.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -373,3 +374,32 @@ def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_pa
             assert figures["median_ns"] == told_ns(median, 1)
             assert figures["stddev_ns"] == told_ns(deviation, 1)
             assert (figures["min_ns"], figures["max_ns"]) == (told_ns(least, 1), told_ns(most, 1))
+
+
+# Of the difference of two BERTs: kernels under the lowest common operation, in us on each side.
+DIFFERENCE = {
+    "linear": (174.130859375, 197.59814453125),
+    "scaled_dot_product_attention": (113.65576171875, 37.408203125),
+    "layer_norm": (39.51904296875, 30.912109375),
+    "gelu": (21.7236328125, 9.5986328125),
+    "add": (19.3154296875, 14.752685546875),
+    "embedding": (9.05810546875, 9.823974609375),
+    "all": (4.3291015625, 3.64794921875),
+    "eq": (4.0478515625, 1.760009765625),
+    "add_": (2.56494140625, 1.696044921875),
+    "memcpy device to device -> memcpy device to host": (2.40380859375, 2.239990234375),
+}
+
+
+def test_the_difference_of_two_vendors_is_theirs(shared: Path, tmp_path: Path) -> None:
+    sides = []
+    for name in ("mi300_bert-small", "h100_bert-small"):
+        sides.append(tmp_path / f"{name}.db")
+        trace = shared / "samples" / "kineto" / f"{name}.json.gz"
+        assert uprof("import", trace, "-o", sides[-1]).returncode == 0
+    run = uprof("diff", *sides, "--format", "json")
+    found = json.loads(run.stdout)["breakdowns"]["operation"]
+    assert {row["name"] for row in found} == set(DIFFERENCE)
+    for row in found:
+        for side, expected_us in zip(("base", "new"), DIFFERENCE[row["name"]], strict=True):
+            assert row[side]["total_ns"] == told_ns(expected_us, row[side]["runs"])
