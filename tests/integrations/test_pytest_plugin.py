@@ -257,6 +257,8 @@ def test_a_call_beats_a_marker_and_a_marker_beats_options(
         (["--uprof-save", "a:b"], "*'a:b': the name of a baseline has no ':'*"),
         (["--uprof-save="], "*--uprof-save takes the name of a baseline*"),
         (["--uprof-compare", "."], "*--uprof-compare '.' looks like a path*"),
+        (["--uprof-compare", "feature/x"], "*'feature/x' looks like a path*--uprof-compare=NAME*"),
+        (["--uprof-save", "./"], "*--uprof-save './' looks like a path*"),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_any_test(
@@ -322,6 +324,21 @@ def test_an_unchanged_step_passes_and_half_as_much_again_fails(
     assert found["uprof.baseline"] == "main@1"
     assert float(found["uprof.iteration_ns"] or 0) == pytest.approx(15e6, rel=0.02)
     assert "above the limit" in (found["uprof.reason"] or "")
+
+
+def test_a_baseline_may_have_the_name_of_a_branch_or_of_a_folder(
+    machine: Machine, session: Sessions, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(ONE_STEP)
+    pytester.mkdir("main")
+    for name in ("feature/x", "main"):
+        assert session("--uprof-save", name).ret == 0
+        assert session(f"--uprof-compare={name}").ret == 0
+    assert [one.partition(":")[0] for one in names(pytester)] == ["feature/x", "main"]
+    pytester.makeini("[pytest]\naddopts = --uprof-compare=feature/x")
+    result = session()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*test_step*pass*feature/x@1*"])
 
 
 def test_an_unclear_verdict_fails_only_where_that_is_asked_for(
@@ -570,6 +587,62 @@ def test_a_planted_regression_is_told_and_an_unchanged_step_is_not(
     slower = real("--uprof-compare=main", seconds=0.03)
     assert slower.returncode == 1, slower.stdout
     assert "uprof: regression" in slower.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gpu", "cpu", "-m", "gpu", "--of-cpu"),
+        ("gpu/test_it.py::test_step", "--of-cpu", "cpu", "-k", "step"),
+        ("@words",),
+    ],
+    ids=["a marker of a folder's name", "a test", "a file of arguments"],
+)
+def test_other_runs_are_begun_with_every_word_and_measure_the_one_test(
+    arguments: tuple[str, ...], pytester: pytest.Pytester, real: Real
+) -> None:
+    pytester.makeini("[pytest]\nmarkers = gpu")
+    (pytester.path / "words").write_text("gpu\ncpu\n--of-cpu\n-k\nstep\n")
+    for name in ("gpu", "cpu"):
+        pytester.mkdir(name)
+    (pytester.path / "gpu" / "test_it.py").write_text(
+        "import pytest\npytestmark = pytest.mark.gpu\n" + SLEEPS
+    )
+    # What another path's conftest declares is known there as well.
+    (pytester.path / "cpu" / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--of-cpu', action='store_true')\n"
+    )
+    (pytester.path / "cpu" / "test_else.py").write_text(
+        "def test_else_step():\n    open('seen', 'a').write('x')\n"
+    )
+    saved = real(*arguments, "--uprof-save=main", "--uprof-runs=2")
+    assert saved.returncode == 0, saved.stdout
+    assert names(pytester) == ["main:gpu/test_it.py::test_step@1"]
+    seen = pytester.path / "seen"
+    assert not seen.exists() or seen.read_text() == "x", "other tests ran in this session only"
+
+
+@pytest.mark.slow
+def test_a_group_of_xdist_is_no_part_of_a_test_s_name(
+    pytester: pytest.Pytester, real: Real
+) -> None:
+    pytester.makepyfile("import pytest\npytestmark = pytest.mark.xdist_group('gpu')\n" + SLEEPS)
+    saved = real("--uprof-save=main", "--uprof-runs=2", "-n", "2", "--dist", "loadgroup")
+    assert saved.returncode == 0, saved.stdout
+    (name,) = names(pytester)
+    assert name.endswith("::test_step@1")
+
+
+def test_what_xdist_adds_to_a_name_is_taken_away(pytester: pytest.Pytester) -> None:
+    item = pytester.getitem(
+        "import pytest\n@pytest.mark.parametrize('x', ['a@b'])\ndef test_step(x):\n    pass\n",
+        "test_step[a@b]",
+    )
+    plain = item.nodeid
+    assert again.plain_id(item) == plain
+    item._nodeid = f"{plain}@gpu_all"
+    assert again.plain_id(item) == plain
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 Where memory lies and how warm a machine is stays the same for the iterations of one process, so
 blocks of them would be no runs (see `analysis.compare.between`). The process is begun as this
-session was, with the one test in place of its paths. It measures, writes nothing of what the
-session's other plugins write, and leaves documents in a folder.
+session was, with all its options and paths (they name the conftest files that declare options); its
+configuration then names the one test alone. It measures, writes nothing of what the session's other
+plugins write, and leaves documents in a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unified_prof.baselines import document
 from unified_prof.errors import CaptureError
 
 ENVIRONMENT = "UPROF_PYTEST_RUN"
-_FILE = "measured.msgpack"
+_FILE, _TEST = "measured.msgpack", "test"
 _TOLD_LINES = 12
 _OFF: Mapping[str, object] = {
     "uprof_save": None,
@@ -54,12 +55,7 @@ class Begun:
     def __init__(self, config: pytest.Config, told: Mapping[str, Any] | None) -> None:
         asked = config.invocation_params
         self._directory = Path(told["directory"]) if told else asked.dir
-        arguments = list(told["arguments"] if told else map(str, asked.args))
-        positional = list(told["positional"] if told else map(str, config.option.file_or_dir))
-        for path in reversed(positional):  # the last one that is spelled so is no option's value
-            if path in arguments:
-                del arguments[len(arguments) - 1 - arguments[::-1].index(path)]
-        self._arguments = arguments
+        self._arguments = list(told["arguments"] if told else map(str, asked.args))
         self._extra = [f"--rootdir={config.rootpath}"]
         if config.inipath is not None:
             self._extra += ["-c", str(config.inipath)]
@@ -74,12 +70,13 @@ class Begun:
         Raises:
             CaptureError: it failed there, or measured nothing.
         """
-        _, _, within = item.nodeid.partition("::")
+        _, _, within = plain_id(item).partition("::")
         with TemporaryDirectory(prefix="uprof-pytest-run-") as folder:
+            (Path(folder) / _TEST).write_bytes(os.fsencode(f"{item.path}::{within}"))
             done = subprocess.run(
                 [
                     *(sys.executable, "-m", "pytest", *self._arguments, *self._extra),
-                    *("-o", f"cache_dir={folder}/cache", f"{item.path}::{within}"),
+                    *("-o", f"cache_dir={folder}/cache"),
                 ],
                 cwd=self._directory,
                 env={**os.environ, ENVIRONMENT: folder},
@@ -106,12 +103,21 @@ class Begun:
 
 def only_measure(config: pytest.Config, folder: Path) -> None:
     """Let a session do nothing but measure, for the one that began it."""
+    config.args = [os.fsdecode((folder / _TEST).read_bytes())]
     for name, value in _OFF.items():
         if hasattr(config.option, name):
             setattr(config.option, name, value)
     config.option.basetemp = str(folder / "temporary")
     if hasattr(config.option, "log_file"):
         config.option.log_file = str(folder / "log")
+
+
+def plain_id(item: pytest.Item) -> str:
+    """Return what a test is called in every session: xdist may add the group of the test."""
+    if item.parent is None:
+        return item.nodeid
+    plain = f"{item.parent.nodeid}::{item.name}"
+    return plain if item.nodeid.startswith(f"{plain}@") else item.nodeid
 
 
 def save(folder: Path, measured: Mapping[str, Run]) -> None:

@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         again.only_measure(config, Path(folder))
         config.stash[_FOLDER], config.stash[_ONE_RUN] = Path(folder), True
-    elif any(
+    elif not hasattr(config, "workerinput") and any(
         getattr(config.option, f"uprof_{name}") is not None
         for name in ("save", "compare", "max_regress", "metric", "warmup", "iterations", "runs")
     ):
@@ -105,7 +105,6 @@ def pytest_configure_node(node: Any) -> None:
         "folder": str(_folder(config)),
         "arguments": [str(one) for one in asked.args],
         "directory": str(asked.dir),
-        "positional": [str(one) for one in config.option.file_or_dir],
     }
 
 

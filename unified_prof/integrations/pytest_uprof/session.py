@@ -65,7 +65,8 @@ class Session:
 
     def test_id(self, item: pytest.Item, name: str) -> str:
         """Return what a step is called in every session."""
-        return f"{item.nodeid} ({name})" if name else item.nodeid
+        test = again.plain_id(item)
+        return f"{test} ({name})" if name else test
 
     @contextmanager
     def turn(self) -> Iterator[None]:

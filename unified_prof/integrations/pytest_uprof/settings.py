@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,9 @@ def check(config: pytest.Config) -> None:
     """
     option = config.option
     try:
+        given = _given(config)
         for what in ("save", "compare"):
-            _check_name(f"--uprof-{what}", getattr(option, f"uprof_{what}"))
+            _check_name(f"--uprof-{what}", getattr(option, f"uprof_{what}"), given)
         if option.uprof_save == "":
             raise UsageError(
                 "--uprof-save takes the name of a baseline", slug="wrong-baseline-name"
@@ -101,13 +103,22 @@ def check(config: pytest.Config) -> None:
         raise pytest.UsageError(f"{err} ({err.hint})" if err.hint else str(err)) from None
 
 
-def _check_name(option: str, name: str | None) -> None:
+def _given(config: pytest.Config) -> list[str]:
+    """Return the words of the command line, and those that are put before them."""
+    before = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    return [*before, *map(str, config.invocation_params.args)]
+
+
+def _check_name(option: str, name: str | None, given: Sequence[str]) -> None:
     if not name:
         return
-    if os.sep in name or Path(name).exists():
+    # Behind an equals sign stands no path of tests; --uprof-save takes the next word in any case.
+    has_sep, exists = os.sep in name, Path(name).exists()
+    is_path = exists and has_sep if option == "--uprof-save" else exists or has_sep
+    if is_path and f"{option}={name}" not in given:
         raise UsageError(
             f"{option} {name!r} looks like a path, expected the name of a baseline",
-            hint=f"put {option}=NAME after the paths of the tests, or write the = of it",
+            hint=f"write {option}=NAME, or {option} behind the paths of the tests",
             slug="wrong-baseline-name",
         )
     if SEPARATOR in name or "@" in name or not name.isprintable():
