@@ -183,6 +183,13 @@ def test_a_cell_may_await(shell: Shell) -> None:
     assert shell.variables["prof"].summary.matched_iterations == 2
 
 
+def test_what_python_wants_first_stays_first(shell: Shell) -> None:
+    shell.value(MODEL)
+    cell = "%%uprof -q\nfrom __future__ import annotations\ndef f(x: Missing): pass\nstep()\n3"
+    assert shell.value(cell) == 3
+    assert shell.variables["f"].__annotations__ == {"x": "Missing"}
+
+
 def test_magics_work_inside_and_a_silent_end_stays_silent(shell: Shell) -> None:
     shell.value(MODEL)
     assert shell.value("%%uprof -q\nfound = %env HOME\nx = 3") is None

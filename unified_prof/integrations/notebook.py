@@ -66,6 +66,11 @@ class Wrapping(ast.NodeTransformer):
         if options is None:
             return node
         first, *body = node.body
+        # What Python wants at the top of a cell stays there.
+        top = [
+            one for one in body if isinstance(one, ast.ImportFrom) and one.module == "__future__"
+        ]
+        body = [one for one in body if one not in top]
         after = _parsed(f"{_BLOCK}.take()")
         if body and isinstance(last := body[-1], ast.Expr):
             target = _parsed(f"{_BLOCK}.value = None")
@@ -77,7 +82,7 @@ class Wrapping(ast.NodeTransformer):
         assert isinstance(block, ast.With)
         block.body = body or block.body
         end = node.body[-1]
-        node.body = [ast.copy_location(block, first), ast.copy_location(after, end)]
+        node.body = [*top, ast.copy_location(block, first), ast.copy_location(after, end)]
         return ast.fix_missing_locations(node)
 
 
