@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,6 +69,19 @@ def test_the_error_of_the_loop_is_told_to_the_profile_and_not_raised_twice(
     assert recorder.seen[-1] == "out of memory"
 
 
+def test_a_process_that_the_loop_forks_ends_nothing(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = Measurement()
+    measured.begin()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        measured.end()
+    assert recorder.seen[-1] != "ended"
+    measured.end()
+    assert recorder.seen[-1] == "ended"
+
+
 def _begin_and_end(measured: Measurement) -> None:
     measured.begin()
     measured.end()
@@ -90,6 +105,12 @@ def test_wrong_options_do_not_end_a_training_either() -> None:
     assert measured.failure == "no report 'speed'"
 
 
+def test_hints_are_those_of_a_program(tmp_path: Path) -> None:
+    (tmp_path / "run_time.sqlite").touch()
+    with pytest.warns(RuntimeWarning, match=r"already exists.*overwrite it with force=True"):
+        Measurement(tmp_path).begin()
+
+
 def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> None:
     measured = Measurement()
     assert "yet" in measured.summary()
@@ -105,4 +126,25 @@ def test_before_it_has_ended_there_is_nothing_to_tell(recorder: Recorder) -> Non
 )
 def test_without_lightning_its_callbacks_say_what_to_install() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[lightning\]'"):
+        importlib.import_module("unified_prof.integrations.lightning")
+
+
+@pytest.mark.skipif(bool(importlib.util.find_spec("transformers")), reason="it is installed")
+def test_without_transformers_its_callback_says_what_to_install() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'unified-prof\[transformers\]'"):
+        importlib.import_module("unified_prof.integrations.transformers")
+
+
+def test_another_package_of_lightning_s_name_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `lightning` was before it held the trainer, or a folder of the user's own."""
+    (tmp_path / "lightning").mkdir()
+    (tmp_path / "lightning" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [one for one in sys.modules if one.partition(".")[0] == "lightning"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
+    monkeypatch.delitem(sys.modules, "unified_prof.integrations.lightning", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"no lightning.pytorch: the lightning that is"):
         importlib.import_module("unified_prof.integrations.lightning")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import sqlite3
 import sys
 from pathlib import Path
@@ -73,6 +75,33 @@ def test_what_cannot_be_converted_stays_and_the_training_goes_on(tmp_path: Path)
     with pytest.warns(RuntimeWarning, match="has no database"):
         trace_handler(tmp_path, keep_trace=False)(Profiler(content=["no trace"]))
     assert names(tmp_path) == ["rank0_step12.json.gz"]
+
+
+def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None:
+    class FullDisk(Profiler):
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_bytes(b"half of")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.warns(RuntimeWarning, match="could not be written: No space left on device"):
+        trace_handler(tmp_path)(FullDisk())
+    assert names(tmp_path) == []
+
+
+def test_ranks_that_a_program_made_by_itself_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 3,
+        get_world_size=lambda: 8,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    trace_handler(tmp_path, now=False)(Profiler())
+    assert names(tmp_path) == ["rank3_step12.json.gz"]
 
 
 def test_under_torch_npu_its_own_handler_records(

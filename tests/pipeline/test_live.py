@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -27,6 +30,8 @@ class Tracks:
         self.tracked: TrackedRun | None = None
         self.failure: str | None = None
         Tracks.device, Tracks.spec = device, spec
+
+    is_of_this_process = True
 
     def __enter__(self) -> Tracks:
         return self
@@ -115,3 +120,38 @@ def test_a_real_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_step_outside_of_a_profile_does_nothing() -> None:
     assert unified_prof.step() is None  # type: ignore[func-returns-value]
+
+
+FORKS = """
+import os, sys, torch, unified_prof
+layer = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+with unified_prof.profile("out", device="cpu", warmup=1, iterations=3) as profile:
+    for number in range(12):
+        optimizer.zero_grad()
+        layer(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+        if number == 4:
+            child = os.fork()
+            if not child:
+                break
+            print(os.waitpid(child, 0)[1], sorted(os.listdir("out"))[1:])
+if not child:
+    os._exit(0 if profile.tracked is None and not profile.files else 5)
+print(sorted(os.listdir("out")), profile.failure)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
+def test_a_forked_process_that_leaves_the_block_writes_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["0 []", "['memory.sqlite', 'run_time.sqlite'] None"]

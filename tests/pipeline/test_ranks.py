@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.ranks import ALL, chosen_ranks, rank_of
+from unified_prof.pipeline.ranks import ALL, chosen_ranks, rank_here, rank_of
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,40 @@ def test_whether_all_ranks_are_on_this_host() -> None:
     torchrun = {"RANK": "0", "WORLD_SIZE": "8"}
     assert rank_of(torchrun | {"LOCAL_WORLD_SIZE": "8"}).one_host
     assert not rank_of(torchrun | {"LOCAL_WORLD_SIZE": "4"}).one_host
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_group", "size", "rank"),
+    [
+        ({}, True, 4, 3),
+        ({"LOCAL_RANK": "1", "WORLD_SIZE": "4"}, True, 4, 3),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, True, 4, 2),
+        ({}, False, 4, None),
+        ({}, True, 1, None),
+    ],
+    ids=["spawned", "only the local rank", "a launcher", "no group yet", "a group of one"],
+)
+def test_a_program_that_makes_its_own_ranks_is_asked(
+    environment: dict[str, str],
+    has_group: bool,
+    size: int,
+    rank: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: has_group,
+        get_rank=lambda: 3,
+        get_world_size=lambda: size,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    found = rank_here()
+    assert found.rank == rank
+    assert found.is_distributed == (rank is not None)
 
 
 @pytest.mark.parametrize(

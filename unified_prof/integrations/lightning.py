@@ -31,13 +31,27 @@ def _package() -> Any:
     if importlib.util.find_spec("lightning") is None or (
         is_imported(old) and not is_imported("lightning.pytorch")
     ):
-        return import_module(old)
-    return import_module("lightning.pytorch")
+        return _imported(old)
+    return _imported("lightning.pytorch")
+
+
+def _imported(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as err:
+        if err.name != name:  # something that it needs
+            raise
+        package = name.partition(".")[0]
+        raise ModuleNotFoundError(
+            f"there is no {name}: the {package} that is installed is too old, or not the trainer: "
+            "pip install 'unified-prof[lightning]'",
+            name=name,
+        ) from None
 
 
 _lightning: Any = _package()
 _Callback: Any = _lightning.Callback
-_Profiler: Any = import_module(f"{_lightning.__name__}.profilers").Profiler
+_Profiler: Any = _imported(f"{_lightning.__name__}.profilers").Profiler
 
 
 class UprofCallback(_Callback):  # type: ignore[misc]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 from contextlib import AbstractContextManager
@@ -45,7 +46,7 @@ class Measurement:
         except UprofError as err:
             self._fail(err)
             return
-        self._open = opened
+        self._open, self._owner = opened, os.getpid()
         atexit.register(self.end)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -54,7 +55,7 @@ class Measurement:
         Args:
             error: What ended the loop, if that did not end well.
         """
-        if self._open is None:
+        if self._open is None or os.getpid() != self._owner:  # a process that was forked since
             return
         opened, self._open = self._open, None
         atexit.unregister(self.end)
@@ -85,7 +86,7 @@ class Measurement:
 
     def _fail(self, err: UprofError) -> None:
         self.failure = str(err)
-        hint = f" ({err.hint})" if err.hint else ""
+        hint = f" ({err.hint})".replace("--force", "force=True") if err.hint else ""
         warnings.warn(f"uprof measured nothing: {err.told}{hint}", RuntimeWarning, stacklevel=3)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.ranks import rank_of
+from unified_prof.pipeline.ranks import rank_here
 
 
 def trace_handler(
@@ -45,8 +45,13 @@ def trace_handler(
                 for recording in made:
                     _convert(recording, None)
             return
-        trace = _free(folder, f"rank{rank_of().number or 0}_step{profiler.step_num}")
-        profiler.export_chrome_trace(str(trace))
+        trace = _free(folder, f"rank{rank_here().number or 0}_step{profiler.step_num}")
+        try:
+            profiler.export_chrome_trace(str(trace))
+        except OSError as err:  # a full disk, say
+            trace.unlink(missing_ok=True)
+            _warn(f"uprof: {trace} could not be written: {err.strerror or err}")
+            return
         database = trace.with_name(trace.name.removesuffix(".json.gz") + ".db")
         if now and _convert(trace, database) and not keep_trace:
             trace.unlink()
@@ -81,6 +86,10 @@ def _convert(recording: Path, target: Path | None) -> bool:
     try:
         convert(recording, target)
     except UprofError as err:
-        warnings.warn(f"uprof: {recording} has no database: {err}", RuntimeWarning, stacklevel=3)
+        _warn(f"uprof: {recording} has no database: {err}")
         return False
     return True
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=4)

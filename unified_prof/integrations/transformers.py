@@ -7,8 +7,15 @@ trainer = Trainer(..., callbacks=[UprofCallback("out", iterations=20)])
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
+
+if importlib.util.find_spec("transformers") is None:
+    raise ModuleNotFoundError(
+        "transformers is not installed: pip install 'unified-prof[transformers]'",
+        name="transformers",
+    )
 
 from transformers import TrainerCallback
 

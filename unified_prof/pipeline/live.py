@@ -12,7 +12,7 @@ from typing import Any
 from unified_prof import signals
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.ranks import rank_of
+from unified_prof.pipeline.ranks import rank_here
 from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.pipeline.run_summary import RunSummary, summarize
 from unified_prof.runs.records import TrackedRun
@@ -109,7 +109,7 @@ def profile(
             f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}", slug="unknown-report"
         )
     target, arguments = _program()
-    directory = Path(output) if output else outputs.default_directory(target, False, rank_of())
+    directory = Path(output) if output else outputs.default_directory(target, False, rank_here())
     spec = RunSpec(
         target=target,
         is_module=False,
@@ -153,12 +153,13 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
                 raise
             result.failure = str(err)
         finally:
-            result.tracked = tracking.tracked
-            result.failure = tracking.failure or result.failure
-            with signals.held_back():
-                written.ended(Capture(0, tracking.tracked, failure=result.failure))
-            result.files = {report: path for report, (path,) in written.files.items()}
-        if result.tracked is None:
+            if tracking.is_of_this_process:
+                result.tracked = tracking.tracked
+                result.failure = tracking.failure or result.failure
+                with signals.held_back():
+                    written.ended(Capture(0, tracking.tracked, failure=result.failure))
+                result.files = {report: path for report, (path,) in written.files.items()}
+        if result.tracked is None and tracking.is_of_this_process:
             why = result.failure or "nothing was measured"
             if not written.rank.is_distributed:
                 raise CaptureError(why, slug="nothing-measured")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,6 +80,7 @@ _JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
 _NO_JOB = {"none", ""}
 """torchrun's id where none was given is `none`."""
 
+_THIS_HOST = {"localhost", "127.0.0.1", "::1"}
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
@@ -130,6 +132,31 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
         if found.rank is not None and found.is_distributed:
             return found
     return Rank(None, None, None)
+
+
+def rank_here() -> Rank:
+    """Return which rank this process is by now: a program may have made its ranks by itself.
+
+    Where no launcher says all of it, the group of processes that torch.distributed is in counts, as
+    `torch.multiprocessing.spawn` or a trainer has made it.
+    """
+    found = rank_of()
+    distributed = sys.modules.get("torch.distributed")
+    if found.rank is not None or distributed is None:
+        return found
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return found
+    if distributed.get_world_size() == 1:
+        return found
+    job = found.job or _job(os.environ, "")
+    return Rank(
+        distributed.get_rank(),
+        found.local_rank,
+        distributed.get_world_size(),
+        launcher=found.launcher,
+        job=job,
+        one_host=job is None or os.environ.get("MASTER_ADDR") in _THIS_HOST,
+    )
 
 
 def _read(names: _Names, environment: Mapping[str, str]) -> Rank:

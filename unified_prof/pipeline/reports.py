@@ -13,7 +13,7 @@ from unified_prof import signals, streams
 from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_of
+from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_here, rank_of
 from unified_prof.pipeline.recordings import build_databases
 from unified_prof.runs.records import TrackedRun
 from unified_prof.store import run_folder
@@ -50,7 +50,7 @@ class Reports:
         ranks: Chosen = ALL,
         on_written: Callable[[Mapping[str, tuple[Path, ...]]], None] = lambda _: None,
     ) -> None:
-        self.rank: Rank = rank_of()
+        self.rank: Rank = rank_here() if in_program else rank_of()
         self.directory = outputs.attempt_directory(spec.output_dir, self.rank)
         self.raw = outputs.raw_directory(self.directory, self.rank).absolute()
         """Where a backend keeps raw recordings."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -76,8 +77,15 @@ class LiveTracking:
         self.tracked: TrackedRun | None = None
         self.failure: str | None = None
         self.report_error: Exception | None = None
+        self._owner = os.getpid()
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this is the process that it began in, and none that was forked since."""
+        return os.getpid() == self._owner
 
     def __enter__(self) -> LiveTracking:
+        self._owner = os.getpid()
         self._registered = tracked_by(self._loop)
         self._registered.__enter__()
         self._session.install(())
@@ -90,6 +98,8 @@ class LiveTracking:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if not self.is_of_this_process:  # it leaves the block, and measured nothing
+            return
         try:
             if error is None:
                 self._loop.ended()
