@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
         generator = np.random.default_rng(1)
         measured: list[str] = []
 
-        def measure(command: Sequence[str], folder: Path, target: Path) -> None:
+        def measure(command: Sequence[str], folder: Path, target: Path, *, python: str) -> None:
             measured.append(folder.name)
             speed = math.exp(generator.normal(0, relative))
             write(target, milliseconds[folder.name] * speed)
@@ -217,6 +218,36 @@ def test_what_makes_no_sense_is_wrong_use(
         write(tmp_path / name, 10.0)
     assert uprof("gate", *arguments) == UsageError.exit_code
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_a_workload_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    left = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n"
+    (tmp_path / "train.py").write_text(left + SCRIPT, encoding="utf-8")
+    began = time.monotonic()
+    command = ["--backend", "cpu", "--report", "run-time", "train.py", "0.001"]
+    rounds.measure(command, tmp_path, tmp_path / "out")
+    assert time.monotonic() - began < 50
+
+
+def test_each_side_has_its_own_interpreter(
+    machine: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = rounds.measure
+    machine(0.005, old=10.0, new=10.0)
+    fake, used = rounds.measure, set()
+
+    def measure(command: Sequence[str], folder: Path, target: Path, *, python: str) -> None:
+        used.add((folder.name, python))
+        fake(command, folder, target, python=python)
+
+    monkeypatch.setattr(rounds, "measure", measure)
+    told = ("--base-python", "a/python", "--new-python", "/b/python")
+    assert uprof("gate", "old", "new", "--until-sure", "train.py", *told) == 0
+    assert used == {("old", str(tmp_path / "a" / "python")), ("new", "/b/python")}
+    assert uprof("gate", "old", "new", *told) == UsageError.exit_code
+    with pytest.raises(CaptureError, match="a/python cannot be started"):
+        real(["train.py"], tmp_path, tmp_path / "out", python=str(tmp_path / "a/python"))
 
 
 @pytest.mark.slow

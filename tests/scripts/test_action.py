@@ -29,6 +29,7 @@ for _ in range(14):
 
 SCRIPTS = sorted(path for path in (ROOT / "action").iterdir() if path.suffix in (".sh", ".py"))
 NAMES = [path.name for path in SCRIPTS]
+TOLD = [path for path in SCRIPTS if path.name != "environment.py"]
 TEMPLATE = ROOT / "templates" / "gate.yml"
 
 
@@ -36,7 +37,7 @@ def variables(script: Path) -> set[str]:
     return set(re.findall(r"\b(UPROF_\w+)", script.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=NAMES)
+@pytest.mark.parametrize("script", TOLD, ids=[path.name for path in TOLD])
 def test_every_variable_that_a_script_reads_is_given_by_action_and_component(script: Path) -> None:
     assert variables(script)
     lacking = {
@@ -92,6 +93,33 @@ def programs(folder: Path) -> str:
         (folder / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+def test_what_two_checkouts_install_hides_nothing_of_each_other(tmp_path: Path) -> None:
+    """`pip install -e .` in both: each is measured with its own package, and sees all the rest."""
+    pythons = {}
+    for side in ("base", "new"):
+        (tmp_path / side / "src").mkdir(parents=True)
+        (tmp_path / side / "src" / "ours.py").write_text(f"SIDE = {side!r}\n")
+        command = [sys.executable, str(GATE.parent / "environment.py"), f"{tmp_path}/of {side}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        pythons[side] = done.stdout.strip()
+        # What an editable installation leaves.
+        ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        place = subprocess.run(
+            [pythons[side], "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        Path(place, "__editable__.ours.pth").write_text(f"{tmp_path / side / 'src'}\n")
+    for side, python in pythons.items():
+        code = "import ours, numpy, pip; print(ours.SIDE)"
+        done = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.stdout == f"{side}\n", done.stderr
+    done = subprocess.run(
+        [f"{tmp_path}/of base/bin/pip", "--version"], capture_output=True, text=True, check=True
+    )
+    assert "pip" in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -51,6 +52,18 @@ class Rounds:
         Path | None,
         typer.Option(metavar="DIR", help="Keep the reports of these runs in a new folder."),
     ] = None
+    base_python: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Interpreter to run BASE with, where its package is installed in an environment.",
+            show_default="this one",
+        ),
+    ] = None
+    new_python: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Interpreter to run NEW with.", show_default="this one"),
+    ] = None
 
     def check(self, *, reports: int, baseline: bool) -> None:
         """Refuse what makes no sense together.
@@ -82,6 +95,12 @@ class Rounds:
         if not measures and (self.rounds is not None or self.keep is not None):
             raise UsageError(
                 "--rounds and --keep are used with --until-sure and --self-test",
+                slug="option-without-effect",
+            )
+
+        if self.until_sure is None and (self.base_python or self.new_python):
+            raise UsageError(
+                "--base-python and --new-python are used with --until-sure",
                 slug="option-without-effect",
             )
 
@@ -172,4 +191,9 @@ class Rounds:
                 hint="for example 'train.py --epochs 1'",
                 slug="wrong-command",
             )
-        return Workload(command, self.keep)
+        here = sys.executable
+        # Not resolved: an interpreter knows its environment by the name that it is started by.
+        pythons = [
+            str(one.absolute()) if one else here for one in (self.base_python, self.new_python)
+        ]
+        return Workload(command, self.keep, (pythons[0], pythons[1]))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from unified_prof.analysis.compare import runs, student
 from unified_prof.analysis.compare.between import ALPHA, Noise
@@ -20,7 +21,7 @@ from unified_prof.errors import CaptureError, UsageError
 
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 10
-_TOLD_LINES = 3
+_TOLD_LINES, _TOLD_BYTES = 3, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Workload:
     """Options of `uprof run`, the script, and the script's own arguments."""
     keep: Path | None = None
     """Folder that keeps the reports; None: they are not kept."""
+    pythons: tuple[str, str] = (sys.executable, sys.executable)
+    """Interpreters for base and new: one environment has only one of a package's two revisions."""
 
 
 def until_sure(
@@ -131,7 +134,8 @@ def _in_turn(
             for name, where in sides if number % 2 else reversed(sides):
                 what = f" of {folder.name}" if len(workloads) > 1 else ""
                 progress(f"round {number} of at most {most}: {name}{what}")
-                measure(workload.command, where, folder / f"{name}-{number}")
+                python = workload.pythons[name == "new"]
+                measure(workload.command, where, folder / f"{name}-{number}", python=python)
         if number >= LEAST_ROUNDS:
             yield {
                 folder: (
@@ -168,7 +172,7 @@ def several(
         paths = [folder / f"run-{number}" for number in range(1, rounds + 1)]
         for number, path in enumerate(paths, start=1):
             progress(f"run {number} of {rounds}")
-            measure(workload.command, Path.cwd(), path)
+            measure(workload.command, Path.cwd(), path, python=workload.pythons[0])
         return runs.load(paths)
 
 
@@ -182,27 +186,38 @@ def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
     return (1 + limits.max_regress) * math.exp(student.quantile(ALPHA, degrees) * error) - 1
 
 
-def measure(command: Sequence[str], folder: Path, target: Path) -> None:
+def measure(
+    command: Sequence[str], folder: Path, target: Path, *, python: str = sys.executable
+) -> None:
     """Run the workload in a process of its own, in `folder`; its reports go to `target`.
 
     Raises:
         CaptureError: it failed, with the end of what it printed.
     """
-    full = [sys.executable, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
-    done = subprocess.run(
-        full,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        told = [line for line in done.stdout.splitlines() if line.strip()][-_TOLD_LINES:]
+    full = [python, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
+    # Into a file: a pipe would be waited for as long as anything that it left behind has it open.
+    with TemporaryFile() as printed:
+        try:
+            code = subprocess.run(
+                full,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
+        except OSError as err:
+            raise CaptureError(
+                f"the interpreter {python} cannot be started: {err.strerror or err}",
+                slug="round-failed",
+            ) from None
+        if code:
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - _TOLD_BYTES))
+            text = printed.read().decode(errors="replace")
+    if code:
+        told = [line for line in text.splitlines() if line.strip()][-_TOLD_LINES:]
         raise CaptureError(
-            f"`uprof run {' '.join(command)}` in {folder} ended with exit code {done.returncode}"
+            f"`uprof run {' '.join(command)}` in {folder} ended with exit code {code}"
             + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
             slug="round-failed",
         )
