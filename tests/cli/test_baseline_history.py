@@ -50,6 +50,13 @@ def test_every_version_has_a_row_and_the_change_its_mark(
     assert "by more than 5 %" in lines[-1]
 
 
+def test_what_was_never_measured_has_no_scale(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert uprof("baseline", "history", "main", "--metric", "peak-memory") == 0
+    assert "0 B" not in capsys.readouterr().out
+
+
 def test_all_formats_have_the_same_points(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = document(capsys, "main", "--last", "6", "--metric", "total", "--metric", "peak-memory")
     assert [one["metric"] for one in told["series"]] == ["total", "peak-memory"]

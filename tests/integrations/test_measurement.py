@@ -82,6 +82,28 @@ def test_a_process_that_the_loop_forks_ends_nothing(
     assert recorder.seen[-1] == "ended"
 
 
+def test_what_a_loop_that_failed_left_under_way_is_ended_by_the_next(recorder: Recorder) -> None:
+    loops = object(), object()
+    first, beside, second = Measurement("1"), Measurement("2"), Measurement("3")
+    first.begin(loops[0])
+    beside.begin(loops[0])
+    assert first.is_under_way, "two of one loop: the second is refused by the profile itself"
+    beside.end()
+    second.begin(loops[1])
+    assert second.is_under_way
+    second.end()
+
+
+def test_one_loop_after_another(recorder: Recorder) -> None:
+    loops = object(), object()
+    first, second = Measurement("1"), Measurement("2")
+    first.begin(loops[0])
+    second.begin(loops[1])
+    assert (first.is_under_way, second.is_under_way) == (False, True)
+    assert "another one began" in str(recorder.seen[1])
+    second.end()
+
+
 def _begin_and_end(measured: Measurement) -> None:
     measured.begin()
     measured.end()

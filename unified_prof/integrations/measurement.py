@@ -25,21 +25,34 @@ class Measurement:
         failure: Why nothing, or not all, was measured; None: all was.
     """
 
+    _under_way: Measurement | None = None
+    """The one of this program that has begun and not ended."""
+
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self._output, self._options = output, options
         self._open: AbstractContextManager[Profile] | None = None
         self.profile: Profile | None = None
         self.failure: str | None = None
+        self._of: object = None
 
     @property
     def is_under_way(self) -> bool:
         """Whether it has begun and not ended."""
         return self._open is not None
 
-    def begin(self) -> None:
-        """Begin to measure; where it has begun already, nothing happens."""
+    def begin(self, of: object = None) -> None:
+        """Begin to measure; where it has begun already, nothing happens.
+
+        Args:
+            of: The loop, where callbacks are not told that one failed: what another loop left
+                under way is ended first.
+        """
         if self._open is not None or self.profile is not None:
             return
+        left = Measurement._under_way
+        if of is not None and left is not None and left._of is not None and left._of is not of:
+            left.end(RuntimeError("the loop ended before its end, and another one began"))
+        self._of = of
         opened = profile(self._output, **self._options)
         try:
             self.profile = opened.__enter__()
@@ -47,6 +60,7 @@ class Measurement:
             self._fail(err)
             return
         self._open, self._owner = opened, os.getpid()
+        Measurement._under_way = self
         atexit.register(self.end)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -58,6 +72,7 @@ class Measurement:
         if self._open is None or os.getpid() != self._owner:  # a process that was forked since
             return
         opened, self._open = self._open, None
+        Measurement._under_way = None
         atexit.unregister(self.end)
         try:
             if error is None:

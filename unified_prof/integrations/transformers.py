@@ -38,7 +38,7 @@ class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it 
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to measure."""
-        self.measurement.begin()
+        self.measurement.begin(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the reports, and say where they are."""

@@ -215,6 +215,8 @@ def _range(series: Series) -> tuple[float, float]:
 
 
 def _scale(series: Series, columns: int) -> str:
+    if all(point.value is None for point in series.history.points):
+        return words.NOT_MEASURED
     low, high = (series.in_words(one) for one in _range(series))
     return f"{low}{high:>{max(1, columns - len(low))}}"
 
