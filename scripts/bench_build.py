@@ -96,11 +96,13 @@ def row(name: str, recording: Path, output: Path, runs: int, before: Path | None
 
 def run(recording: Path, output: Path, code: Path) -> _Run:
     """Build once in a process of its own; return CPU s, wall s, peak MB and rows."""
-    command = [sys.executable, "-m", "unified_prof", "build", str(recording), "-o", str(output)]
+    # Not in this folder, whose package would be taken before that of the environment.
+    words = ["build", str(recording.resolve()), "-o", str(output)]
+    command = [sys.executable, "-m", "unified_prof", *words]
     command += ["--schema", "latest", "--force", "-q", "--json"]
     began = time.perf_counter()
     with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(command, stdout=out, env=environment(code))
+        process = subprocess.Popen(command, stdout=out, env=environment(code), cwd=output.parent)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
