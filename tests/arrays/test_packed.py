@@ -19,7 +19,12 @@ def _columns() -> dict[str, np.ndarray]:
     holes[rng.random(ROWS) < 0.1] = LEAST
     mixed = np.arange(ROWS) * 7 - 1
     mixed[BLOCK:][::3] = -1
+    late = np.where(rng.random(ROWS) < 0.005, 10**8, rng.integers(0, 20_000, ROWS))
+    turns = np.arange(ROWS) + np.where(np.arange(ROWS) % 500 < 250, 0, 60_000)
     return {
+        "in turns": turns,
+        "late ones": np.cumsum(late),
+        "falling": -3 * np.arange(ROWS),
         "times": 1_736_410_576_000_000_000 + np.cumsum(rng.integers(0, 20_000, ROWS)),
         "constant": np.full(ROWS, 4_294_967_295),
         "small": rng.integers(-7, 40, ROWS),
@@ -48,7 +53,8 @@ def test_a_column_is_given_back(name: str, hole: int) -> None:
     rows = np.random.default_rng(2).integers(0, max(len(values), 1), min(len(values), 999))
     assert (packed.at(rows) == values[rows]).all()
     assert (packed.at(np.sort(rows)) == values[np.sort(rows)]).all()
-    assert (packed[BLOCK - 3 : BLOCK + 9] == values[BLOCK - 3 : BLOCK + 9]).all()
+    for low, high in ((BLOCK - 3, BLOCK + 9), (40, 41), (BLOCK, BLOCK + 1), (0, 0)):
+        assert (packed[low:high] == values[low:high]).all()
     assert (packed.distinct() == np.unique(values)).all()
     joined = [*packed.blocks()]
     assert sum(map(len, joined)) == len(values)
@@ -59,8 +65,11 @@ def test_a_column_is_given_back(name: str, hole: int) -> None:
 
 def test_columns_of_tasks_take_few_bytes() -> None:
     columns = _columns()
-    assert pack(columns["times"]).nbytes <= 4 * ROWS
-    assert pack(np.arange(ROWS) // 2).nbytes <= 2 * ROWS
+    assert pack(columns["times"]).nbytes <= 2 * ROWS
+    assert pack(columns["late ones"]).nbytes <= 2.1 * ROWS
+    assert pack(columns["in turns"]).nbytes <= 0.1 * ROWS
+    assert pack(np.arange(ROWS) // 2).nbytes <= ROWS
+    assert pack(columns["falling"]).nbytes == 0
     assert pack(columns["small"]).nbytes == ROWS
     assert pack(columns["constant"]).nbytes == 0
 

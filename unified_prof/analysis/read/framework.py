@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.read import host_ranges
-from unified_prof.analysis.read.connections import Holders, last_of_each, of_those
+from unified_prof.analysis.read.connections import Holders, Makers, of_those
 from unified_prof.analysis.read.frames import (
     MODULE_PREFIX,
     NO_CHAIN,
@@ -35,7 +35,6 @@ from unified_prof.analysis.read.source import Findings, Source
 from unified_prof.analysis.read.strings import Strings
 from unified_prof.arrays import nesting
 from unified_prof.arrays.codes import recoded
-from unified_prof.arrays.lookup import find
 from unified_prof.arrays.nest import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values
 from unified_prof.store.integers import MISSING
@@ -505,29 +504,22 @@ class Framework:
         return np.where(operation != NONE, self._nested.top[operation], at)
 
     @cached_property
-    def _makers(self) -> tuple[Ints, Ints]:
-        """The numbers of autograd nodes in rising order, and the range that made each."""
-        found = [np.zeros((3, 0), np.int64)]
+    def _makers(self) -> Makers:
+        """The range that made each autograd node."""
+        makers = Makers(self._sequence, self.start_ns)
         for window in self._nest.windows():
             rows = window.rows
             sequence = self._sequence[rows].astype(np.int64)
             made = (sequence >= 0) & ~self._in_backward(rows) & self._is_operation(rows)
             at = np.flatnonzero(made)
-            found.append(
-                last_of_each(np.array([sequence[at], self.start_ns[rows][at], at + window.low]))
-            )
-        sequence, _, maker = last_of_each(np.concatenate(found, axis=1))
-        return sequence, maker
+            makers.add(sequence[at], at + window.low)
+        return makers.done()
 
     def _forward_of(self, node: Ints) -> Ints:
         """Return the forward operation that made each autograd node, -1 where it is not known."""
-        numbers, makers = self._makers
-        if not len(makers):
-            return np.full(len(node), NONE, np.int64)
-        wanted = np.where(node != NONE, self._sequence[node], NONE)
-        at = find(numbers, wanted)
-        maker = makers[np.maximum(at, 0)]
-        known = (at >= 0) & (wanted >= 0)
+        maker = self._makers.of(np.where(node != NONE, self._sequence[node], NONE))
+        known = maker != NONE
+        maker = np.maximum(maker, 0)
         # A function written in C++ may run without a number of its own; whatever else peeked at
         # the node's number before it, an ATen operation does not make such nodes.
         in_cpp = self._named.in_cpp[self._name_code[node]]
@@ -538,6 +530,7 @@ class Framework:
     def _connected(self) -> tuple[PackedLookup, Packed]:
         """The connections that ranges are known to have launched, and the range of each."""
         holders = Holders(self._connection, self._type)
+        del self._connection  # nobody else asks for it
         keys, ranges = Packing(hole=MISSING), Packing(np.int32)
         # One host range has one id in CONNECTION_IDS, which may stand for several connections.
         pairs = {"id": "id", "connection": "connectionId"}
