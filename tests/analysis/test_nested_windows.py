@@ -14,6 +14,7 @@ from tests.analysis.builders import Device
 from unified_prof.analysis import held_calls
 from unified_prof.analysis.compare import runs
 from unified_prof.analysis.compare.compared import of_devices
+from unified_prof.analysis.explain.advice import case
 from unified_prof.analysis.load import open_reports
 from unified_prof.analysis.read import framework, host_calls, host_ranges
 from unified_prof.analysis.read import tasks as read_tasks
@@ -46,7 +47,7 @@ def _small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nest, framework, idle_time, held_calls):
+    for module in (read_tasks, nest, framework, idle_time, held_calls, case):
         patch.setattr(module, "WINDOW", window)
     patch.setattr(host_ranges, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)

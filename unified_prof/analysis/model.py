@@ -204,13 +204,17 @@ class Distribution:
     total_ns: int
 
     @classmethod
-    def of(cls, values_ns: NDArray[np.int64]) -> Distribution | None:
+    def of(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
         """Describe the values, or return None if there are none."""
         if not len(values_ns):
             return None
         median, p90 = np.percentile(values_ns, (50, 90), method="lower").astype(np.int64)
         return cls(
-            len(values_ns), int(median), int(p90), int(values_ns.max()), int(values_ns.sum())
+            len(values_ns),
+            int(median),
+            int(p90),
+            int(values_ns.max()),
+            int(values_ns.sum(dtype=np.int64)),
         )
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unified_prof.analysis import later
 from unified_prof.analysis.base import Analysis
@@ -71,6 +72,9 @@ else:
         "unified_prof.analysis.views",
         *("host_lanes", "idle_lanes", "over_time", "statistics", "timeline", "tracks"),
     )
+
+
+_NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
 class MsprofAnalysis(Analysis):
@@ -236,15 +240,21 @@ class MsprofAnalysis(Analysis):
         tasks, calls = self.recording.tasks, self.recording.host_calls
         if not len(tasks) or not len(calls):
             return None
-        row = calls.launching(tasks.connection)
-        linked = (row >= 0) & np.isin(tasks.kind, (KERNEL, COPY, COMMUNICATION))
-        if not linked.any():
-            return None
-        never = np.iinfo(np.int64).max
-        first = np.full(len(calls), never)
-        np.minimum.at(first, row[linked], tasks.start_ns[linked])
-        launching = first != never
-        return Distribution.of(first[launching] - calls.start_ns[launching])
+        # Four bytes a call as long as nothing waits for two seconds.
+        delay: NDArray[np.integer] = np.full(len(calls), _NEVER_SOON, np.int32)
+        for rows in tasks.windows():
+            row = calls.launching(rows.connection)
+            linked = np.flatnonzero((row >= 0) & np.isin(rows.kind, (KERNEL, COPY, COMMUNICATION)))
+            if not len(linked):
+                continue
+            row = row[linked]
+            took = rows.start_ns[linked] - calls.start_ns[row]
+            if delay.dtype == np.int32 and (
+                int(took.max()) >= _NEVER_SOON or int(took.min()) < -_NEVER_SOON
+            ):
+                delay = np.where(delay == _NEVER_SOON, _NEVER, delay)
+            np.minimum.at(delay, row, took.astype(delay.dtype))
+        return Distribution.of(delay[delay != np.iinfo(delay.dtype).max])
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
         """Return the device's work over time."""

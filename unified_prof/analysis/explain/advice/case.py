@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -19,22 +19,30 @@ from unified_prof.analysis.explain.advice.limits import (
 )
 from unified_prof.analysis.finding import Evidence, Finding, Sureness
 from unified_prof.analysis.read.source import recorded_facts
+from unified_prof.analysis.read.task_rows import FOREVER
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import (
     HOST,
     INPUT,
     LAUNCHED,
     NOT_KNOWN,
+    REASONS,
     SYNCHRONISING,
     meet,
 )
+from unified_prof.analysis.views.pieces import OfPieces
+from unified_prof.analysis.views.sweep import Stretch
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import BLOCK
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _MS = 1e6
+
+WINDOW = 2 * BLOCK
+"""Pieces of work that are looked at together."""
 
 LATENCY_NS = 10_000
 """What a launch takes to reach an idle device, where the recording has no such launch..."""
@@ -59,17 +67,34 @@ class Idle:
         """Length of each stretch."""
         return self.end_ns - self.start_ns
 
+    def at(self, rows: Flags | slice) -> Idle:
+        """Return some of it."""
+        return Idle(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+    def before(self, other: Idle) -> Idle:
+        """Return it with more behind it."""
+        if not len(self.start_ns):
+            return other
+        both = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
+        return Idle(*(np.concatenate(one) for one in both))
+
+
+_NO_TIMES, _NO_ROWS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+_NO_IDLE = Idle(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO_ROWS)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """The device's work that began in the judged steps, in order of its starts."""
 
-    row: Ints
+    row: NDArray[np.int32]
     """Which of all work (`Recording.work`) each piece is."""
     start_ns: Ints
-    end_ns: Ints
+    lasted_ns: NDArray[np.integer]
+    """Length of each piece, in as few bytes as it needs."""
     kind: NDArray[np.int8]
-    stream: Ints
+    on_stream: NDArray[np.integer]
+    """Stream of each piece, likewise."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -77,7 +102,57 @@ class Pieces:
     @property
     def length_ns(self) -> Ints:
         """Length of each piece."""
-        return self.end_ns - self.start_ns
+        return self.lasted_ns.astype(np.int64)
+
+    @property
+    def stream(self) -> Ints:
+        """Stream of each piece."""
+        return self.on_stream.astype(np.int64)
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each piece."""
+        return self.start_ns + self.lasted_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Reaching:
+    """Idle time in which launches were under way and nobody waited for anything else."""
+
+    before: Flags
+    """Which idle time lies before launches."""
+    at: Ints
+    """Which idle time it is, those of known launches only."""
+    start_ns: Ints
+    """When what ended it began."""
+    launched_ns: Ints
+
+
+class _Earlier:
+    """The last start before moments, which are asked about in rising order."""
+
+    def __init__(self, starts: Iterator[Ints]) -> None:
+        self._coming = starts
+        self._known = np.zeros(0, np.int64)
+
+    def before(self, at_ns: Ints) -> Ints:
+        """Return it for each moment, FOREVER where nothing began before."""
+        first, last = int(at_ns.min()), int(at_ns.max())
+        while not len(self._known) or self._known[-1] < last:
+            more = next(self._coming, None)
+            if more is None:
+                break
+            known = np.concatenate((self._known, more))
+            self._known = known[max(int(np.searchsorted(known, first)) - 1, 0) :]
+        place = np.searchsorted(self._known, at_ns) - 1
+        return np.where(place >= 0, np.append(self._known, FOREVER)[place], FOREVER)
+
+
+def _narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return values in four bytes each, if they fit."""
+    limits = np.iinfo(np.int32)
+    fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
+    return values.astype(np.int32) if fits else values
 
 
 class Case:
@@ -169,87 +244,178 @@ class Case:
         return found
 
     @cached_property
-    def busy(self) -> IntervalSet:
-        """When the device worked in the judged time."""
-        assert self.device is not None
-        return intervals.intersect(self.recording.devices[self.device].busy, self.window)
-
-    @cached_property
     def compute(self) -> IntervalSet:
         """When kernels ran in the judged time."""
         assert self.device is not None
         return intervals.intersect(self.recording.devices[self.device].compute, self.window)
 
     @cached_property
-    def idle_time(self) -> IntervalSet:
-        """When the device was idle in the judged time; without a device, all of it."""
-        if self.device is None:
-            return self.window
-        return intervals.subtract(self.window, self.busy)
+    def compute_ns(self) -> int:
+        """How long kernels ran in the judged time."""
+        return sum(
+            intervals.intersect(one.compute, self._judged_in(one)).total_ns
+            for one in self._stretches()
+        )
 
     @cached_property
-    def idle(self) -> Idle:
-        """Idle time by reason."""
+    def idle_ns(self) -> int:
+        """How long the device was idle in the judged time; without a device, all of it."""
+        return self.idle_in(self.window)
+
+    def idle_in(self, some: IntervalSet) -> int:
+        """Return how long the device was idle in a part of the judged time."""
+        if self.device is None:
+            return some.total_ns
+        return some.total_ns - sum(
+            intervals.intersect(one.busy, intervals.part(some, one.begin_ns, one.until_ns)).total_ns
+            for one in self._stretches()
+        )
+
+    def _stretches(self) -> Iterator[Stretch]:
         assert self.device is not None
-        found = []
+        return self.recording.devices[self.device].stretches()
+
+    def _judged_in(self, one: Stretch) -> IntervalSet:
+        return intervals.part(self.window, one.begin_ns, one.until_ns)
+
+    def idle_windows(self) -> Iterator[Idle]:
+        """Yield the idle time by reason, some of it at a time; at least once.
+
+        What one piece ended comes together.
+        """
+        assert self.device is not None
+        held = _NO_IDLE
         for segments in self.recording.idle_time.parts(self.device):
             own = IntervalSet(segments.start_ns, segments.end_ns)
             start, end, at, _ = meet(own, self.window)
             piece, sync = segments.next_piece[at], segments.sync[at]
-            found.append((start, end, segments.reason[at], piece, sync))
-        return Idle(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-
-    def at_most(self, reason: int) -> int:
-        """Return a bound of the idle time for a reason, at less cost than `idle`."""
-        assert self.device is not None
-        bound = 0
-        for segments in self.recording.idle_time.parts(self.device):
-            mine = segments.reason == reason
-            bound += int((segments.end_ns - segments.start_ns)[mine].sum())
-        return bound
+            some = held.before(Idle(start, end, segments.reason[at], piece, sync))
+            cut = len(some.piece)
+            if cut and some.piece[-1] >= 0:
+                others = np.flatnonzero(some.piece != some.piece[-1])
+                cut = int(others[-1]) + 1 if len(others) else 0
+            yield some.at(slice(0, cut))
+            held = some.at(slice(cut, None))
+        yield held
 
     @cached_property
-    def starved(self) -> Flags:
-        """Which idle time a host that launched earlier would fill.
+    def synchronised(self) -> Idle:
+        """Idle time that is due to synchronising calls."""
+        return self.idle_where(lambda one: one.reason == SYNCHRONISING)
+
+    def starved_windows(self) -> Iterator[tuple[Idle, Flags]]:
+        """Yield `idle_windows`, and which of the time a host that launched earlier would fill.
 
         That is until the launch of what comes next, and then what the launch takes to reach a
         device that has nothing else to do: a host that is ahead by one launch hides both.
         """
-        idle, recording = self.idle, self.recording
+        yield from zip(self.idle_windows(), self._starved, strict=True)
+
+    @cached_property
+    def _starved(self) -> list[Flags]:
+        """Of each of `idle_windows`, which time that is."""
+        work = self.recording.work
+        starts = (one.start_ns[self.inside(one.start_ns)] for one in work.in_time(self.number))
+        earlier, found = _Earlier(starts), []
+        for one in self.idle_windows():
+            reaching = self._reaching(one)
+            result = reaching.before.copy()
+            if len(reaching.at):
+                # The work before was running, or over, when this was launched: nothing else was
+                # queued.
+                alone = earlier.before(reaching.start_ns) <= reaching.launched_ns
+                took = reaching.start_ns - reaching.launched_ns
+                result[reaching.at[alone & (took <= LATENCIES * self._usual_latency_ns)]] = True
+            found.append(result)
+        return found
+
+    def starved_ns(self, before: Flags | None = None) -> int:
+        """Return how long that is in all, or before some pieces of all work."""
+        found = 0
+        for one, starved in self.starved_windows():
+            chosen = starved if before is None else starved & before[one.piece]
+            found += int(one.length_ns[chosen].sum())
+        return found
+
+    @cached_property
+    def _usual_latency_ns(self) -> float:
+        """What a launch takes to reach a device that waits for it."""
+        took: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
+        for one in self.idle_windows():
+            reaching = self._reaching(one)
+            dry = np.isin(one.piece[reaching.at], one.piece[reaching.before])
+            took.append(_narrow((reaching.start_ns - reaching.launched_ns)[dry]))
+        times = np.concatenate(took)
+        return min(float(np.median(times)), LONGEST_LATENCY_NS) if len(times) else LATENCY_NS
+
+    def _reaching(self, idle: Idle) -> _Reaching:
+        recording = self.recording
         before: Flags = (idle.reason == HOST) & (idle.piece >= 0)
         at = np.flatnonzero((idle.reason == LAUNCHED) & (idle.piece >= 0))
         # What somebody waited for besides is not the launch's.
         waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
         at = at[~np.isin(idle.piece[at], idle.piece[waited])]
         if not len(at) or not len(recording.host_calls):
-            return before
+            nothing = np.zeros(0, np.int64)
+            return _Reaching(before, nothing, nothing, nothing)
         piece = idle.piece[at]
         call = recording.host_calls.launching(recording.work.connection[piece])
-        start = recording.work.start_ns[piece]
-        launched = np.append(recording.host_calls.start_ns.whole(), start.min(initial=0) - 1)[call]
-        took = start - launched
-        dry = np.isin(piece, idle.piece[before]) & (call >= 0)
-        usual = min(float(np.median(took[dry])), LONGEST_LATENCY_NS) if dry.any() else LATENCY_NS
-        # The work before was running, or over, when this was launched: nothing else was queued.
-        last = np.searchsorted(self.pieces.start_ns, start, side="left") - 1
-        alone = (last >= 0) & (self.pieces.start_ns[last] <= launched)
-        result: Flags = before.copy()
-        result[at[(call >= 0) & alone & (took <= LATENCIES * usual)]] = True
-        return result
+        known = call >= 0
+        start_ns = recording.work.start_ns[piece[known]]
+        return _Reaching(before, at[known], start_ns, recording.host_calls.start_ns[call[known]])
+
+    def idle_where(self, chosen: Callable[[Idle], Flags]) -> Idle:
+        """Return some of the idle time, as it is told of windows of it."""
+        found = [one.at(chosen(one)) for one in self.idle_windows()]
+        return Idle(
+            *(np.concatenate([getattr(one, name.name) for one in found]) for name in fields(Idle))
+        )
+
+    @cached_property
+    def idle(self) -> Idle:
+        """Idle time by reason: of a long recording it is large, unlike `idle_windows`."""
+        return self.idle_where(lambda one: np.ones(len(one.reason), bool))
+
+    def at_most(self, reason: int) -> int:
+        """Return a bound of the idle time for a reason, at less cost than `idle`."""
+        return int(self._idle_ns[reason])
+
+    @cached_property
+    def _idle_ns(self) -> Ints:
+        """Idle time by reason, whether it is judged or not."""
+        assert self.device is not None
+        sums = np.zeros(len(REASONS), np.int64)
+        for segments in self.recording.idle_time.parts(self.device):
+            np.add.at(sums, segments.reason, segments.end_ns - segments.start_ns)
+        return sums
 
     @cached_property
     def pieces(self) -> Pieces:
         """The device's work."""
         work = self.recording.work
-        start = work.start_ns.whole()
-        mine = self.inside(start)
-        if self.number is not None:
-            mine &= work.device == self.number
-        row = np.flatnonzero(mine)
-        row = row[np.argsort(start[row], kind="stable")]
-        start = start[row]
-        end = start + work.duration_ns[row]
-        return Pieces(row, start, end, work.kind[row].astype(np.int8), work.stream[row])
+        found: dict[str, list[NDArray[Any]]] = {
+            "row": [np.zeros(0, np.int32)],
+            "start_ns": [np.zeros(0, np.int64)],
+            "lasted_ns": [np.zeros(0, np.int32)],
+            "kind": [np.zeros(0, np.int8)],
+            "on_stream": [np.zeros(0, np.int32)],
+        }
+        for one in work.windows():
+            mine = self.inside(one.start_ns)
+            if self.number is not None:
+                mine &= one.device == self.number
+            at = np.flatnonzero(mine)
+            found["row"].append((at + one.first).astype(np.int32))
+            found["start_ns"].append(one.start_ns[at])
+            found["lasted_ns"].append(_narrow(one.duration_ns[at]))
+            found["kind"].append(one.kind[at].astype(np.int8))
+            found["on_stream"].append(_narrow(one.stream[at]))
+        columns = {name: np.concatenate(found.pop(name)) for name in list(found)}
+        start = columns["start_ns"]
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable").astype(np.int32)
+            columns = {name: column[order] for name, column in columns.items()}
+        return Pieces(**columns)
 
     @cached_property
     def awaited(self) -> IntervalSet:
@@ -258,23 +424,54 @@ class Case:
         What runs before a gap in which the device waits for the host or for input does not count:
         the host, which knows nothing of it, comes no earlier. Before a synchronising call it does.
         """
-        idle = self.idle
-        if not len(idle.start_ns):
+        borders = self._borders()
+        if borders is None:
             return self.window
-        first = np.append(True, idle.start_ns[1:] != idle.end_ns[:-1])
-        gap = np.cumsum(first) - 1
-        count = int(gap[-1]) + 1
-        of_host = np.zeros(count, bool)
-        of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | self.starved]] = True
-        synced = np.zeros(count, bool)
-        synced[gap[idle.reason == SYNCHRONISING]] = True
-        begin = idle.start_ns[first]
-        end = idle.end_ns[np.append(np.flatnonzero(first)[1:], len(gap)) - 1]
-        border = of_host | synced
-        begin, end, slack = begin[border], end[border], ~synced[border]
+        begin, end, synced = borders
         since = np.concatenate((self.window.start_ns[:1], end[:-1])) if len(begin) else begin
-        unawaited = intervals.merge(since[slack], begin[slack])
+        unawaited = intervals.merge(since[~synced], begin[~synced])
         return intervals.subtract(self.window, unawaited)
+
+    def _borders(self) -> tuple[Ints, Ints, Flags] | None:
+        """Return the gaps that the host or a synchronising call had a part in.
+
+        That is when each begins and ends, and which are due to such a call; None: the device was
+        never idle.
+        """
+        # It goes on where the next one touches it.
+        open_gap: tuple[int, int, bool, bool] | None = None
+        found: list[tuple[Ints, Ints, Flags, Flags]] = []
+        for idle, starved in self.starved_windows():
+            if not len(idle.start_ns):
+                continue
+            first = np.append(True, idle.start_ns[1:] != idle.end_ns[:-1])
+            gap = np.cumsum(first) - 1
+            count = int(gap[-1]) + 1
+            of_host, synced = np.zeros(count, bool), np.zeros(count, bool)
+            of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | starved]] = True
+            synced[gap[idle.reason == SYNCHRONISING]] = True
+            begin = idle.start_ns[first]
+            end = idle.end_ns[np.append(np.flatnonzero(first)[1:], len(gap)) - 1]
+            if open_gap is not None:
+                begin, end = np.append(open_gap[0], begin), np.append(open_gap[1], end)
+                of_host, synced = np.append(open_gap[2], of_host), np.append(open_gap[3], synced)
+                if begin[1] == end[0]:
+                    of_host[1] |= of_host[0]
+                    synced[1] |= synced[0]
+                    begin[1] = begin[0]
+                    begin, end, of_host, synced = (one[1:] for one in (begin, end, of_host, synced))
+            found.append((begin[:-1], end[:-1], of_host[:-1], synced[:-1]))
+            open_gap = int(begin[-1]), int(end[-1]), bool(of_host[-1]), bool(synced[-1])
+        if open_gap is None:
+            return None
+        last_begin, last_end, last_of_host, last_synced = (np.array([one]) for one in open_gap)
+        found.append((last_begin, last_end, last_of_host, last_synced))
+        kept = [of_host | synced for _, _, of_host, synced in found]
+        return (
+            np.concatenate([one[0][mine] for one, mine in zip(found, kept, strict=True)]),
+            np.concatenate([one[1][mine] for one, mine in zip(found, kept, strict=True)]),
+            np.concatenate([one[3][mine] for one, mine in zip(found, kept, strict=True)]),
+        )
 
     def gain(self, chosen: Flags) -> int:
         """Return what the judged time would lose without some pieces: nothing that others hide."""
@@ -293,17 +490,40 @@ class Case:
     def _bare_ns(self) -> Ints:
         """Time of each piece in which nothing else ran and somebody waited for the device."""
         pieces = self.pieces
-        edges = np.concatenate((pieces.start_ns, pieces.end_ns))
-        change = np.repeat([1, -1], len(pieces))
-        order = np.argsort(edges, kind="stable")
-        edges, level = edges[order], np.cumsum(change[order])
-        one = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
-        alone = intervals.merge(edges[one], edges[one + 1])
-        bare = intervals.intersect(alone, self.awaited)
-        if not len(bare):
-            return np.zeros(len(pieces), np.int64)
-        until = self.covered(bare, pieces.end_ns)
-        return until - self.covered(bare, pieces.start_ns)
+        bare = intervals.intersect(self._alone, self.awaited)
+        result = np.zeros(len(pieces), np.int64)
+        if len(bare):
+            for low in range(0, len(pieces), WINDOW):
+                rows = slice(low, low + WINDOW)
+                start = pieces.start_ns[rows]
+                until = self.covered(bare, start + pieces.lasted_ns[rows])
+                result[rows] = until - self.covered(bare, start)
+        return result
+
+    @property
+    def _alone(self) -> IntervalSet:
+        """When one piece ran and no other."""
+        pieces = self.pieces
+        begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        open_start, open_end = begins[0], ends[0]
+        for low in range(0, len(pieces), WINDOW):
+            high = low + WINDOW
+            own = pieces.start_ns[low:high]
+            start = np.concatenate((open_start, own))
+            end = np.concatenate((open_end, own + pieces.lasted_ns[low:high]))
+            # What is still running goes on in the next window, which begins with its first piece.
+            until = int(pieces.start_ns[high]) if high < len(pieces) else FOREVER
+            edges = np.concatenate((start, np.minimum(end, until)))
+            order = np.argsort(edges, kind="stable")
+            edges = edges[order]
+            level = np.cumsum(np.where(order < len(start), 1, -1))
+            one = np.flatnonzero((level[:-1] == 1) & (edges[1:] > edges[:-1]))
+            begins.append(edges[one])
+            ends.append(edges[one + 1])
+            going_on = end > until
+            open_end = end[going_on]
+            open_start = np.full(len(open_end), until)
+        return intervals.merge(np.concatenate(begins), np.concatenate(ends))
 
     @staticmethod
     def covered(of: IntervalSet, at_ns: Ints) -> Ints:
@@ -318,12 +538,19 @@ class Case:
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
         """Name of each piece's kernel, as number in `Recording.work.labels`."""
-        return self.recording.work.kernel[self.pieces.row]
+        return self._of_pieces(self.recording.work.kernel)
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each piece, as number in `Recording.work.labels`."""
-        return self.recording.work.operator[self.pieces.row]
+        return self._of_pieces(self.recording.work.operator)
+
+    def _of_pieces(self, column: OfPieces) -> NDArray[np.int32]:
+        row = self.pieces.row
+        result = np.empty(len(row), np.int32)
+        for low in range(0, len(row), WINDOW):
+            result[low : low + WINDOW] = column[row[low : low + WINDOW]]
+        return result
 
     def named(self, column: NDArray[np.integer], names: Any) -> Flags:
         """Tell which pieces have a name that a pattern finds."""
@@ -335,18 +562,22 @@ class Case:
         return found
 
     @cached_property
-    def operations(self) -> tuple[list[str], Ints]:
+    def operations(self) -> tuple[list[str], NDArray[np.int32]]:
         """The innermost operation that launched each piece: distinct names, and which is whose.
 
         Its last name is empty: no operation is known.
         """
         framework = self.recording.framework
         if framework is None:
-            return [""], np.zeros(len(self.pieces), np.int64)
-        connection = self.recording.work.connection[self.pieces.row]
-        found = framework.innermost(connection)
-        names, number = framework.names(found)
-        return [*names, ""], np.where(found >= 0, number, len(names))
+            return [""], np.zeros(len(self.pieces), np.int32)
+        row, connection = self.pieces.row, self.recording.work.connection
+        names, _ = framework.names(row[:0])
+        result = np.empty(len(row), np.int32)
+        for low in range(0, len(row), WINDOW):
+            found = framework.innermost(connection[row[low : low + WINDOW]])
+            number = framework.names(found)[1]
+            result[low : low + WINDOW] = np.where(found >= 0, number, len(names))
+        return [*names, ""], result
 
     def rows(self, chosen: Ints, time_ns: Ints | None = None) -> tuple[Evidence, ...]:
         """Return the heaviest kernels among pieces as evidence, each with who launched it."""

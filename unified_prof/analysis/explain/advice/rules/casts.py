@@ -27,7 +27,7 @@ _FORMATS = re.compile(r"^(?:TransData|Cast|Transpose|TransposeD|StridedSlice\w*)
 
 
 def _share(case: Case, chosen: Flags) -> float:
-    compute = case.compute.total_ns
+    compute = case.compute_ns
     own = case.within(case.pieces.start_ns[chosen], case.pieces.end_ns[chosen]).total_ns
     return own / compute if compute else 0.0
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import KERNEL
-from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.case import Case, Flags
 from unified_prof.analysis.explain.advice.limits import ROWS, percent
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import HOST, LAUNCHED
@@ -31,17 +31,20 @@ def host_bound(case: Case) -> Iterator[Finding]:
     """Idle time before work that the host had not launched yet."""
     if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
-    idle, mine = case.idle, case.starved
-    cost = int(idle.length_ns[mine].sum())
+    cost = gaps = reaching_ns = long = long_ns = longest = 0
+    for idle, starved in case.starved_windows():
+        own = idle.at(starved)
+        length = own.length_ns
+        is_long = length >= LONG_NS
+        cost, gaps = cost + int(length.sum()), gaps + int(_firsts(own.piece).sum())
+        reaching_ns += int(length[own.reason == LAUNCHED].sum())
+        long, long_ns = long + int(is_long.sum()), long_ns + int(length[is_long].sum())
+        longest = max(longest, int(length.max(initial=0)))
     if case.share(cost) < IDLE_SHARE:
         return
-    gaps = len(np.unique(idle.piece[mine]))
-    reaching_ns = int(idle.length_ns[mine & (idle.reason == LAUNCHED)].sum())
-    long = mine & (idle.length_ns >= LONG_NS)
-    long_ns = int(idle.length_ns[long].sum())
     elsewhere = 2 * long_ns > cost
     most = (
-        f"; {percent(long_ns / cost)} of that in {int(long.sum()):,} gaps of 1 ms and more, in "
+        f"; {percent(long_ns / cost)} of that in {long:,} gaps of 1 ms and more, in "
         "which it does something else than launching"
     )
     reaching = (
@@ -64,39 +67,56 @@ def host_bound(case: Case) -> Iterator[Finding]:
             "idle_ns": cost,
             "gaps": gaps,
             "idle_share": round(case.share(cost), 4),
-            "longest_gap_ns": int(idle.length_ns[mine].max()),
-            "long_gaps": int(long.sum()),
+            "longest_gap_ns": longest,
+            "long_gaps": long,
             "long_gaps_ns": long_ns,
             "reaching_ns": reaching_ns,
         },
-        evidence=_gaps(case, np.flatnonzero(mine)),
+        evidence=_gaps(case),
     )
 
 
-def _gaps(case: Case, gaps: NDArray[np.intp]) -> Sequence[Evidence]:
+def _firsts(piece: NDArray[np.int32]) -> Flags:
+    """Tell which stretches are the first that a piece ends: those of one follow one another."""
+    found: Flags = np.append(True, piece[1:] != piece[:-1])[: len(piece)]
+    return found
+
+
+def _gaps(case: Case) -> Sequence[Evidence]:
     """Return the operations that the device waited longest for, each at its line."""
-    idle, work = case.idle, case.recording.work
-    operator = work.operator[idle.piece[gaps]]
-    total = np.bincount(operator, weights=idle.length_ns[gaps])
+    work = case.recording.work
+    operators, size = work.operator, len(work.labels.texts)
+    total, count = np.zeros(size), np.zeros(size, np.int64)
+    longest, piece, begin = (np.zeros(size, np.int64) for _ in range(3))
+    for idle, starved in case.starved_windows():
+        own = idle.at(starved)
+        if not len(own.piece):
+            continue
+        operator, length = operators[own.piece], own.length_ns
+        total += np.bincount(operator, length, minlength=size)
+        # One piece may end several stretches.
+        count += np.bincount(operator[_firsts(own.piece)], minlength=size)
+        most = longest.copy()
+        np.maximum.at(most, operator, length)
+        # From the last to the first, so that of several the first one stays.
+        better = np.flatnonzero((length == most[operator]) & (length > longest[operator]))[::-1]
+        at = operator[better]
+        longest[at], piece[at], begin[at] = length[better], own.piece[better], own.start_ns[better]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
     # What launched a kind of work is asked for once; kinds that one place launched are one row.
-    for number in np.argsort(-total, kind="stable").tolist():
-        own = gaps[operator == number]
-        if not len(own):
-            break
-        longest = int(own[int(idle.length_ns[own].argmax())])
-        name, line = work.place(int(idle.piece[longest]))
+    for number in np.argsort(-total, kind="stable")[: int((count > 0).sum())].tolist():
+        name, line = work.place(int(piece[number]))
         row = rows.setdefault(
             (name, line),
             {
                 "name": f"before {name}",
                 "count": 0,
                 "total_ns": 0,
-                "start_ns": int(idle.start_ns[longest]),
+                "start_ns": int(begin[number]),
                 **({} if line is None else {"line": line}),
             },
         )
-        row["count"] += len(np.unique(idle.piece[own]))
+        row["count"] += int(count[number])
         row["total_ns"] += int(total[number])
     return sorted(rows.values(), key=lambda row: -int(row["total_ns"]))[:ROWS]
 
@@ -105,9 +125,9 @@ def small_kernels(case: Case) -> Iterator[Finding]:
     """Kernels that take less time than their launches, in steps that wait for the host."""
     if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
-    idle, pieces, waited = case.idle, case.pieces, case.starved
-    if case.share(int(idle.length_ns[waited].sum())) < IDLE_SHARE:
+    if case.share(case.starved_ns()) < IDLE_SHARE:
         return
+    pieces = case.pieces
     kernels = np.flatnonzero(pieces.kind == KERNEL)
     calls = case.recording.host_calls
     launch = calls.launching(case.recording.work.connection[pieces.row[kernels]])
@@ -123,8 +143,9 @@ def small_kernels(case: Case) -> Iterator[Finding]:
     kernel_ns, launch_ns = int(length.sum()), int(launching.sum())
     if kernel_ns >= SMALL_NS * len(kernels) or launch_ns <= kernel_ns:
         return
-    next_to = waited & np.isin(idle.piece, pieces.row[kernels])
-    cost = min(int(idle.length_ns[next_to].sum()), launch_ns - kernel_ns)
+    own = np.zeros(len(case.recording.work), bool)
+    own[pieces.row[kernels]] = True
+    cost = min(case.starved_ns(own), launch_ns - kernel_ns)
     mean_us = kernel_ns / len(kernels) / 1e3
     each = launch_ns / len(kernels) / 1e3
     yield case.finding(

@@ -33,10 +33,9 @@ def input_wait(case: Case) -> Iterator[Finding]:
     else:
         if case.share(case.at_most(INPUT)) < LEAST_SHARE:
             return
-        idle = case.idle
         # Behind the last work nobody waits for a batch: that is the end of an epoch.
-        mine = (idle.reason == INPUT) & (idle.piece >= 0)
-        waits = intervals.merge(idle.start_ns[mine], idle.end_ns[mine])
+        idle = case.idle_where(lambda one: (one.reason == INPUT) & (one.piece >= 0))
+        waits = intervals.merge(idle.start_ns, idle.end_ns)
     cost = waits.total_ns
     if not cost:
         return

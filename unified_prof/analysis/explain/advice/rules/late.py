@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice.case import Case, Ints
+from unified_prof.analysis.explain.advice.case import Case, Idle
 from unified_prof.analysis.explain.advice.limits import ROWS, duration, percent, times
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import LAUNCHED
@@ -25,23 +25,23 @@ def late_work(case: Case) -> Iterator[Finding]:
     """Gaps of a millisecond and more between a launch and the beginning of what it launched."""
     if case.share(case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
-    idle = case.idle
-    mine = np.flatnonzero(
-        (idle.reason == LAUNCHED) & (idle.length_ns >= LATE_NS) & (idle.piece >= 0)
+    idle = case.idle_where(
+        lambda one: (one.reason == LAUNCHED) & (one.length_ns >= LATE_NS) & (one.piece >= 0)
     )
-    lost = int(idle.length_ns[mine].sum())
+    lost = int(idle.length_ns.sum())
     if case.share(lost) < IDLE_SHARE:
         return
-    longest = int(mine[idle.length_ns[mine].argmax()])
-    again = _again(case, mine)
+    longest = int(idle.length_ns.argmax())
+    again = _again(case, idle)
+    gaps = len(idle.start_ns)
     yield case.finding(
         LATE_WORK,
         # Once is no loop: what a step would gain by it, nobody can tell then.
         0 if again else lost,
         f"the device idles {percent(case.share(lost))} of the time although work was launched for "
-        f"it ({times(len(mine))}, {'for' if len(mine) == 1 else 'up to'} "
+        f"it ({times(gaps)}, {'for' if gaps == 1 else 'up to'} "
         f"{duration(int(idle.length_ns[longest]))}"
-        f"{_meanwhile(case, longest)}), and nothing that was recorded explains it{again}",
+        f"{_meanwhile(case, idle, longest)}), and nothing that was recorded explains it{again}",
         advice="see whether it comes back in a longer recording, with profiler.step() after each "
         "iteration: work from before the recording, kernels that are loaded when they are first "
         "used, graphs that are uploaded and the profiler itself do this once; work that was not "
@@ -49,29 +49,29 @@ def late_work(case: Case) -> Iterator[Finding]:
         sure="possible",
         figures={
             "idle_ns": lost,
-            "gaps": len(mine),
+            "gaps": gaps,
             "idle_share": round(case.share(lost), 4),
             "longest_gap_ns": int(idle.length_ns[longest]),
         },
-        evidence=_rows(case, mine),
+        evidence=_rows(case, idle),
     )
 
 
-def _again(case: Case, mine: Ints) -> str:
+def _again(case: Case, idle: Idle) -> str:
     """Say why nobody can tell whether it comes back; empty: it does, in several steps."""
     if not case.steps:
         return "; no step is known: whether it comes back is not told"
     begins = case.windows.start_ns
-    step = np.searchsorted(begins, case.idle.start_ns[mine], side="right")
+    step = np.searchsorted(begins, idle.start_ns, side="right")
     if len(np.unique(step)) > 1:
         return ""
     of = f"one of {len(case.steps)} steps only" if len(case.steps) > 1 else "the only step"
     return f"; it is in {of}: whether it comes back is not told"
 
 
-def _meanwhile(case: Case, gap: int) -> str:
+def _meanwhile(case: Case, idle: Idle, gap: int) -> str:
     """Say which call the launching thread is in for most of a gap."""
-    idle, calls, recording = case.idle, case.recording.host_calls, case.recording
+    calls, recording = case.recording.host_calls, case.recording
     if not len(calls):
         return ""
     launch = calls.launching(recording.work.connection[idle.piece[gap : gap + 1]])
@@ -95,11 +95,11 @@ def _meanwhile(case: Case, gap: int) -> str:
     return f"{said} of {names[int(number[0])]}" + (f" at {line}" if line else "")
 
 
-def _rows(case: Case, mine: Ints) -> list[Evidence]:
+def _rows(case: Case, idle: Idle) -> list[Evidence]:
     """Return the longest gaps, each with the call that had launched what ended it."""
-    idle, work, calls = case.idle, case.recording.work, case.recording.host_calls
+    work, calls = case.recording.work, case.recording.host_calls
     rows: list[Evidence] = []
-    for at in mine[np.argsort(-idle.length_ns[mine], kind="stable")][:ROWS].tolist():
+    for at in np.argsort(-idle.length_ns, kind="stable")[:ROWS].tolist():
         piece = int(idle.piece[at])
         name, line = work.place(piece)
         call = (

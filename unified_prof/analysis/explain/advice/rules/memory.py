@@ -11,7 +11,6 @@ from unified_prof.analysis.explain.advice.case import Case, Ints
 from unified_prof.analysis.explain.advice.limits import ROWS, percent, times
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.counters import MAX_BYTES, TORCH
-from unified_prof.arrays import intervals
 from unified_prof.arrays.codes import codes
 
 MEMORY_PRESSURE = "memory_pressure"
@@ -178,7 +177,7 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
     if not begins or not case.steps:
         return
     retries = case.within(np.array(begins, np.int64), np.array(ends, np.int64))
-    cost = intervals.intersect(retries, case.idle_time).total_ns
+    cost = case.idle_in(retries)
     yield case.finding(
         ALLOCATION_RETRIES,
         cost,

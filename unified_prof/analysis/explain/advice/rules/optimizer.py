@@ -40,9 +40,9 @@ def unfused_optimizer(case: Case) -> Iterator[Finding]:
     together = mine & (case.named(case.kernel, _TOGETHER) | case.named(case.operator, _TOGETHER))
     if together.sum() >= TOGETHER * count:
         return
-    idle = case.idle
-    waits = case.starved & np.isin(idle.piece, pieces.row[mine])
-    cost = int(idle.length_ns[waits].sum())
+    own = np.zeros(len(work), bool)
+    own[pieces.row[mine]] = True
+    cost = case.starved_ns(own)
     busy = case.within(pieces.start_ns[mine], pieces.end_ns[mine]).total_ns
     share = case.share(busy + cost)
     if share < OPTIMIZER_SHARE or case.share(cost) < WARN_SHARE:

@@ -18,7 +18,6 @@ from unified_prof.analysis.explain.advice.limits import (
 )
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.read.possible import possible
-from unified_prof.arrays import intervals
 
 GARBAGE_COLLECTION = "garbage_collection"
 ALLOCATION_STALLS = "allocation_stalls"
@@ -51,7 +50,7 @@ def garbage_collection(case: Case) -> Iterator[Finding]:
     pauses = case.within(start, start + length)
     if case.share(pauses.total_ns) < LEAST_SHARE:
         return
-    cost = intervals.intersect(pauses, case.idle_time).total_ns
+    cost = case.idle_in(pauses)
     if not len(pauses) or case.share(cost) < LEAST_SHARE:
         return
     longest = int((pauses.end_ns - pauses.start_ns).max())
@@ -111,7 +110,7 @@ def _stalls(
     stalls = case.within(start, end)
     if case.share(stalls.total_ns) < share:
         return
-    cost = intervals.intersect(stalls, case.idle_time).total_ns
+    cost = case.idle_in(stalls)
     # Without steps nobody knows what is warm-up: what the program begins with is.
     if not case.steps or stalls.total_ns < least_ns or not cost or case.share(cost) < share:
         return

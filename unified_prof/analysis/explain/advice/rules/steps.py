@@ -11,8 +11,8 @@ from unified_prof.analysis.explain.advice.case import Case, Flags, Ints
 from unified_prof.analysis.explain.advice.lacking import FEW_STEPS
 from unified_prof.analysis.explain.advice.limits import duration, percent
 from unified_prof.analysis.finding import Finding
-from unified_prof.analysis.views.idle import IN_WORDS, REASONS
-from unified_prof.arrays import intervals
+from unified_prof.analysis.views.idle import IN_WORDS, REASONS, meet
+from unified_prof.arrays.intervals import IntervalSet
 
 SLOW_STEPS = "slow_steps"
 STEPS_GROW = "steps_grow"
@@ -102,23 +102,28 @@ def _grown(case: Case, begin: Ints, end: Ints, worst: int, usual: float) -> tupl
     """Return which part of a step grew most against the median, and by how much."""
     if case.device is None:
         return "time on the host", float(end[worst] - begin[worst]) - usual
-    device = case.recording.devices[case.device]
-    parts = {
-        "computation": device.compute,
-        "communication": device.communication,
-        "copies": device.copies,
+    steps = IntervalSet(begin, end)
+    each = {
+        name: np.zeros(len(begin), np.int64)
+        for name in (
+            *("computation", "communication", "copies"),
+            *(f"idle time {IN_WORDS[reason]}" for reason in REASONS),
+        )
     }
-    segments = case.recording.idle_time.of(case.device)
-    for number, reason in enumerate(REASONS):
-        own = segments.reason == number
-        idle = intervals.merge(segments.start_ns[own], segments.end_ns[own])
-        parts[f"idle time {IN_WORDS[reason]}"] = idle
-    grown = {}
-    for name, part in parts.items():
-        each = [
-            intervals.clip(part, low, high).total_ns
-            for low, high in zip(begin.tolist(), end.tolist(), strict=True)
-        ]
-        grown[name] = each[worst] - float(np.median(each))
+    for stretch in case.recording.devices[case.device].stretches():
+        for name, part in (
+            ("computation", stretch.compute),
+            ("communication", stretch.communication),
+            ("copies", stretch.copies),
+        ):
+            start, stop, _, step = meet(part, steps)
+            np.add.at(each[name], step, stop - start)
+    for segments in case.recording.idle_time.parts(case.device):
+        idle = IntervalSet(segments.start_ns, segments.end_ns)
+        start, stop, which, step = meet(idle, steps)
+        for number, reason in enumerate(REASONS):
+            own = segments.reason[which] == number
+            np.add.at(each[f"idle time {IN_WORDS[reason]}"], step[own], (stop - start)[own])
+    grown = {name: float(times[worst] - np.median(times)) for name, times in each.items()}
     most = max(grown, key=lambda name: grown[name])
     return most, grown[most]

@@ -27,7 +27,7 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     """Idle time from the return of a synchronising call to the next work."""
     if not case.at_most(SYNCHRONISING):
         return
-    idle = case.idle
+    idle = case.synchronised
     mine = np.flatnonzero((idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0))
     mine = mine[~_ends_a_step(case, mine)]
     if not len(mine):
@@ -37,7 +37,7 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     share = case.share(cost)
     if share < WARN_SHARE:
         return
-    of_idle = cost / max(case.idle_time.total_ns, 1)
+    of_idle = cost / max(case.idle_ns, 1)
     strong = share > STRONG_SHARE or of_idle > STRONG_OF_IDLE
     rows = _calls(case, idle.sync[mine], lost)
     first_row = rows[0]
@@ -64,7 +64,7 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
 
 def _lost(case: Case, mine: Ints) -> tuple[Ints, Ints]:
     """Return the first stretch of each gap of some, and its time from the call's return on."""
-    idle, host = case.idle, case.recording.idle_time.host
+    idle, host = case.synchronised, case.recording.idle_time.host
     begins = case.recording.work.start_ns[idle.piece[mine]]
     returned = np.maximum(host.sync.end_ns[idle.sync[mine]], idle.start_ns[mine])
     lost = np.maximum(begins - returned, 0)
@@ -78,7 +78,7 @@ def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
 
     Nothing is launched in the step behind it, or nothing was before it.
     """
-    idle, steps = case.idle, case.recording.steps
+    idle, steps = case.synchronised, case.recording.steps
     result = np.zeros(len(mine), bool)
     if not steps:
         return result
@@ -134,7 +134,7 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
     share = followed / int(launching.sum())
     if share <= BLOCKING_SHARE:
         return
-    idle = case.idle
+    idle = case.synchronised
     known = (idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0)
     mine, lost = _lost(case, np.flatnonzero(known))
     cost = int(lost.sum())
