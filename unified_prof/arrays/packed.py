@@ -287,13 +287,15 @@ def _packed(values: Ints, hole: int) -> _Block:
         base = least - 1
     for width in _WIDTHS:
         if most - base <= np.iinfo(width).max:
-            if not has_holes and (steps := in_steps(values, np.dtype(width).itemsize)) is not None:
+            steps = None if has_holes else in_steps(values, most - base, np.dtype(width).itemsize)
+            if steps is not None:
                 return _Block(base, steps, has_holes, least, most)
             above = values - base
             if has_holes:
                 above[values == hole] = 0
             return _Block(base, above.astype(width), has_holes, least, most)
-    if not has_holes and (steps := in_steps(values, values.itemsize)) is not None:
+    steps = None if has_holes else in_steps(values, most - base, values.itemsize)
+    if steps is not None:
         return _Block(base, steps, has_holes, least, most)
     return _Block(0, values.copy(), False, hole if has_holes else least, most)
 

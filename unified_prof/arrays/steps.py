@@ -53,23 +53,30 @@ class Steps:
             else:
                 result[:] = begin
             return
-        steps = np.empty(high, np.int64)
+        whole = low == 0 and result.dtype == np.int64
+        steps = result if whole else np.empty(high, np.int64)
         steps[0] = self.first
         if self.above is None:
             steps[1:] = self.least
         else:
-            np.add(
-                self.above[: high - 1], self.least, out=steps[1:], dtype=np.int64, casting="unsafe"
-            )
+            above = self.above[: high - 1]
+            np.add(above, self.least, out=steps[1:], dtype=np.int64, casting="unsafe")
         near = int(np.searchsorted(self.far, high - 1))
         steps[1:][self.far[:near]] = self.far_steps[:near]
         np.cumsum(steps, out=steps)
-        result[:] = steps[low:]
+        if not whole:
+            result[:] = steps[low:]
 
 
-def in_steps(values: Ints, below: int) -> Steps | None:
-    """Return values by their steps, None where these do not take fewer than so many bytes each."""
-    if len(values) < _FAR or int(values.max()) - int(values.min()) > _WIDEST:
+def in_steps(values: Ints, span: int, below: int) -> Steps | None:
+    """Return values by their steps, None where these do not take fewer than so many bytes each.
+
+    Args:
+        values: what is to be held.
+        span: how far they lie apart.
+        below: bytes that each takes in another way.
+    """
+    if len(values) < _FAR or span > _WIDEST:
         return None
     step = np.diff(values)
     some = np.sort(step[::_ASKED])
@@ -83,10 +90,11 @@ def in_steps(values: Ints, below: int) -> Steps | None:
             continue
         # What was not looked at lies around what was.
         low = least - (limit - (most - least)) // 2
-        far = np.flatnonzero((step < low) | (step > low + limit))
+        # Steps below that are beyond all limits as numbers without a sign.
+        beyond = (step - low).view(np.uint64)
+        far = np.flatnonzero(beyond > limit)
         if len(far) * _FAR > len(step):
             continue
-        far_steps = step[far]
-        above = None if width is None else (step - low).astype(width)
-        return Steps(int(values[0]), low, above, far.astype(np.int32), far_steps)
+        above = None if width is None else beyond.astype(width)
+        return Steps(int(values[0]), low, above, far.astype(np.int32), step[far])
     return None
