@@ -69,8 +69,7 @@ def test_a_difference_is_of_two_commands_of_one_round(script: Any, tmp_path: Pat
 def test_a_checkout_is_gone_though_a_signal_ends_the_process(tmp_path: Path) -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("needs the repository")
-    worktrees = ["git", "-C", str(ROOT), "worktree", "list"]
-    before = subprocess.run(worktrees, capture_output=True, check=True).stdout
+    before = worktrees()
     waits = (
         "import sys, time\n"
         f"sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
@@ -89,7 +88,18 @@ def test_a_checkout_is_gone_though_a_signal_ends_the_process(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
     assert process.returncode == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
-    assert subprocess.run(worktrees, capture_output=True, check=True).stdout == before
+    assert worktrees() == before
+
+
+def worktrees() -> list[str]:
+    """Return where the worktrees of the repository are."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "worktree", "list", "--porcelain"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line for line in listed.stdout.splitlines() if line.startswith("worktree ")]
 
 
 def ends(process: int) -> bool:
