@@ -147,14 +147,20 @@ def _capture(path: Path) -> Iterator[Report]:
 
 
 @contextmanager
-def open_analyses(path: str | os.PathLike[str]) -> Iterator[list[Analysis]]:
+def open_analyses(
+    path: str | os.PathLike[str], *, capture: str | os.PathLike[str] | None = None
+) -> Iterator[list[Analysis]]:
     """Yield the analyses of a report file or of all reports in a folder, none of them missing.
+
+    Args:
+        path: the file or folder.
+        capture: as of `open_reports`.
 
     Raises:
         StoreError: as of `open_reports`; also where a report of the folder is missing.
         UsageError: a question is asked that the report cannot answer.
     """
-    with open_reports(path) as opened:
+    with open_reports(path, capture=capture) as opened:
         if missing := opened.coverage.sentence:
             raise StoreError(f"{path}: {missing}", slug="ranks-missing")
         yield opened.analyses

@@ -84,6 +84,23 @@ def diff(
         typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
     ] = None,
     workload: WorkloadOption = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--with",
+            metavar="CAPTURE",
+            help="The report in which CUDA graphs were captured that both runs replay: their "
+            "kernels count for the operations recorded there.",
+        ),
+    ] = None,
+    base_capture: Annotated[
+        Path | None,
+        typer.Option("--base-with", metavar="CAPTURE", help="The same, of the base run alone."),
+    ] = None,
+    new_capture: Annotated[
+        Path | None,
+        typer.Option("--new-with", metavar="CAPTURE", help="The same, of the new run alone."),
+    ] = None,
     by: Annotated[ByOption, typer.Option(help="Sum the changes up by this.")] = ByOption.OPERATION,
     top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
     everything: Annotated[
@@ -129,13 +146,30 @@ def diff(
         )
     width, color = (None, False) if file else printing.terminal()
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)
-    reading = _Reading(convert=convert, quiet=quiet or shape is not FormatOption.TEXT, output=file)
+    if capture is not None and (base_capture or new_capture):
+        raise UsageError(
+            "--with is of both runs",
+            hint="--base-with and --new-with for one each",
+            slug="contradicting-options",
+        )
+    reading = _Reading(
+        convert=convert,
+        quiet=quiet or shape is not FormatOption.TEXT,
+        output=file,
+        captures=(base_capture or capture, new_capture or capture),
+    )
     warnings: Sequence[str]
     if workload:
         if shape not in (FormatOption.TEXT, FormatOption.JSON, FormatOption.MARKDOWN):
             raise UsageError(
                 f"--format {shape.value} is of one comparison, not of several workloads",
                 hint="text, json or markdown; or compare each workload by itself",
+                slug="contradicting-options",
+            )
+        if capture or base_capture or new_capture:
+            raise UsageError(
+                "--with is of two recordings, not of several workloads",
+                hint="compare each workload by itself",
                 slug="contradicting-options",
             )
         if base or new or more_base or more_new:
@@ -185,6 +219,19 @@ class _Reading:
     convert: bool
     quiet: bool
     output: Path | None
+    captures: tuple[Path | None, Path | None]
+    """Where the graphs were captured that each side replays."""
+
+    def read_captures(self) -> tuple[Path | None, Path | None]:
+        """Return what to read in place of the captures."""
+        first, second = (None if one is None else self._capture(one) for one in self.captures)
+        return first, second
+
+    def _capture(self, path: Path) -> Path:
+        made = converting.reports_of(
+            path, convert=self.convert, quiet=self.quiet, several=False, output=self.output
+        )
+        return made.path
 
     def side(self, paths: Sequence[Path]) -> Side:
         return converting.side_of(paths, convert=self.convert, quiet=self.quiet, output=self.output)
@@ -244,9 +291,12 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
             after.reports,
             (before.label, after.label),
             None if how.noise is None else told_noise(how.noise),
+            reading.read_captures(),
         )
     if of_devices is not None:
         return _devices(of_devices, how)
+    if any(reading.captures):
+        raise compared.without_replays()
     return _samples(before, after, how)
 
 

@@ -16,12 +16,19 @@ from unified_prof.analysis.compare.diff import Difference
 from unified_prof.analysis.compare.grouped import By
 from unified_prof.analysis.load import open_analyses
 from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.errors import UsageError
 
 Report: TypeAlias = str | os.PathLike[str]
+Captures: TypeAlias = tuple[Report | None, Report | None]
+"""Where the graphs were captured that each side replays; None: it is not known."""
 
 
 def diff(
-    base: Report | Sequence[Report], new: Report | Sequence[Report], *, by: By = "operation"
+    base: Report | Sequence[Report],
+    new: Report | Sequence[Report],
+    *,
+    by: By = "operation",
+    captures: Report | Captures | None = None,
 ) -> Difference | DeviceDifference:
     """Compare two runs: reports, or folders of them; several of one run give more samples.
 
@@ -30,6 +37,8 @@ def diff(
         new: The run after, or on the other device.
         by: What the changes of tracked workloads are summed up by; recordings of devices are
             always summed up in every way.
+        captures: The report in which the graphs were captured that both sides replay, or one for
+            each side: their kernels count for the operations recorded there.
 
     Returns:
         A `DeviceDifference` where both are recordings of device work (msprof databases), else a
@@ -40,9 +49,12 @@ def diff(
         UsageError: the two cannot be compared.
     """
     sides = _paths(base), _paths(new)
-    found = of_devices(*sides)
+    given = captures if isinstance(captures, tuple) else (captures, captures)
+    found = of_devices(*sides, captures=given)
     if found is not None:
         return found
+    if any(one is not None for one in given):
+        raise without_replays()
     return by_sample.diff(*(runs.load(side) for side in sides), by=by)
 
 
@@ -51,6 +63,7 @@ def of_devices(
     new: Sequence[Report],
     labels: tuple[str, str] | None = None,
     noise: Noise | None = None,
+    captures: Captures = (None, None),
 ) -> DeviceDifference | None:
     """Compare recordings of devices; None: not both sides are recordings with device work.
 
@@ -59,12 +72,14 @@ def of_devices(
         new: Those of the run after.
         labels: What to call the sides, if not by their paths.
         noise: How much runs of such a workload differ on this machine, where it is known.
+        captures: Where the graphs were captured that each side replays.
 
     Raises:
         StoreError: a file is no report or cannot be read.
+        UsageError: a capture is none, or is given for several recordings.
     """
     named = labels or (_label(base), _label(new))
-    with _opened(base) as before, _opened(new) as after:
+    with _opened(base, captures[0]) as before, _opened(new, captures[1]) as after:
         if not before or not after:
             return None
         found = by_device.diff(before, after, labels=named, noise=noise)
@@ -72,12 +87,32 @@ def of_devices(
 
 
 @contextmanager
-def _opened(paths: Sequence[Report]) -> Iterator[list[MsprofAnalysis] | None]:
+def _opened(
+    paths: Sequence[Report], capture: Report | None
+) -> Iterator[list[MsprofAnalysis] | None]:
     """Yield the recordings of one side, None where it has reports of another kind."""
+    if capture is not None and len(paths) > 1:
+        raise UsageError(
+            f"{_label(paths)} are {len(paths)} reports: a capture belongs to one timeline",
+            hint="name the report of one process",
+            slug="not-a-capture",
+        )
     with ExitStack() as stack:
-        analyses = [one for path in paths for one in stack.enter_context(open_analyses(path))]
+        analyses = [
+            one
+            for path in paths
+            for one in stack.enter_context(open_analyses(path, capture=capture))
+        ]
         recordings = [one for one in analyses if isinstance(one, MsprofAnalysis)]
         yield recordings if len(recordings) == len(analyses) else None
+
+
+def without_replays() -> UsageError:
+    """Return the error of a capture that is given for what replays none."""
+    return UsageError(
+        "a capture of graphs is of two recordings of device work, which these reports are not",
+        slug="not-a-capture",
+    )
 
 
 def _paths(side: Report | Sequence[Report]) -> Sequence[Report]:

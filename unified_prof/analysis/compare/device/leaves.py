@@ -13,10 +13,11 @@ from unified_prof.analysis.calls import COMMUNICATION, COPY, UNKNOWN, Labels
 from unified_prof.analysis.collective_kinds import canonical as kind_of_collective
 from unified_prof.analysis.compare.device import names
 from unified_prof.analysis.explain.classes import CLASSES, classes_of
-from unified_prof.analysis.read.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS
+from unified_prof.analysis.read.framework import NONE, NOT_ATTRIBUTED, OTHER_PASS, Framework
 from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.pieces import Pieces
-from unified_prof.arrays.packed import Packing
+from unified_prof.analysis.views.replayed import Captured
+from unified_prof.arrays.packed import Packed, Packing
 
 Ints = NDArray[np.int64]
 
@@ -91,8 +92,12 @@ class _Reader:
         self._collectives = _collectives(recording, labels)
         framework = recording.framework
         self._launches = None if framework is None else recording.work.launches
+        self._ranges = 0 if framework is None else len(framework)
+        """How many ranges there are here; those of a capture come after them."""
         self._of_range, self._texts = self._calls()
-        size = 0 if framework is None else len(framework)
+        self._replays = _replays(recording.work.captured)
+        """Of work of a capture the call in one replay, by number."""
+        size = self._ranges + int(self._replays.max(initial=NONE)) + 1
         self._counted = np.zeros(size, np.uint16)
         """The classes that each call was counted for, one bit each."""
 
@@ -107,19 +112,14 @@ class _Reader:
     def leaves(self, pieces: Pieces, rows: NDArray[np.intp]) -> Leaves:
         """Sum some pieces up."""
         kind = pieces.kind[rows].astype(np.int64)
-        call = np.full(len(rows), NONE, np.int64)
-        in_optimizer = np.zeros(len(rows), np.int64)
-        if self._launches is not None:
-            at = pieces.first + rows
-            call = self._launches[0][at]
-            in_optimizer = (self._launches[1][at] == OTHER_PASS).astype(np.int64)
+        ranges, calls, in_optimizer = self._origin(pieces.first + rows)
         if pieces.tasks is None:
             operator, shape, kernel = (one[rows] for one in self._collectives)
         else:
             kernel, operator = (self._in_labels(one) for one in (pieces.kernel, pieces.operator))
             kernel, operator = kernel[rows], operator[rows]
             shape = self._shapes.of(pieces.tasks.info[rows])
-        of_call = self._of_range[call]
+        of_call = self._of_range[ranges]
         # All pieces that differ in nothing are one row; its class is told once.
         number, first = distinct(of_call, kernel, operator, kind, in_optimizer, shape)
         columns = {name: values[of_call[first]] for name, values in self._texts.items()}
@@ -135,10 +135,29 @@ class _Reader:
         size = len(first)
         return Leaves(
             columns,
-            self._count(call, number, columns["class"], size),
+            self._count(calls, number, columns["class"], size),
             np.bincount(number, minlength=size).astype(np.int64),
             _exact_sum(number, pieces.duration_ns[rows], size),
         )
+
+    def _origin(self, at: NDArray[np.intp]) -> tuple[Ints, Ints, Ints]:
+        """Return the range that pieces of work are of, the call, and whether of an optimizer.
+
+        A range of a capture is as many calls as there are replays of it.
+        """
+        ranges = np.full(len(at), NONE, np.int64)
+        in_optimizer = np.zeros(len(at), np.int64)
+        if self._launches is not None:
+            ranges = self._launches[0][at].astype(np.int64)
+            in_optimizer = (self._launches[1][at] == OTHER_PASS).astype(np.int64)
+        calls = ranges
+        captured = self._recording.work.captured
+        if captured is not None:
+            replayed = captured.call[at] != NONE
+            ranges = np.where(replayed, self._ranges + captured.call[at], ranges)
+            calls = np.where(replayed, self._ranges + self._replays[at], calls)
+            in_optimizer = np.where(replayed, captured.passes[at] == OTHER_PASS, in_optimizer)
+        return ranges, calls, in_optimizer.astype(np.int64)
 
     def _in_labels(self, theirs: NDArray[np.integer]) -> Ints:
         """Return numbers of the work's own labels as numbers of ours."""
@@ -156,17 +175,42 @@ class _Reader:
         """
         wanted = ("operation", "called", "module", "line", "shape", "dtype")
         nothing = {name: np.full(1, UNKNOWN, np.int64) for name in wanted}
-        framework, labels = self._recording.framework, self._labels
-        if framework is None or self._launches is None:
+        used = self._used()
+        if not used:
             return np.zeros(1, np.int32), nothing
-        used = np.zeros(len(framework) + 1, bool)
-        used[self._launches[0]] = True  # NONE is the last
-        calls = np.flatnonzero(used[:-1])
+        parts = [self._told(framework, calls) for framework, calls, _ in used]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        kind, first = distinct(*columns)
+        size = max(before + len(framework) for framework, _, before in used)
+        of_range = np.full(size + 1, len(first), np.int32)
+        of_range[np.concatenate([before + calls for _, calls, before in used])] = kind
+        return of_range, {
+            name: np.append(column[first], UNKNOWN)
+            for name, column in zip(wanted, columns, strict=True)
+        }
+
+    def _used(self) -> list[tuple[Framework, Ints, int]]:
+        """Return the ranges that work belongs to, of the recording and of the capture.
+
+        The last figure is how many ranges come before them.
+        """
+        framework, captured = self._recording.framework, self._recording.work.captured
+        found: list[tuple[Framework, Ints, int]] = []
+        if framework is not None and self._launches is not None:
+            found.append((framework, _distinct_calls(framework, self._launches[0]), 0))
+        if captured is not None:
+            calls = _distinct_calls(captured.framework, captured.call)
+            found.append((captured.framework, calls, self._ranges))
+        return found
+
+    def _told(self, framework: Framework, calls: Ints) -> list[Ints]:
+        """Return what identifies ranges, as columns of numbers in the labels."""
+        labels = self._labels
         texts, of_name = framework.names(calls)
         modules, of_module = framework.modules(calls)
         stacks, of_stack = framework.stacks(calls)
         inputs, of_input = framework.inputs(calls)
-        columns = [
+        return [
             labels.numbers(told)[which].astype(np.int64)
             for told, which in (
                 ([names.canonical(text) for text in texts], of_name),
@@ -177,13 +221,6 @@ class _Reader:
                 ([names.dtype_of_inputs(one) for one in inputs], of_input),
             )
         ]
-        kind, first = distinct(*columns)
-        of_range = np.full(len(framework) + 1, len(first), np.int32)
-        of_range[calls] = kind
-        return of_range, {
-            name: np.append(column[first], UNKNOWN)
-            for name, column in zip(wanted, columns, strict=True)
-        }
 
     def _count(self, call: Ints, number: Ints, classes: Ints, size: int) -> Ints:
         """Count each call once for every class of work that it launches; work of no call is one."""
@@ -202,6 +239,24 @@ class _Reader:
             np.bitwise_or.at(self._counted, ranges, bits)
             counted += np.bincount(number[inside[first[fresh]]], minlength=size)
         return counted.astype(np.int64)
+
+
+def _distinct_calls(framework: Framework, calls: Packed | Ints) -> Ints:
+    """Return the ranges that occur, NONE left out."""
+    used = np.zeros(len(framework) + 1, bool)
+    used[calls] = True  # NONE is the last
+    return np.flatnonzero(used[:-1])
+
+
+def _replays(captured: Captured | None) -> Ints:
+    """Return of each piece of replayed work which call of which replay it is, NONE of others."""
+    if captured is None:
+        return np.zeros(0, np.int64)
+    own = np.flatnonzero(captured.call != NONE)
+    pairs = captured.replay[own] * len(captured.framework) + captured.call[own]
+    result = np.full(len(captured.call), NONE, np.int64)
+    result[own] = np.unique(pairs, return_inverse=True)[1]
+    return result
 
 
 class _ShapesOfKernels:

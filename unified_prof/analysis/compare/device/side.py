@@ -138,15 +138,17 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
             [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
         ),
         peak_bytes=tuple(part.peak_bytes for part in parts if part.peak_bytes is not None),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *(f"{label}: {one}" for part in parts for one in part.remarks)),
     )
 
 
 def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
-    """Tell, without reading them, whether a recording of a side has framework operations."""
+    """Tell, without reading them, whether a recording of a side, or its capture, has operations."""
+    recordings = [analysis.recording for analysis in analyses]
+    recordings += [one.captured_in for one in recordings if one.captured_in is not None]
     return any(
         "PYTORCH_API" in source.tables and source.rows("SELECT 1 FROM PYTORCH_API LIMIT 1")
-        for source in (analysis.recording.source for analysis in analyses)
+        for source in (recording.source for recording in recordings)
     )
 
 
@@ -173,11 +175,12 @@ class _Part:
     limits: Device | None
     outside_ns: int
     peak_bytes: int | None
+    remarks: Sequence[str]
 
 
 def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
     # One of its own, which goes when it is summed up: of ranks there may be many.
-    recording = Recording(analysis.recording.source)
+    recording = Recording(analysis.recording.source, analysis.recording.captured_in)
     windows, idle = _times(recording)
     leaves, outside = leaves_of(recording, labels, naming)
     return _Part(
@@ -190,6 +193,11 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
         limits=_limits(recording),
         outside_ns=outside,
         peak_bytes=counters.peak_memory(recording.source, recording.strings),
+        remarks=[
+            f"{one.detail} ({one.count} times)"
+            for one in recording.findings.anomalies()
+            if one.name.startswith("replay_")
+        ],
     )
 
 

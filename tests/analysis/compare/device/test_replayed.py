@@ -1,0 +1,105 @@
+"""Replayed graphs on the sides of a comparison count for the operations of their captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import unified_prof
+from tests.analysis.builders import Device, run_time_report
+from tests.analysis.explain.test_replayed import ADD, MM, capture, replay
+from tests.cli.test_report import refused, uprof
+from unified_prof.analysis.compare.device.difference import DeviceDifference
+from unified_prof.errors import UsageError
+
+Kernels = list[tuple[int, int | None]]
+BEFORE: Kernels = [(30, None), (5, None), (40, None)]
+AFTER: Kernels = [(60, None), (5, None), (40, None)]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return replay(tmp_path / "base.db", BEFORE, BEFORE)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return replay(tmp_path / "new.db", AFTER, AFTER)
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Path:
+    return capture(tmp_path / "capture.db", [MM, ADD, MM])
+
+
+def lines(found: object) -> dict[str, list[tuple[int, int]]]:
+    """Return calls and time of each operation on either side."""
+    assert isinstance(found, DeviceDifference)
+    return {
+        one.name: [(side.calls, side.total_ns) for side in (one.base, one.new) if side is not None]
+        for one in found.operations
+    }
+
+
+def test_replayed_work_is_the_captured_operations_on_both_sides(
+    base: Path, new: Path, captured: Path
+) -> None:
+    found = lines(unified_prof.diff(base, new, captures=captured))
+    assert found == {
+        "mm": [(4, 140), (4, 200)],
+        "add": [(2, 10), (2, 10)],
+        "relu": [(1, 7), (1, 7)],
+    }
+
+
+def test_without_captures_it_stands_for_itself(base: Path, new: Path) -> None:
+    assert "mm" not in lines(unified_prof.diff(base, new))
+
+
+def test_a_side_that_ran_eagerly_is_compared_with_one_that_replays(
+    new: Path, captured: Path, tmp_path: Path
+) -> None:
+    eager = tmp_path / "eager.db"
+    with Device(eager) as device:
+        for number, (name, lasted) in enumerate((("mm", 30), ("add", 5), ("mm", 40), ("relu", 7))):
+            at = 1000 * (number + 1)
+            device.call(at, at + 90, f"aten::{name}", launches=number + 1)
+            device.runtime(at + 10, at + 20, "cudaLaunchKernel", number + 1)
+            device.task(
+                at + 50, at + 50 + lasted, connection=number + 1, kernel=(f"k{number}", "K")
+            )
+    found = lines(unified_prof.diff(eager, new, captures=(None, captured)))
+    assert found == {
+        "mm": [(2, 70), (4, 200)],
+        "add": [(1, 5), (2, 10)],
+        "relu": [(1, 7), (1, 7)],
+    }
+
+
+def test_what_is_not_attributed_is_said_of_its_side(base: Path, new: Path, tmp_path: Path) -> None:
+    other = capture(tmp_path / "other.db", [MM, ADD])
+    found = unified_prof.diff(base, new, captures=(None, other))
+    assert isinstance(found, DeviceDifference)
+    assert any("new.db" in one and "3 launches" in one for one in found.warnings), found.warnings
+
+
+def test_lines_follow_on_the_command_line(base: Path, new: Path, captured: Path) -> None:
+    both = uprof("diff", base, new, "--with", captured, "--by", "line").stdout
+    assert "net.py:9" in both
+    each = ("--base-with", captured, "--new-with", captured)
+    assert uprof("diff", base, new, *each, "--by", "line").stdout == both
+    assert "net.py:9" not in uprof("diff", base, new, "--by", "line").stdout
+
+
+def test_wrong_captures_are_refused(base: Path, new: Path, captured: Path, tmp_path: Path) -> None:
+    refused(uprof("diff", base, new, "--with", captured, "--new-with", captured), 2, "--base-with")
+    refused(uprof("diff", base, new, "--with", new), 2, "cannot be its own capture")
+    refused(
+        uprof("diff", base, new, "--base", new, "--with", captured), 2, "belongs to one timeline"
+    )
+    tracked = run_time_report(tmp_path / "run_time.sqlite")
+    refused(uprof("diff", tracked, tracked, "--with", captured), 2, "no timeline")
+    refused(uprof("diff", "--workload", f"a={base}:{new}", "--with", captured), 2, "each workload")
+    with pytest.raises(UsageError, match="no operations"):
+        unified_prof.diff(base, new, captures=run_time_report(tmp_path / "r.sqlite"))
