@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,38 @@ def test_a_cell_is_measured_shown_and_left_in_a_variable(shell: Shell) -> None:
     assert facts["target"] == "notebook"
     assert "_uprof_block" not in shell.variables
     assert shell.variables["last"] >= 0, "variables of the cell are the notebook's"
+
+
+def command_of(profile: Any) -> list[str]:
+    facts = dict(unified_prof.figures(profile.directory)[0].summary.facts)
+    found: list[str] = json.loads(facts["command"])
+    return found
+
+
+def test_reports_say_which_cell_was_run_and_nothing_of_the_kernel(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shell.value("import torch\nx = torch.ones(3)\ndef run(x, api_key=''): return x.exp()")
+    shell.value("%%uprof -q --scope project --include 'my lib'\nx.exp()")
+    assert command_of(shell.variables["prof"]) == [
+        *("In [2]", "%%uprof", "-q", "--scope", "project", "--include", "my lib"),
+    ]
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/somebody/work/train.ipynb")
+    shell.value('%uprof -q --scope project run(x, api_key="s3cret s3cret")')
+    assert command_of(shell.variables["prof"]) == [
+        *("train.ipynb", "In [3]", "%uprof", "-q", "--scope", "project"),
+        'run(x, api_key="***")',
+    ]
+    shell.value(
+        "import unified_prof\n"
+        f"with unified_prof.profile({str(tmp_path / 'out')!r}, scope='project') as own:\n"
+        "    y = x.exp()"
+    )
+    assert command_of(shell.variables["own"]) == ["train.ipynb", "In [4]"]
+    monkeypatch.delenv("JPY_SESSION_NAME")
+    shell.variables["__vsc_ipynb_file__"] = "C:\\\\work\\\\edited.ipynb"
+    shell.value("%%uprof -q --scope project\nx.exp()")
+    assert command_of(shell.variables["prof"])[:2] == ["edited.ipynb", "In [5]"]
 
 
 def test_lines_of_the_measured_cell_count_from_its_first(shell: Shell) -> None:

@@ -51,6 +51,13 @@ def test_secrets_of_the_command_and_its_options_are_masked(
     assert kept["preset"] == "full"
 
 
+def test_what_a_program_says_was_run_stands_for_its_command_line(spec: RunSpec) -> None:
+    found = facts(replace(spec, command=("a.ipynb", "In [3]", "--hub-token", "s3cret-1")))
+    assert json.loads(found["command"] or "") == ["a.ipynb", "In [3]", "--hub-token", "***"]
+    assert "command" not in json.loads(found["options"] or "")
+    assert "command" not in json.loads(facts(spec)["options"] or "")
+
+
 def test_names_that_are_not_utf_8_can_be_stored(spec: RunSpec, tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     found = facts(replace(spec, target=f"{name}.py", project_root=tmp_path / name))

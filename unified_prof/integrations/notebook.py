@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from unified_prof.errors import CaptureError, UprofError, UsageError
 from unified_prof.pipeline import live
+from unified_prof.pipeline.cell import notebook_name, running_cell
 from unified_prof.pipeline.live import Profile
 from unified_prof.runs.spec import ITERATIONS, MEMORY, MODULE, PROJECT, RUN_TIME, WARMUP
 
@@ -139,8 +140,9 @@ class Block:
     through with its own traceback.
     """
 
-    def __init__(self, options: str) -> None:
+    def __init__(self, options: str, statement: str | None = None) -> None:
         self._text = options
+        self._statement = statement
         self.value: object = None
         """Of the body's last line, where that is an expression."""
         self._running: AbstractContextManager[Profile] | None = None
@@ -170,10 +172,17 @@ class Block:
             iterations=options.iterations,
             scope=options.scope,
             include=tuple(options.include),
+            command=self._command(),
             force=True,
         )
         profile = running.__enter__()
         self._running, self._profile = running, profile
+
+    def _command(self) -> list[str]:
+        """Return notebook, cell and magic: the line that a person wrote, not the kernel's."""
+        magic = "%%uprof" if self._statement is None else "%uprof"
+        places = filter(None, (notebook_name(), running_cell()))
+        return [*places, magic, *shlex.split(self._text), *filter(None, (self._statement,))]
 
     def __exit__(
         self,
@@ -228,7 +237,7 @@ def _magic_of(shell: Any) -> Any:
                     "nothing to measure", hint="%uprof [options] statement", slug="nothing-to-run"
                 )
             )
-        with Block(options) as block:
+        with Block(options, statement) as block:
             try:
                 code = compile(statement, "<uprof>", "eval")
             except SyntaxError:

@@ -12,6 +12,7 @@ from typing import Any
 from unified_prof import signals
 from unified_prof.errors import CaptureError, UsageError
 from unified_prof.pipeline import outputs
+from unified_prof.pipeline.cell import notebook_name, running_cell
 from unified_prof.pipeline.ranks import rank_here
 from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.pipeline.run_summary import RunSummary, summarize
@@ -75,6 +76,7 @@ def profile(
     project_root: str | Path | None = None,
     scope: str = MODULE,
     include: Sequence[str] = (),
+    command: Sequence[str] | None = None,
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Profile]:
@@ -94,6 +96,8 @@ def profile(
             have a frame in the project.
         include: Packages, such as `mylibrary.models`, whose frames are kept below yours; the
             model code of transformers, diffusers, timm and torchvision always is.
+        command: What the reports say was run, as words, secrets masked; by default the command
+            line of the program, in a notebook its name and the cell.
         force: Whether reports of an earlier run may be overwritten.
         progress: Told in a few words what is going on.
 
@@ -109,6 +113,8 @@ def profile(
             f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}", slug="unknown-report"
         )
     target, arguments = _program()
+    if command is None:
+        command = _cell() if target == NOTEBOOK else sys.argv
     directory = Path(output) if output else outputs.default_directory(target, False, rank_here())
     spec = RunSpec(
         target=target,
@@ -121,6 +127,7 @@ def profile(
         iterations=iterations,
         scope=scope,
         include=tuple(include),
+        command=tuple(command),
         progress=progress,
     )
     with measuring(spec, device, force=force) as result:
@@ -170,11 +177,18 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
 
 
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+NOTEBOOK = "notebook"
+"""The target of what runs in a kernel, whose own command line says nothing of it."""
 
 
 def _program() -> tuple[str, tuple[str, ...]]:
     """Return what runs, and its arguments: those of a kernel are not the user's."""
     target = sys.argv[0] if sys.argv else ""
     if not target or Path(target).name in _KERNELS:
-        return "notebook", ()
+        return NOTEBOOK, ()
     return target, tuple(sys.argv[1:])
+
+
+def _cell() -> tuple[str, ...]:
+    """Return the notebook and the cell that runs, as far as they are known."""
+    return (notebook_name() or NOTEBOOK, *filter(None, (running_cell(),)))

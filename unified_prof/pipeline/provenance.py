@@ -17,7 +17,7 @@ from unified_prof.redaction import redact, redact_arguments
 from unified_prof.runs.records import TrackedRun
 from unified_prof.version import VERSION
 
-_FACTS = ("target", "is_module", "arguments", "output_dir", "project_root", "options")
+_FACTS = ("target", "is_module", "arguments", "output_dir", "project_root", "options", "command")
 """Fields of a specification that are no entries of the fact `options`."""
 
 
@@ -34,7 +34,7 @@ def of_run(
     facts: dict[str, str | None] = {
         "uprof": VERSION,
         "target": f"-m {spec.target}" if spec.is_module else spec.target,
-        "command": json.dumps(redact_arguments(sys.argv)),
+        "command": json.dumps(redact_arguments(spec.command or sys.argv)),
         "working_directory": str(Path.cwd()),
         "project_root": str(spec.project_root),
         "options": json.dumps(

@@ -89,7 +89,7 @@ def _workload(path: str, facts: dict[str, str]) -> str:
         command = None
     if isinstance(command, list):
         for word in command:
-            if isinstance(word, str) and word.endswith(".py"):
+            if isinstance(word, str) and word.endswith((".py", ".ipynb")):
                 return PurePath(word).name
     names = [PurePath(one.replace("\\", "/")).name for one in path.split(", ")]
     return facts.get("trace") or ", ".join(names)

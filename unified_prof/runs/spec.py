@@ -95,6 +95,8 @@ class RunSpec:
     """End the script once the asked iterations are measured."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Options only one backend knows, checked by that backend before anything starts."""
+    command: tuple[str, ...] | None = None
+    """What reports say was run, in words; None: the command line of this process."""
 
     progress: Callable[[str], None] = lambda _: None
     """Told in a few words what is going on; never called from a measured region."""
