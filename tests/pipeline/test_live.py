@@ -12,7 +12,7 @@ import pytest
 import unified_prof
 from tests.conftest import ROOT
 from tests.records import tracked_run
-from unified_prof.errors import CaptureError, OutputError, UsageError
+from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError, UsageError
 from unified_prof.runs.records import TrackedRun
 from unified_prof.runs.spec import RunSpec
 from unified_prof.tracking import live
@@ -120,6 +120,17 @@ def test_a_real_block_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_step_outside_of_a_profile_does_nothing() -> None:
     assert unified_prof.step() is None  # type: ignore[func-returns-value]
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    spec = RunSpec(
+        target="train.py", reports=("run-time",), output_dir=Path("out"), project_root=Path()
+    )
+    with pytest.raises(DeviceUnavailableError, match="PyTorch is not installed") as caught:
+        live.LiveTracking("cpu", spec)
+    assert caught.value.hint == "pip install 'unified-prof[torch]'"
 
 
 FORKS = """

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from unified_prof.errors import UsageError
+from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.tracking.program.instruments import Instrument
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ class LiveTracking:
     def __init__(
         self, device: str | None, spec: RunSpec, instruments: Sequence[Instrument] = ()
     ) -> None:
+        if find_spec("torch") is None:
+            raise DeviceUnavailableError(
+                "PyTorch is not installed", hint="pip install 'unified-prof[torch]'"
+            )
         from unified_prof.tracking.program.loop import TrackedLoop
         from unified_prof.tracking.program.session import Session
         from unified_prof.tracking.torch_objects import accelerator_kind
