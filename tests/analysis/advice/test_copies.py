@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
 
 MB = 1_000_000
@@ -13,9 +15,9 @@ MB = 1_000_000
 class Copying(Plant):
     """A recording of a GPU with copies."""
 
-    def copy(self, start: int, end: int, size: int, name: str) -> None:
-        """Add a copy from the host."""
-        task = self.task(start, end, "MEMCPY_ASYNC", copy=size, stream=8)
+    def copy(self, start: int, end: int, size: int, name: str, *, connection: int = -1) -> None:
+        """Add a copy from the host; `connection` is what `api` returned for its call."""
+        task = self.task(start, end, "MEMCPY_ASYNC", copy=size, stream=8, connection=connection)
         row: dict[str, Any] = {"globalTaskId": [task], "name": self.text(name)}
         row |= {"operation": self.text("aten::copy_"), "gridDim": 0, "blockDim": 0}
         self.writer.write("UPROF_GPU_TASKS", row)
@@ -70,6 +72,22 @@ def test_pageable_copies_are_slower_than_pinned_ones(tmp_path: Path) -> None:
     assert cost_ns(said) == 2 * MS
     assert said.sure == "possible"
     assert said.figures["gb_per_s"] == 10.0
+
+
+@pytest.mark.parametrize(("call", "told"), [(4 * MS, True), (5 * US, False)])
+def test_a_host_that_stands_in_the_copys_call_gains_by_a_shorter_copy(
+    tmp_path: Path, call: int, told: bool
+) -> None:
+    """Of memory that is not pinned also a copy that nobody waits for holds the host."""
+    with Copying(tmp_path / "run.db") as plant:
+        for step in range(5):
+            begin = step * 10 * MS
+            plant.step(step, begin, begin + 10 * MS)
+            connection = plant.api(begin, begin + call, "cudaMemcpyAsync")
+            name = "Memcpy HtoD (Pageable -> Device)"
+            plant.copy(begin, begin + 4 * MS, 40 * MB, name, connection=connection)
+            plant.kernel(begin + 4_050 * US, begin + 10 * MS, launched=begin + 4_040 * US)
+    assert ("pageable_copies" in found(tmp_path / "run.db")) == told
 
 
 def test_pinned_copies_of_the_run_itself_are_the_measure(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.analysis.calls import COPY
 from unified_prof.analysis.explain.advice.limits import (
     PAUSE_SHARE,
     ROWS,
@@ -422,7 +423,8 @@ class Case:
         """When somebody waited for the device: shorter work then means a shorter step.
 
         What runs before a gap in which the device waits for the host or for input does not count:
-        the host, which knows nothing of it, comes no earlier. Before a synchronising call it does.
+        the host, which knows nothing of it, comes no earlier. Before a synchronising call it does,
+        and while it stands in the call that launched what runs, as of memory that is not pinned.
         """
         borders = self._borders()
         if borders is None:
@@ -430,7 +432,21 @@ class Case:
         begin, end, synced = borders
         since = np.concatenate((self.window.start_ns[:1], end[:-1])) if len(begin) else begin
         unawaited = intervals.merge(since[~synced], begin[~synced])
-        return intervals.subtract(self.window, unawaited)
+        return intervals.subtract(self.window, intervals.subtract(unawaited, self._blocking))
+
+    @cached_property
+    def _blocking(self) -> IntervalSet:
+        """When copies ran of which the host stood in the launching call for most of their time."""
+        calls, pieces = self.recording.host_calls, self.pieces
+        copies = np.flatnonzero(pieces.kind == COPY)
+        if not len(calls) or not len(copies):
+            return intervals.EMPTY
+        call = calls.launching(self.recording.work.connection[pieces.row[copies]])
+        copies, call = copies[call >= 0], call[call >= 0]
+        start, end = pieces.start_ns[copies], pieces.end_ns[copies]
+        inside = np.minimum(calls.end_ns[call], end) - np.maximum(calls.start_ns[call], start)
+        blocks = 2 * inside >= end - start
+        return intervals.merge(start[blocks], end[blocks])
 
     def _borders(self) -> tuple[Ints, Ints, Flags] | None:
         """Return the gaps that the host or a synchronising call had a part in.
