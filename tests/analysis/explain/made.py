@@ -178,10 +178,14 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
     return ran
 
 
-def write(ran: Ran, path: Path, *, syncs: bool = True, host: bool = True) -> Path:
+def write(
+    ran: Ran, path: Path, *, syncs: bool = True, host: bool = True, model: str | None = None
+) -> Path:
     """Write what happened as a recording; without `syncs` nobody recorded who waited for what."""
     with Device(path) as device:
         t0 = device.T0
+        if model is not None:
+            device.writer.write("NPU_INFO", {"id": [0], "name": model})
         for start, end, name in ran.operations if host else ():
             device.call(start, end, name, thread=HOST)
         for number, (start, end) in enumerate(ran.steps):

@@ -45,7 +45,7 @@ def headline(found: DeviceDifference) -> list[tuple[str, str]]:
                 said = (
                     f"{words.size(comparison.base_median)} -> {words.size(comparison.new_median)}"
                 )
-            lines.append((metric if is_size else "host step", said))
+            lines.append((metric if is_size else "median step", said))
     return lines
 
 

@@ -141,7 +141,7 @@ def diff(
         same_devices=same,
         warnings=tuple(doubts_of(tables, same=same, by_framework=naming.by_framework)),
         left_out=tuple(_left_out(before, after)),
-        totals=_totals(before, after, Between.of("host", noise)),
+        totals=_totals(before, after, Between.of("device", noise)),
         identical=before.same_figures(after),
         tables=tables,
     )
@@ -157,7 +157,7 @@ def _left_out(base: Side, new: Side) -> list[str]:
 
 
 def _totals(base: Side, new: Side, between: Between) -> dict[str, Comparison]:
-    """Compare steps, on the host's clock, and peak memory."""
+    """Compare how long steps took, and peak memory."""
     found = {}
     for metric, before, after in (
         (TOTAL, base.step_ns, new.step_ns),

@@ -72,7 +72,7 @@ class Side:
     outside_ns: int
     """Work that belongs to no step; it is not compared."""
     step_ns: Sample
-    """How long each step took on the host, recording by recording."""
+    """How long each step took, until its device was done with it, recording by recording."""
     facts: Mapping[str, str]
     """Provenance of the first recording."""
     peak_bytes: tuple[int, ...]
@@ -186,7 +186,7 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
     return _Part(
         devices=_devices(recording),
         facts=dict(provenance.facts(recording.source)),
-        step_ns=[end - start for _, start, end in recording.steps],
+        step_ns=recording.step_lengths_ns,
         window_ns=sum(window.window_ns for window in windows),
         parts_ns=_parts(windows, idle),
         leaves=leaves,
