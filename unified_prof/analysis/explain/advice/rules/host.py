@@ -23,6 +23,8 @@ SMALL_NS = 10_000
 """Launching takes a host 5 to 10 µs: kernels that are shorter on average cannot keep it ahead."""
 LONG_NS = 1_000_000
 """No launch takes so long: in a gap like this the host does something else."""
+TOLD_SHARE = 0.05
+"""Of that idle time: so much of it on the way from launch to device is said."""
 MANY_LAUNCHES = 100
 """Of a step: fewer launches are no matter of their number."""
 
@@ -56,7 +58,7 @@ def host_bound(case: Case) -> Iterator[Finding]:
         cost,
         f"the device is idle {percent(case.share(cost))} of the time because the host has not "
         f"launched its next work yet ({gaps:,} gaps){most if elsewhere else ''}"
-        f"{reaching if 2 * reaching_ns > cost else ''}",
+        f"{reaching if reaching_ns >= TOLD_SHARE * cost else ''}",
         advice="see what the program does before these operations: Python's own work, collecting "
         "garbage, metrics, logging, checkpoints; do it less often, or beside the steps"
         if elsewhere
