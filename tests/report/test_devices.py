@@ -108,7 +108,9 @@ def test_the_host_alone_is_not_compared_with_a_device(tmp_path: Path) -> None:
 
 def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Path) -> None:
     """Of steps until the device is done with them: the host of both is done in 50 µs."""
-    programs = ([*[made.Launch("gemm", ns)] * 5, made.Step()] * 6 for ns in (200_000, 1_000_000))
+    programs: list[list[made.Action]] = [
+        [*[made.Launch("gemm", ns)] * 5, made.Step()] * 6 for ns in (200_000, 1_000_000)
+    ]
     base, new = (
         made.write(made.run(one), tmp_path / f"{number}.db", model="NVIDIA H100")
         for number, one in enumerate(programs)
