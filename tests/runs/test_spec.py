@@ -28,6 +28,7 @@ SPEC = RunSpec(
     include=("mylibrary.models",),
     batch_size=64,
     stop_after=True,
+    command=("train.ipynb", "In [3]"),
     options={"preset": "full", "pid": 12, "msprof_arg": ["--a=b"]},
 )
 

@@ -70,7 +70,9 @@ class LiveTracking:
     ) -> None:
         if find_spec("torch") is None:
             raise DeviceUnavailableError(
-                "PyTorch is not installed", hint="pip install 'unified-prof[torch]'"
+                "PyTorch is not installed",
+                hint="pip install 'unified-prof[torch]'",
+                slug="backend-unavailable",
             )
         from unified_prof.tracking.program.loop import TrackedLoop
         from unified_prof.tracking.program.session import Session
