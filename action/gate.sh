@@ -22,7 +22,8 @@ fi
 # What a job left that was killed may be a folder without its entry, or an entry without its folder.
 git worktree remove --force "$base" 2>/dev/null || rm -rf "$base"
 git worktree add -q -f --detach "$base" "$UPROF_BASE_REF"
-trap 'git worktree remove --force "$base" || true' EXIT
+here=$PWD
+trap 'git -C "$here" worktree remove --force "$base" || true' EXIT
 
 if [ ! -d "$base/$prefix" ]; then
   echo "uprof gate: the base has no folder $prefix: there is nothing to compare with" >&2
@@ -53,10 +54,14 @@ for metric in ${UPROF_METRICS:-total}; do metrics+=(--metric "$metric"); done
 set +f
 rm -rf "$reports" "$work"/verdict.* "$work/comment.md"
 code=0
+# Named from the work folder, the sides are "base" and "head" to the reader, not paths of a runner.
+ln -sfn "$here" "$work/head"
+said="Base $(git -C "$base" rev-parse --short HEAD), head $(git rev-parse --short HEAD)."
+cd "$work"
 # The verdict as Markdown is what the gate adds to the summary of a job, beside its report for machines.
-GITHUB_STEP_SUMMARY=$work/verdict.md uprof gate "$base/$prefix" "$PWD" \
+GITHUB_STEP_SUMMARY=$work/verdict.md uprof gate "base${prefix:+/${prefix%/}}" head \
   --until-sure "${UPROF_COMMAND:?what uprof run takes, of several workloads a line each}" \
-  ${pythons[@]+"${pythons[@]}"} --rounds "${UPROF_ROUNDS:-10}" --keep "$reports" --max-regress "${UPROF_MAX_REGRESS:-5%}" \
+  ${pythons[@]+"${pythons[@]}"} --rounds "${UPROF_ROUNDS:-10}" --keep reports --max-regress "${UPROF_MAX_REGRESS:-5%}" \
   "${metrics[@]}" --format junit -o "$work/verdict.xml" --force || code=$?
 
 case $code in
@@ -81,11 +86,13 @@ what_changed() {
   echo "<!-- uprof gate${UPROF_NAME:+ $UPROF_NAME} -->"
   [ -z "${UPROF_NAME:-}" ] || printf '**%s**\n\n' "$UPROF_NAME"
   cat "$work/verdict.md"
+  printf '%s\n' "$said"
   if [ "$outcome" != pass ]; then
-    for folder in "$reports" "$reports"/*/; do
+    for folder in reports reports/*/; do
+      folder=${folder%/}
       [ -d "$folder/base-1" ] || continue
       workload=$(basename "$folder")
-      [ "$folder" != "$reports" ] || workload=
+      [ "$folder" != reports ] || workload=
       printf '\n<details><summary>What changed%s</summary>\n\n' "${workload:+ in $workload}"
       what_changed "$folder"
       printf '\n</details>\n'
