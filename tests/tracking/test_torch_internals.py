@@ -53,6 +53,7 @@ REPLACED = {
     "compiled_module_call", "compiler_stance", "saved_hooks_enter", "saved_hooks_disable",
     "profiler_prepare", "scaler_step", "register_parameter", "module_state",
     "module_call", "tensor_backward", "optimizer_zero_grad", "module_zero_grad",
+    "region_enter", "region_exit",
 }  # fmt: skip
 
 

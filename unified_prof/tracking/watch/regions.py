@@ -101,7 +101,10 @@ class RegionWatch:
         replace(self._patches, "region_exit", self._wrap_exit)
         # What torch.cuda.nvtx calls, as a compiler has the functions of that in its graphs.
         nvtx = self._internals.find("nvtx")
-        if not hasattr(nvtx, "rangeStartA"):  # a torch without CUDA, which refuses all calls
+        if not hasattr(nvtx, "rangeStartA"):
+            # A torch without CUDA has the calls of before, to refuse them.
+            if nvtx is not None and not hasattr(nvtx, "rangePushA"):
+                self._internals.note("nvtx", AttributeError("it has no rangePushA"))
             return
         with self._fenced():
             self._patches.replace(nvtx, "rangePushA", self._wrap_push(nvtx.rangePushA))
