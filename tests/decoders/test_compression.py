@@ -111,6 +111,7 @@ def test_cut_at_any_place_nothing_crashes_and_what_was_read_is_kept(
         assert len(sink.tables["PYTORCH_API"]) > 2000
 
 
+@pytest.mark.quick(cases=2)
 @pytest.mark.parametrize(("pack", "suffix"), PACKERS)
 def test_flipped_bits_are_refused_or_leave_something_odd(
     pack: Pack, suffix: str, content: bytes, tmp_path: Path

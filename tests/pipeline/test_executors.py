@@ -118,6 +118,7 @@ def test_what_cannot_be_pickled_is_told_at_once_and_what_cannot_come_back_by_its
     assert crew.submit(double, 1).result() == 2
 
 
+@pytest.mark.slow
 def test_a_lost_task_is_tried_again(tmp_path: Path, crew: Crew) -> None:
     tasks = [tmp_path / str(number) for number in range(4)]
     for task in tasks[1:]:
@@ -291,6 +292,7 @@ def test_a_fault_in_the_function_is_raised_when_all_others_are_done(crew: Crew) 
         next(results)
 
 
+@pytest.mark.slow
 def test_how_a_process_ended_is_told_in_words() -> None:
     assert processes._how_ended(3) == "ended with exit code 3"
     assert processes._how_ended(-signal.SIGTERM) == "was ended by SIGTERM"

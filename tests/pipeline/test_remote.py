@@ -69,6 +69,7 @@ def below(path: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_recordings_of_a_folder_elsewhere_and_their_copies(bucket: str) -> None:
     recordings = {recording.name: recording for recording in found(f"{bucket}/in")}
     assert set(recordings) == {"PROF_1", "h_ascend_pt", "rank1.json.gz"}

@@ -68,6 +68,7 @@ def test_no_locale_decides_how_a_file_is_read_or_written() -> None:
     assert open_to_doubt == []
 
 
+@pytest.mark.slow
 def test_modules_that_only_posix_has_are_not_imported_where_a_module_is() -> None:
     found = []
     for path in nodes("unified_prof"):

@@ -95,6 +95,7 @@ def programs(folder: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
+@pytest.mark.slow
 def test_what_two_checkouts_install_hides_nothing_of_each_other(tmp_path: Path) -> None:
     """`pip install -e .` in both: each is measured with its own package, and sees all the rest."""
     pythons = {}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 from unified_prof.models import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_the_frozen_schemas_are_what_the_migrations_make() -> None:
     frozen = runpy.run_path(str(ROOT / "scripts" / "freeze_schemas.py"))["frozen"]
     for revision in catalogue.REVISIONS["msprof"]:
