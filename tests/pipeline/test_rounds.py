@@ -258,3 +258,11 @@ def test_a_workload_is_measured_in_its_own_folder_and_its_failure_is_told(tmp_pa
     assert (tmp_path / "out" / "run_time.sqlite").exists()
     with pytest.raises(CaptureError, match="could not convert string to float"):
         rounds.measure([*command, "x"], tmp_path, tmp_path / "bad")
+
+
+def test_an_interpreter_that_runs_nothing_is_told(tmp_path: Path) -> None:
+    fine = tmp_path / "python"
+    fine.write_text("#!/bin/sh\nexit 0\n")
+    fine.chmod(0o755)
+    with pytest.raises(CaptureError, match=r"left no report: is .*/python a Python that has uprof"):
+        rounds.measure(["train.py"], tmp_path, tmp_path / "new-1", python=str(fine))

@@ -192,7 +192,7 @@ def measure(
     """Run the workload in a process of its own, in `folder`; its reports go to `target`.
 
     Raises:
-        CaptureError: it failed, with the end of what it printed.
+        CaptureError: it failed, with the end of what it printed, or left no report.
     """
     full = [python, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
     # Into a file: a pipe would be waited for as long as anything that it left behind has it open.
@@ -219,6 +219,12 @@ def measure(
         raise CaptureError(
             f"`uprof run {' '.join(command)}` in {folder} ended with exit code {code}"
             + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
+            slug="round-failed",
+        )
+    if not target.exists():
+        raise CaptureError(
+            f"`uprof run {' '.join(command)}` in {folder} left no report: is {python} a Python"
+            " that has uprof?",
             slug="round-failed",
         )
 

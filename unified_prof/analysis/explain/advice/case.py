@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.analysis.calls import COPY
+from unified_prof.analysis.explain.advice.idle_rows import NO_IDLE, Idle, joined
 from unified_prof.analysis.explain.advice.limits import (
     PAUSE_SHARE,
     ROWS,
@@ -18,6 +19,7 @@ from unified_prof.analysis.explain.advice.limits import (
     WARMING_UP,
     duration,
 )
+from unified_prof.analysis.explain.advice.starved import starved
 from unified_prof.analysis.finding import Evidence, Finding, Sureness
 from unified_prof.analysis.read.source import recorded_facts
 from unified_prof.analysis.read.task_rows import FOREVER
@@ -25,7 +27,6 @@ from unified_prof.analysis.recording import Recording
 from unified_prof.analysis.views.idle import (
     HOST,
     INPUT,
-    LAUNCHED,
     NOT_KNOWN,
     REASONS,
     SYNCHRONISING,
@@ -35,6 +36,7 @@ from unified_prof.analysis.views.pieces import OfPieces
 from unified_prof.analysis.views.sweep import Stretch
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.narrow import narrow
 from unified_prof.arrays.packed import BLOCK
 
 Ints = NDArray[np.int64]
@@ -44,44 +46,6 @@ _MS = 1e6
 
 WINDOW = 2 * BLOCK
 """Pieces of work that are looked at together."""
-
-LATENCY_NS = 10_000
-"""What a launch takes to reach an idle device, where the recording has no such launch..."""
-LONGEST_LATENCY_NS = 100_000
-"""...and the most that counts as that; of both, launches that take up to so many still do."""
-LATENCIES = 2.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Idle:
-    """Idle time of the device within the judged steps, by reason; as of `views.idle.Segments`."""
-
-    start_ns: Ints
-    end_ns: Ints
-    reason: NDArray[np.int8]
-    piece: NDArray[np.int32]
-    """The piece of all work that ended the gap, -1 where none came."""
-    sync: NDArray[np.int32]
-
-    @property
-    def length_ns(self) -> Ints:
-        """Length of each stretch."""
-        return self.end_ns - self.start_ns
-
-    def at(self, rows: Flags | slice) -> Idle:
-        """Return some of it."""
-        return Idle(*(getattr(self, one.name)[rows] for one in fields(self)))
-
-    def before(self, other: Idle) -> Idle:
-        """Return it with more behind it."""
-        if not len(self.start_ns):
-            return other
-        both = ((getattr(self, one.name), getattr(other, one.name)) for one in fields(self))
-        return Idle(*(np.concatenate(one) for one in both))
-
-
-_NO_TIMES, _NO_ROWS = np.zeros(0, np.int64), np.zeros(0, np.int32)
-_NO_IDLE = Idle(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO_ROWS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,46 +78,6 @@ class Pieces:
     def end_ns(self) -> Ints:
         """End of each piece."""
         return self.start_ns + self.lasted_ns
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reaching:
-    """Idle time in which launches were under way and nobody waited for anything else."""
-
-    before: Flags
-    """Which idle time lies before launches."""
-    at: Ints
-    """Which idle time it is, those of known launches only."""
-    start_ns: Ints
-    """When what ended it began."""
-    launched_ns: Ints
-
-
-class _Earlier:
-    """The last start before moments, which are asked about in rising order."""
-
-    def __init__(self, starts: Iterator[Ints]) -> None:
-        self._coming = starts
-        self._known = np.zeros(0, np.int64)
-
-    def before(self, at_ns: Ints) -> Ints:
-        """Return it for each moment, FOREVER where nothing began before."""
-        first, last = int(at_ns.min()), int(at_ns.max())
-        while not len(self._known) or self._known[-1] < last:
-            more = next(self._coming, None)
-            if more is None:
-                break
-            known = np.concatenate((self._known, more))
-            self._known = known[max(int(np.searchsorted(known, first)) - 1, 0) :]
-        place = np.searchsorted(self._known, at_ns) - 1
-        return np.where(place >= 0, np.append(self._known, FOREVER)[place], FOREVER)
-
-
-def _narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return values in four bytes each, if they fit."""
-    limits = np.iinfo(np.int32)
-    fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
-    return values.astype(np.int32) if fits else values
 
 
 class Case:
@@ -285,12 +209,12 @@ class Case:
         What one piece ended comes together.
         """
         assert self.device is not None
-        held = _NO_IDLE
+        held = NO_IDLE
         for segments in self.recording.idle_time.parts(self.device):
             own = IntervalSet(segments.start_ns, segments.end_ns)
             start, end, at, _ = meet(own, self.window)
             piece, sync = segments.next_piece[at], segments.sync[at]
-            some = held.before(Idle(start, end, segments.reason[at], piece, sync))
+            some = joined([held, Idle(start, end, segments.reason[at], piece, sync)])
             cut = len(some.piece)
             if cut and some.piece[-1] >= 0:
                 others = np.flatnonzero(some.piece != some.piece[-1])
@@ -315,62 +239,23 @@ class Case:
     @cached_property
     def _starved(self) -> list[Flags]:
         """Of each of `idle_windows`, which time that is."""
-        work = self.recording.work
-        starts = (one.start_ns[self.inside(one.start_ns)] for one in work.in_time(self.number))
-        earlier, found = _Earlier(starts), []
-        for one in self.idle_windows():
-            reaching = self._reaching(one)
-            result = reaching.before.copy()
-            if len(reaching.at):
-                # The work before was running, or over, when this was launched: nothing else was
-                # queued.
-                alone = earlier.before(reaching.start_ns) <= reaching.launched_ns
-                took = reaching.start_ns - reaching.launched_ns
-                result[reaching.at[alone & (took <= LATENCIES * self._usual_latency_ns)]] = True
-            found.append(result)
-        return found
+        return list(starved(self.recording, self.idle_windows, self._starts))
+
+    def _starts(self) -> Iterator[Ints]:
+        for one in self.recording.work.in_time(self.number):
+            yield one.start_ns[self.inside(one.start_ns)]
 
     def starved_ns(self, before: Flags | None = None) -> int:
         """Return how long that is in all, or before some pieces of all work."""
         found = 0
-        for one, starved in self.starved_windows():
-            chosen = starved if before is None else starved & before[one.piece]
+        for one, filled in self.starved_windows():
+            chosen = filled if before is None else filled & before[one.piece]
             found += int(one.length_ns[chosen].sum())
         return found
 
-    @cached_property
-    def _usual_latency_ns(self) -> float:
-        """What a launch takes to reach a device that waits for it."""
-        took: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
-        for one in self.idle_windows():
-            reaching = self._reaching(one)
-            dry = np.isin(one.piece[reaching.at], one.piece[reaching.before])
-            took.append(_narrow((reaching.start_ns - reaching.launched_ns)[dry]))
-        times = np.concatenate(took)
-        return min(float(np.median(times)), LONGEST_LATENCY_NS) if len(times) else LATENCY_NS
-
-    def _reaching(self, idle: Idle) -> _Reaching:
-        recording = self.recording
-        before: Flags = (idle.reason == HOST) & (idle.piece >= 0)
-        at = np.flatnonzero((idle.reason == LAUNCHED) & (idle.piece >= 0))
-        # What somebody waited for besides is not the launch's.
-        waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
-        at = at[~np.isin(idle.piece[at], idle.piece[waited])]
-        if not len(at) or not len(recording.host_calls):
-            nothing = np.zeros(0, np.int64)
-            return _Reaching(before, nothing, nothing, nothing)
-        piece = idle.piece[at]
-        call = recording.host_calls.launching(recording.work.connection[piece])
-        known = call >= 0
-        start_ns = recording.work.start_ns[piece[known]]
-        return _Reaching(before, at[known], start_ns, recording.host_calls.start_ns[call[known]])
-
     def idle_where(self, chosen: Callable[[Idle], Flags]) -> Idle:
         """Return some of the idle time, as it is told of windows of it."""
-        found = [one.at(chosen(one)) for one in self.idle_windows()]
-        return Idle(
-            *(np.concatenate([getattr(one, name.name) for one in found]) for name in fields(Idle))
-        )
+        return joined(one.at(chosen(one)) for one in self.idle_windows())
 
     @cached_property
     def idle(self) -> Idle:
@@ -408,9 +293,9 @@ class Case:
             at = np.flatnonzero(mine)
             found["row"].append((at + one.first).astype(np.int32))
             found["start_ns"].append(one.start_ns[at])
-            found["lasted_ns"].append(_narrow(one.duration_ns[at]))
+            found["lasted_ns"].append(narrow(one.duration_ns[at]))
             found["kind"].append(one.kind[at].astype(np.int8))
-            found["on_stream"].append(_narrow(one.stream[at]))
+            found["on_stream"].append(narrow(one.stream[at]))
         columns = {name: np.concatenate(found.pop(name)) for name in list(found)}
         start = columns["start_ns"]
         if (start[1:] < start[:-1]).any():
@@ -457,14 +342,14 @@ class Case:
         # It goes on where the next one touches it.
         open_gap: tuple[int, int, bool, bool] | None = None
         found: list[tuple[Ints, Ints, Flags, Flags]] = []
-        for idle, starved in self.starved_windows():
+        for idle, filled in self.starved_windows():
             if not len(idle.start_ns):
                 continue
             first = np.append(True, idle.start_ns[1:] != idle.end_ns[:-1])
             gap = np.cumsum(first) - 1
             count = int(gap[-1]) + 1
             of_host, synced = np.zeros(count, bool), np.zeros(count, bool)
-            of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | starved]] = True
+            of_host[gap[np.isin(idle.reason, (HOST, INPUT)) | filled]] = True
             synced[gap[idle.reason == SYNCHRONISING]] = True
             begin = idle.start_ns[first]
             end = idle.end_ns[np.append(np.flatnonzero(first)[1:], len(gap)) - 1]

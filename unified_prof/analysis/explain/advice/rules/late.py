@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.analysis.explain.advice.case import Case, Idle
+from unified_prof.analysis.explain.advice.case import Case
+from unified_prof.analysis.explain.advice.idle_rows import Idle
 from unified_prof.analysis.explain.advice.limits import ROWS, duration, percent, times
 from unified_prof.analysis.finding import Evidence, Finding
 from unified_prof.analysis.views.idle import LAUNCHED
